@@ -1,6 +1,6 @@
 """Generate radixkv/v1/ from the protos: `python protos/generate.py [OUTPUT_FOLDER]`.
 
-Run it after every change of a proto and check the result in; a test proves that it is fresh.
+Run it after every change of a proto and check in the result; a test proves that it is fresh.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def generate(output_root: Path) -> None:
     """Write `radixkv/v1/*_pb2.py`, `.pyi` and `_pb2_grpc.py` of every proto below `output_root`.
 
     Raises:
-        RuntimeError: the compiler refused a proto; it has said why on standard error.
+        RuntimeError: the compiler rejected a proto; its message is on standard error.
     """
     import grpc_tools  # type: ignore[import-untyped]  # it ships no types
     from grpc_tools import protoc

@@ -55,27 +55,27 @@ def connect(
     Args:
         address: ``host:port`` or ``unix:path``.
         pool: attach to this pool and hold it; its memory must have been allocated just now. None: be a reader.
-        pool_name: the pool that a reader asks about.
-        incarnation: names this life of the pool's memory; random and not 0. None draws one. Name it to go on with a
-            lease that still runs, which only the process that holds the memory may do.
-        holder_name: who holds, for people who look for the holder.
+        pool_name: the pool of a reader.
+        incarnation: names this life of the pool's memory; random and not 0. None draws one. Pass it to resume a lease that
+            still runs; only the process with the pool's memory may do so.
+        holder_name: name of the holder, for people.
         timeout_s: how long to wait for the attachment, and for each answer to a reader's call.
         on_notices: called when a holder's `take_notices` has something new, on any thread; must be short and must neither
             raise nor wait for an answer.
-        patience_s: how long a holder tries to reach a service that has gone away before it gives its lease up. One that comes
-            back within it, restarted, is told what the pool holds, and the holder's sequences go on. None: the lease's TTL.
-        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
+        patience_s: how long a holder tries to reach a lost service before it gives its lease up. A service that returns
+            within it, restarted, gets the pool's contents, and the holder's sequences go on. None: the lease's TTL.
+        credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
 
     Returns:
         A `CacheHolder` where a pool is given, else a `CacheReader`; a context manager either way.
 
     Raises:
         InvalidArgumentError: an address that cannot be read, a shape out of bounds, credentials that cannot be used there.
-        UnauthenticatedError, PermissionDeniedError: the service does not know who calls, or they may not hold that pool. (A
-            reader finds out at its first call.)
+        UnauthenticatedError, PermissionDeniedError: the service does not know the caller, or the caller may not hold that
+            pool. (A reader gets it at its first call.)
         PoolHeldError: another worker holds the pool.
         StaleIncarnationError: the life of that incarnation has ended.
-        UnavailableError: no service could be reached in time. (A reader finds out at its first call.)
+        UnavailableError: no service could be reached in time. (A reader gets it at its first call.)
     """
     if pool is None:
         return RemoteReader(address, pool_name, timeout_s=timeout_s, credentials=credentials)

@@ -38,17 +38,16 @@ __all__ = ["RemoteHolder"]
 class RemoteHolder(RemoteReader):
     """A `CacheHolder` of one pool of a service, a context manager. Calls may come from any thread.
 
-    It keeps the lease alive while it lives, reattaches by itself after a broken stream, and sends again what was not
-    answered; each Step is applied exactly once. A service that was restarted it tells what the pool holds, and its sequences go
-    on; one that cannot is told by a `Notice` of kind ``"lost"``. Pins, quotas and retention go on, a restart counting as a use
-    of them, and what was dropped on purpose stays away. When the lease is
-    lost for good, every outstanding call and every later one raises the error that tells why (`LeaseError`,
+    It keeps the lease alive while it lives, reattaches after a broken stream, and sends unanswered Steps again; each Step is
+    applied exactly once. It reports the pool's contents to a restarted service, and its sequences go on; a sequence that cannot
+    gets a `Notice` of kind ``"lost"``. Pins, quotas and retention go on, a restart counting as a use of them; dropped branches
+    stay away. When the lease is lost for good, every outstanding call and every later one raises the cause (`LeaseError`,
     `UnavailableError`): the pool's sequences are gone then.
 
     Args:
         address, pool, incarnation, holder_name, timeout_s, on_notices, patience_s, credentials: see `connect`.
 
-    Beyond what `PrefixCache` raises, calls raise `LimitError` for a Step that is larger than the service takes.
+    Beyond the errors of `PrefixCache`, calls raise `LimitError` for a Step over the service's limits.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class RemoteHolder(RemoteReader):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: Literal[False] = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult: ...
 
@@ -99,7 +98,7 @@ class RemoteHolder(RemoteReader):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
@@ -111,13 +110,13 @@ class RemoteHolder(RemoteReader):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending:
         """See `PrefixCache.acquire`."""
         ranges = validation.check_retention(retention) if retention else ()
         answer: AcquireResult | Pending = self._one(
-            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, shares, ranges)
+            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, share_prefix, ranges)
         )
         return answer
 
@@ -143,10 +142,10 @@ class RemoteHolder(RemoteReader):
         self._one(ReleaseOp(seq_id, keep))
 
     def take_notices(self) -> list[Notice]:
-        """What came of earlier `Pending` answers since the last call, oldest first; see `CacheHolder`. Never blocks.
+        """Return the outcomes of earlier `Pending` answers since the last call, oldest first; see `CacheHolder`. Never blocks.
 
-        They come by themselves, soon after the Step that caused them was answered or another's `clear`; the holder's
-        `on_notices` is called whenever there are new ones.
+        They arrive soon after the answer to the Step, or after the `clear`, that caused them; the holder's `on_notices` is
+        called whenever there are new ones.
         """
         return self._notices.take()
 
@@ -155,13 +154,13 @@ class RemoteHolder(RemoteReader):
         return self.submit(ops).result()
 
     def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
-        """Send a Step and answer at once; the future holds what `step` would answer. Never blocks.
+        """Send a Step and return at once; the future holds the answer of `step`. Never blocks.
 
         Futures complete in the order of submission, on a thread of this holder: a callback must be short and must not wait
         for another answer.
 
         Raises:
-            InvalidArgumentError: an op that no message can hold.
+            InvalidArgumentError: an op that a message cannot hold.
             LimitError: a Step, or a queue of Steps, larger than its limit. Nothing was sent.
             LeaseError, UnavailableError: the lease was lost before.
         """

@@ -1,12 +1,13 @@
-"""What the blocks of a pool hold, as their holder knows it from its own Steps: a restarted service gets its tree back from it.
+"""The ledger: the holder's record of the blocks of a pool, kept from its own Steps, by which a restarted service rebuilds its
+tree.
 
-Of each block the holder knows what it wrote there last, and behind which history. That stays true until the block is handed out
-again, whatever the service evicted meanwhile, and costs as much as the blocks, however long the history of Steps was:
+For each block it has the tokens written last and the history before them. The record is valid until the block is taken again,
+whatever the service evicts meanwhile, and its size depends on the blocks, not on the number of Steps:
 
-    block 7: [16 tokens] behind the history of that name
+    block 7: [16 tokens] after the history of that name
 
-Histories are named by a chain of hashes of their blocks, since several blocks may hold the same. Beside them it keeps the pins,
-quotas and retention of the pool as they are, and what was dropped on purpose, as the service's journal tells them.
+Histories are named by a chain of hashes of their blocks, since several blocks may hold the same tokens. The ledger also has the
+pool's pins, quotas, retention and dropped branches, from the service's journal.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _MAX_HISTORY_BYTES = 1 << 20  # of one op, so that it fits a message; a longer h
 
 
 class _Open:
-    """An open sequence. `promised_end`: its room was promised up to there. `shares_last`: as in `core.sequences`."""
+    """An open sequence. `promised_end`: end of the promised room. `shares_last`: as in `core.sequences`."""
 
     __slots__ = (
         "namespace",
@@ -83,7 +84,7 @@ class _Open:
 
 
 class _Drop(NamedTuple):
-    """What begins with `tokens` is to be forgotten, but for blocks that are `kept`, and what was begun after that `serial`."""
+    """Drop histories that begin with `tokens`, except for `kept` blocks and for blocks begun after that `serial`."""
 
     tokens: bytes
     tree: int
@@ -92,14 +93,14 @@ class _Drop(NamedTuple):
 
 
 def _tree_name(tree: int) -> bytes:
-    """Of the empty history."""
+    """The name of a tree's empty history."""
     return tree.to_bytes(_NAME_BYTES, "little")
 
 
 class Ledger:
-    """Follows the answered Steps of one pool, in order. Whoever owns it locks.
+    """Follows the answered Steps of one pool, in order. Its owner locks.
 
-    About 120 bytes and the token ids per block of the pool. O(1) per op and what it changes.
+    About 120 bytes and the token ids per block of the pool. O(1) per op and block that it changes.
 
     Args:
         pool: its shape.
@@ -110,17 +111,17 @@ class Ledger:
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
         self._open: dict[int, _Open] = {}
-        self._trees: dict[str, int] = {}  # by namespace the number of the tree in which it is matched now
+        self._trees: dict[str, int] = {}  # number of the tree that a namespace matches now
         self._num_trees = 0
         self._num_serials = 0
         self._clock = 0
         self._tokens = bytearray(num_blocks * self._block_bytes)
-        self._filled = array("i", bytes(4 * num_blocks))  # bytes of tokens that are known; 0: nothing is
+        self._filled = array("i", bytes(4 * num_blocks))  # bytes of known tokens
         self._serials = array("q", bytes(8 * num_blocks))
         self._names = [b""] * num_blocks  # of the history up to the end of a full block
         self._before = [b""] * num_blocks  # up to its beginning
         self._block_trees = array("q", bytes(8 * num_blocks))
-        self._used = array("q", bytes(8 * num_blocks))  # of the last block that a sequence stood on, when
+        self._used = array("q", bytes(8 * num_blocks))  # clock of the last use as a sequence's last block
         self._pins: dict[tuple[str, bytes], float] = {}  # the ttl, by namespace and tokens
         self._quotas: dict[str, SetQuotaOp] = {}
         self._retained: dict[int, tuple[int, float]] = {}  # priority and duration, by block
@@ -129,7 +130,7 @@ class Ledger:
     # -- following ----------------------------------------------------------------------------------------------------
 
     def answered(self, ops: Sequence[StepOp], results: Sequence[StepResult]) -> None:
-        """A Step was answered."""
+        """Record an answered Step."""
         self._clock += 1
         for op, result in zip(ops, results, strict=True):
             match op, result:
@@ -149,13 +150,13 @@ class Ledger:
                     pass
 
     def lost(self, seq_id: int) -> None:
-        """An open sequence has ended without a Step that says so."""
+        """Remove an open sequence that ended without a Step."""
         del self._open[seq_id]
 
     def noted(self, entry: JournalEntry) -> None:
-        """Something else was done to the pool, after what was answered so far. O(blocks named), amortised."""
+        """Record another change of the pool, made after the answers so far. O(blocks named), amortised."""
         match entry:
-            case ClearOp():  # nothing of it matches any more; its open sequences go on among themselves
+            case ClearOp():  # it no longer matches; its open sequences go on sharing among themselves
                 self._trees = {name: tree for name, tree in self._trees.items() if not covers(entry.namespace, name)}
             case PinOp():
                 self._pins[entry.namespace, entry.tokens] = entry.ttl_s
@@ -169,17 +170,17 @@ class Ledger:
             case Dropped():
                 self._drop(entry)
 
-    def _tree_of(self, namespace: str, *, shares: bool) -> int:
-        tree = self._trees.get(namespace) if shares else None
+    def _tree_of(self, namespace: str, *, share_prefix: bool) -> int:
+        tree = self._trees.get(namespace) if share_prefix else None
         if tree is None:
             tree = self._num_trees = self._num_trees + 1
-            if shares:
+            if share_prefix:
                 self._trees[namespace] = tree
                 self._forget_namespaces()
         return tree
 
     def _forget_namespaces(self) -> None:
-        """Where more namespaces were named than there are blocks, keep those of which anything is known."""
+        """Above two namespaces per block, keep those with known blocks or open sequences."""
         if len(self._trees) <= 2 * len(self._serials):
             return
         known = {tree for tree, filled in zip(self._block_trees, self._filled, strict=True) if filled}
@@ -188,7 +189,7 @@ class Ledger:
         self._trees = {namespace: tree for namespace, tree in self._trees.items() if tree in known}
 
     def _acquired(self, op: AcquireOp, result: AcquireResult) -> None:
-        tree = self._tree_of(op.namespace, shares=op.shares)
+        tree = self._tree_of(op.namespace, share_prefix=op.share_prefix)
         tokens = pack_tokens(op.tokens)
         opened = _Open(result.seq_id, op.namespace, tree, tokens, result.block_table[:])
         length, stored = len(tokens) // TOKEN_BYTES, result.num_stored_tokens
@@ -251,7 +252,7 @@ class Ledger:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, block_ids: array[int]) -> None:
-        """Blocks that a sequence is going to write: what they held is no longer there."""
+        """Clear the record of blocks that a sequence is going to write."""
         filled, serials = self._filled, self._serials
         for block_id in block_ids:
             filled[block_id] = serials[block_id] = 0
@@ -260,7 +261,7 @@ class Ledger:
                 self._retained.pop(block_id, None)
 
     def _cut(self, opened: _Open, index: int) -> None:
-        """A sequence is going to write a block behind what it has computed there: only that remains known of it."""
+        """A sequence is going to write a block after its computed tokens there: keep only these."""
         block_id = opened.table[index]
         num_bytes = opened.num_computed * TOKEN_BYTES - index * self._block_bytes
         if self._filled[block_id]:
@@ -268,7 +269,7 @@ class Ledger:
             self._begin(opened, index)
 
     def _begin(self, opened: _Open, index: int) -> None:
-        """What a block of a sequence's table holds is the sequence's own from here on."""
+        """Begin the record of a block that a sequence writes."""
         block_id = opened.table[index]
         self._num_serials += 1
         self._serials[block_id] = self._num_serials
@@ -276,7 +277,7 @@ class Ledger:
         self._block_trees[block_id] = opened.tree
 
     def _note(self, opened: _Open, index: int, tokens: bytes | bytearray) -> None:
-        """A block of a sequence's table holds these tokens now."""
+        """Record the tokens that a block of a sequence's table holds now."""
         block_id = opened.table[index]
         start = block_id * self._block_bytes
         self._tokens[start : start + len(tokens)] = tokens
@@ -296,7 +297,7 @@ class Ledger:
             self._forget_dropped()
 
     def _forget_dropped(self) -> None:
-        """Forget what was dropped and what lies behind it, but for what was written since. O(blocks)."""
+        """Apply drops: forget dropped branches, except for blocks written since. O(blocks)."""
         dropped, self._dropped = self._dropped, []
         behind: dict[bytes, list[int]] = {}
         for block_id, before in enumerate(self._before) if dropped else ():
@@ -318,7 +319,7 @@ class Ledger:
             self._forget_parted(behind)
 
     def _forget_parted(self, behind: dict[bytes, list[int]]) -> None:
-        """Forget blocks whose history is not known to its beginning: once it were, what was dropped would be back."""
+        """Forget blocks whose history is not known to its beginning: with it, dropped branches would be back."""
         parted = set(chain.from_iterable(behind.values()))
         for opened in self._open.values():
             parted.difference_update(opened.table)
@@ -331,20 +332,20 @@ class Ledger:
             self._keep(block_id, 0)
 
     def _keep(self, block_id: int, num_bytes: int) -> None:
-        """Only the beginning of what a block holds is still known."""
+        """Keep only the first `num_bytes` of a block's record."""
         self._filled[block_id] = num_bytes
         if not num_bytes:
             self._serials[block_id] = 0
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- adoption -----------------------------------------------------------------------------------------------------
 
     def adoption(self) -> Iterator[StepOp | AdoptionOp]:
-        """What a service that knows nothing is to be told, in this order. O(blocks of the pool + histories of open sequences).
+        """The ops that rebuild the pool in a restarted service, in order. O(blocks of the pool + histories of open sequences).
 
         Quotas come twice, since one that grows may have to wait for another that shrinks.
 
-        Branches used longer ago come first, so that they are evicted first, but those of one conversation stand together. No
-        Step may be answered until all of it was taken; namespaces may be cleared.
+        Branches used longer ago come first, so that they are evicted first, but those of one conversation stay together. Take
+        all ops before any Step is answered; namespaces may be cleared meanwhile.
         """
         self._forget_dropped()
         yield from list(self._quotas.values()) * 2
@@ -364,16 +365,16 @@ class Ledger:
         readers = Counter(block_id for opened in self._open.values() for block_id in opened.table)
 
         def rank(opened: _Open) -> tuple[int, int, bool, int, int]:
-            """Who has written most of a block before those that read less of it; of equals, whose block others read, and of
-            those that read one block whoever may write behind it.
+            """Sort sequences with more computed tokens first; of equals, those whose block others read; of the readers of one
+            block, the one that may write to it.
             """
             last = (opened.num_computed - 1) // self._block_size
             num_readers = readers[opened.table[last]] if opened.num_computed else 0
             return -opened.num_computed, -num_readers, opened.shares_last, -opened.room, opened.seq_id
 
         for opened in sorted(self._open.values(), key=rank):
-            shares = self._trees.get(opened.namespace) == opened.tree
-            if shares and opened.num_computed:
+            share_prefix = self._trees.get(opened.namespace) == opened.tree
+            if share_prefix and opened.num_computed:
                 yield from self._rest_of_last_block(opened)
             yield AdoptSequenceOp(
                 opened.seq_id,
@@ -383,15 +384,15 @@ class Ledger:
                 opened.room,
                 max(0, opened.promised_end - opened.room),
                 opened.namespace,
-                shares,
-                None if shares else first_of.get(opened.tree),
+                share_prefix,
+                None if share_prefix else first_of.get(opened.tree),
                 opened.retention,
                 opened.shares_last,
             )
             first_of.setdefault(opened.tree, opened.seq_id)
 
     def _rest_of_last_block(self, opened: _Open) -> Iterator[AdoptOp]:
-        """The block in which a sequence stands, where more is cached of it than what the sequence has computed."""
+        """Adopt a sequence's last block, where more tokens of it are cached than the sequence has computed."""
         last = (opened.num_computed - 1) // self._block_size
         start, end = last * self._block_bytes, opened.num_computed * TOKEN_BYTES
         held = self._tokens_in(opened.table[last])
@@ -404,7 +405,7 @@ class Ledger:
         return bytes(self._tokens[start : start + self._filled[block_id]])
 
     def _known_blocks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """The first blocks of each tree, and the blocks behind each block, of those that hold the same the one used last.
+        """The first blocks of each tree, and the next blocks of each block; of blocks with the same history the one used last.
         O(blocks).
         """
         known = [block_id for block_id, num_bytes in enumerate(self._filled) if num_bytes]
@@ -427,7 +428,9 @@ class Ledger:
         return first, below
 
     def _histories(self, namespace: str, first: list[int], below: dict[int, list[int]]) -> Iterator[AdoptOp]:
-        """Every history that begins in one of the `first` blocks, depth first, each from where it parts from the one before."""
+        """Every history that begins in one of the `first` blocks, depth first, each from where it parts from the previous
+        one.
+        """
         self._order_by_use(first, below)
         path: list[int] = []
         num_told = 0
@@ -456,7 +459,7 @@ class Ledger:
         )
 
     def _retention(self, told: list[int], num_told: int) -> tuple[Retention, ...]:
-        """What was said of blocks that lie behind `num_told` others."""
+        """The retention of blocks that follow `num_told` others."""
         if not self._retained:
             return ()
         ranges: list[Retention] = []
@@ -468,7 +471,7 @@ class Ledger:
         return tuple(ranges[:MAX_RETENTION_RANGES])
 
     def _order_by_use(self, first: list[int], below: dict[int, list[int]]) -> None:
-        """Sort siblings so that those come last that were used longest ago, they or any block below them."""
+        """Sort siblings so that the least recently used come last, counting uses of blocks below them."""
         order = first[:]  # parents before children
         for block_id in order:
             order += below.get(block_id, ())

@@ -1,4 +1,4 @@
-"""Notices as they come down a holder's streams: each told once, and none before the answer that it belongs to."""
+"""Notices on a holder's streams: each delivered once, and none before the answer that it belongs to."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["NoticeBox"]
 
 
 class NoticeBox:
-    """Notices between the streams that bring them and the thread that takes them.
+    """Notices between the streams and the thread that takes them.
 
         received ──> held until the answers to the Steps that they belong to are complete ──> ready ──> taken
 
-    The service bounds how many can be on the way. Calls may come from any thread.
+    The service bounds how many can be under way. Calls may come from any thread.
 
     Args:
         on_notices: called when some have become ready, on the thread that made them so; must be short and must not raise.
@@ -32,7 +32,7 @@ class NoticeBox:
         self._num_answered = 0
         self._held: deque[tuple[int, list[Notice]]] = deque()
         self._ready: list[Notice] = []
-        self._awaited: dict[Pending, None] = {}  # what was answered and not told of yet
+        self._awaited: dict[Pending, None] = {}  # answers without a notice yet
 
     @property
     def num_received(self) -> int:
@@ -40,19 +40,19 @@ class NoticeBox:
         return self._num_received
 
     def receive(self, message: workers.Notices) -> None:
-        """Take in a message, and tell of what is ready; one that came before is dropped.
+        """Take in a message, and deliver the ready notices; a repeated message is dropped.
 
         Raises:
-            LeaseError: a number was left out.
+            LeaseError: a number was skipped.
         """
         self.hold(message)
         self.release()
 
     def hold(self, message: workers.Notices) -> None:
-        """Take in a message; `release` is to follow.
+        """Take in a message; call `release` next.
 
         Raises:
-            LeaseError: a number was left out.
+            LeaseError: a number was skipped.
         """
         with self._lock:
             if message.number <= self._num_received:
@@ -63,7 +63,7 @@ class NoticeBox:
             self._num_received = message.number
 
     def answered(self, step: int, results: Sequence[StepResult] = ()) -> None:
-        """The answers to Steps up to this number are complete; `results`: those of the last."""
+        """Record that the answers to Steps up to this number are complete; `results`: those of the last."""
         with self._lock:
             self._num_answered = step
             self._awaited.update((result, None) for result in results if isinstance(result, Pending))
@@ -71,7 +71,7 @@ class NoticeBox:
             self.release()
 
     def lost(self) -> None:
-        """The service knows nothing any more: whoever was computing for others, to them it is gone."""
+        """Deliver a "gone" for every awaited sequence: the service has lost its state."""
         with self._lock:
             self._held.clear()  # they belong to answers that never came
             gone = [Notice("gone", seq_id, num_tokens) for seq_id, num_tokens in self._awaited]
@@ -79,14 +79,14 @@ class NoticeBox:
         self.tell(gone)
 
     def tell(self, notices: Sequence[Notice]) -> None:
-        """Tell of what the service did not say."""
+        """Deliver notices that did not come from the service."""
         with self._lock:
             self._ready += notices
         if notices and self._on_notices is not None:
             self._on_notices()
 
     def take(self) -> list[Notice]:
-        """Those that are ready, oldest first."""
+        """Take the ready notices, oldest first."""
         if not self._ready:
             return []
         with self._lock:
@@ -94,7 +94,7 @@ class NoticeBox:
         return taken
 
     def release(self) -> None:
-        """Tell of what is ready, if there is any."""
+        """Deliver the ready notices, if there are any."""
         with self._lock:
             num_before = len(self._ready)
             while self._held and self._held[0][0] <= self._num_answered:

@@ -1,4 +1,4 @@
-"""What a reader may ask of a service, and the channel that carries it."""
+"""The reader's calls of a service, and their channel."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.C
 
 
 class PoolCheck(NamedTuple):
-    """What `check` found in one pool: the first violated invariant or ``""``, and how often the service looked by itself."""
+    """The result of `check` for one pool: the first violated invariant or ``""``, and the number of the service's audits."""
 
     violation: str
     num_audits: int
@@ -78,13 +78,13 @@ class RemoteReader:
 
     Args:
         address: ``host:port`` or ``unix:path``.
-        pool_name: the pool asked about.
+        pool_name: the pool of its calls.
         timeout_s: how long each call waits for its answer.
-        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
+        credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
 
-    Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError`
-    when the pool is not attached, and otherwise what `PrefixCache` raises. One that finds the service out of reach is tried
-    again for about a second and a half, within its timeout; a change that was tried twice is made once.
+    Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError` when
+    the pool is not attached, and otherwise the errors of `PrefixCache`. A call that cannot reach the service is retried for
+    about a second and a half, within its timeout; a retried change is made once.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RemoteReader:
         return match_from_proto(self._only(self._match(self.pool_name, tokens, namespace)))
 
     def match_all(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> dict[str, MatchResult]:
-        """`match` in every pool of the service, by name: what a router needs."""
+        """`match` in every pool of the service, by name, for a router."""
         return {pool.pool: match_from_proto(pool) for pool in self._match("", tokens, namespace).pools}
 
     def _match(self, pool_name: str, tokens: TokensLike, namespace: str) -> readers.MatchResponse:
@@ -120,27 +120,27 @@ class RemoteReader:
         return response
 
     def explain(
-        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
     ) -> Explanation:
         """See `PrefixCache.explain`."""
-        response = self._explain(self.pool_name, tokens, namespace, also)
+        response = self._explain(self.pool_name, tokens, namespace, other_namespaces)
         return explanation_from_proto(self._only(response).explanation)
 
     def explain_all(
-        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
     ) -> dict[str, Explanation]:
         """`explain` by every pool of the service, by name."""
-        response = self._explain("", tokens, namespace, also)
+        response = self._explain("", tokens, namespace, other_namespaces)
         return {pool.pool: explanation_from_proto(pool.explanation) for pool in response.pools}
 
     def _explain(
-        self, pool_name: str, tokens: TokensLike, namespace: str, also: Sequence[str]
+        self, pool_name: str, tokens: TokensLike, namespace: str, other_namespaces: Sequence[str]
     ) -> readers.ExplainResponse:
         request = readers.ExplainRequest(
             pool=pool_name,
             tokens=pack_tokens(tokens),
             namespace=validation.check_namespace(namespace),
-            also=validation.check_also(also),
+            also=validation.check_other_namespaces(other_namespaces),
         )
         response: readers.ExplainResponse = self._call(self._stub.Explain, request)
         return response
@@ -247,14 +247,14 @@ class RemoteReader:
         """See `PrefixCache.check`.
 
         Raises:
-            CorruptionError: an invariant is broken; the message says which.
+            CorruptionError: an invariant is broken; the message names it.
         """
         violation = self._only(self._call(self._stub.Check, readers.CheckRequest(pool=self.pool_name))).violation
         if violation:
             raise CorruptionError(violation)
 
     def check_all(self) -> dict[str, PoolCheck]:
-        """`check` of every pool of the service, by name, without raising, and how often the service has done so by itself."""
+        """`check` of every pool of the service, by name, without raising, and the number of the service's own audits."""
         response = self._call(self._stub.Check, readers.CheckRequest())
         return {pool.pool: PoolCheck(pool.violation, pool.num_audits) for pool in response.pools}
 
@@ -263,7 +263,7 @@ class RemoteReader:
         return self.dump_at(namespace)[1]
 
     def dump_at(self, namespace: str | None = None) -> tuple[float, list[NodeInfo]]:
-        """`dump`, after the time of the service's clock at which it was taken: times of nodes are by that clock."""
+        """`dump`, with the time of the service's clock at which it was taken: times of nodes are by that clock."""
         request = readers.DumpRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         now_s = 0.0
         nodes: list[NodeInfo] = []
@@ -277,12 +277,12 @@ class RemoteReader:
         return list(self._events(start, namespace, follow=False))
 
     def follow_events(self, start: int = 0, namespace: str | None = None) -> Iterator[CacheEvent]:
-        """`events`, going on with what follows. Ends with `UnknownPoolError` when the pool's lease ends.
+        """`events`, followed by later ones. Ends with `UnknownPoolError` when the pool's lease ends.
 
-        A reader that falls behind what the service keeps is told so by a ``"reset"``, with a new snapshot behind it.
+        A reader that is too slow for the service's stored events gets a ``"reset"``, followed by a new snapshot.
 
         Raises:
-            LimitError: too many follow already.
+            LimitError: too many subscribers.
         """
         return self._events(start, namespace, follow=True)
 
@@ -333,7 +333,7 @@ class RemoteReader:
 
 
 def _new_request_id() -> str:
-    """By it the service knows a change that is tried again, and makes it once."""
+    """An id by which the service recognises a retried change, and makes it once."""
     return uuid.uuid4().hex
 
 

@@ -1,10 +1,10 @@
-"""The holder's end of `Workers.Attach` as a state machine: numbered Steps out, answers in, across as many streams as it takes.
+"""The holder's end of `Workers.Attach` as a state machine: numbered Steps out, answers in, over any number of streams.
 
     submit ──> _pending: [ sent on this stream | waiting for the window ] ──> answered, in order
 
-A Step stays in `_pending` until its answer has arrived; after a broken stream the sent ones are sent again under their
-numbers. To a service that was restarted it says first what the pool holds, from its ledger; then what was not answered, under
-new numbers. It opens no connection, starts no thread and reads no clock: see `stream` for who does.
+A Step stays in `_pending` until its answer has arrived; after a broken stream the sent ones are sent again under their numbers.
+A restarted service gets the pool's contents first, from the ledger, then the unanswered Steps, under new numbers. The session
+opens no connection, starts no thread and reads no clock: `stream` does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 _LOG = logging.getLogger(__name__)
 
 FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError)
-"""Ends of a stream that no new stream can mend: the lease is lost with them."""
+"""Errors of a stream after which no new stream is tried: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536
 _MAX_ADOPTION_OPS, _MAX_ADOPTION_BYTES, _ADOPTION_WINDOW = 256, 1 << 20, 8
@@ -51,7 +51,7 @@ _ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowl
 
 
 class _Pending(NamedTuple):
-    """A Step without an answer. `future` is None where the session itself asks, to adopt."""
+    """A Step without an answer. `future` is None for the session's own adoption Steps."""
 
     request: workers.AttachRequest
     ops: Sequence[StepOp | AdoptionOp]
@@ -59,7 +59,7 @@ class _Pending(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """What the service takes, as plain numbers: they are read at every Step."""
+    """Limits of the service, as plain numbers: they are read at every Step."""
 
     max_message_bytes: int
     max_unacknowledged_steps: int
@@ -77,12 +77,12 @@ class HolderSession:
     Args:
         pool: the pool's shape.
         incarnation: names this life of the pool's memory.
-        notices: where notices go.
-        holder_name: who holds.
+        notices: receives the notices.
+        holder_name: name of the holder.
 
     Attributes:
-        error: why the lease is lost for good; None while it is not.
-        lease_ttl_s: how long the service waits for a message, once it has said so; before, 0.
+        error: the reason for which the lease is lost for good; None while it is not.
+        lease_ttl_s: how long the service waits for a message; 0 before it is known.
     """
 
     def __init__(self, pool: PoolShape, incarnation: int, notices: NoticeBox, holder_name: str = "") -> None:
@@ -93,15 +93,15 @@ class HolderSession:
         )
         self._notices = notices
         self._pool = pool
-        self._ledger: Ledger | None = None  # once the service has taken the pool
-        self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # behind which Step, and what was done
+        self._ledger: Ledger | None = None  # once the service has accepted the pool
+        self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
         # Never held while a call is opened or cancelled: `receive` takes it inside gRPC's own.
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
         self._num_sent = 0
         self._num_answered = 0
-        self._adoption: Iterator[_Pending] | None = None  # what a restarted service is still to be told
-        self._telling: deque[_Pending] = deque()  # the Steps of it that are being told
+        self._adoption: Iterator[_Pending] | None = None  # Steps that a restarted service has not got yet
+        self._telling: deque[_Pending] = deque()  # those of them that are under way
         self._limits = _Limits.of(workers.Attached())
         self._spare_future = _new_future()
         self._opened_send: Callable[[bytes], None] | None = None  # of the stream that is open
@@ -109,7 +109,7 @@ class HolderSession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the service has taken the holder on the stream that is open."""
+        """Whether the service has accepted the holder on the open stream."""
         return self._send is not None
 
     # -- Steps --------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class HolderSession:
             ):
                 self._send(message)
                 self._num_sent += 1
-            self._spare_future = _new_future()  # made while the message travels, not before it
+            self._spare_future = _new_future()  # made while the message travels, not before
         return future
 
     def _check_size(self, size_bytes: int) -> None:
@@ -157,11 +157,11 @@ class HolderSession:
 
     @property
     def _unanswered(self) -> deque[_Pending]:
-        """The Steps of which the first are on the stream: first those that adopt, then all others. The lock is held."""
+        """The queue whose first Steps are on the stream: adoption Steps first, then all others. The lock is held."""
         return self._pending if self._adoption is None else self._telling
 
     def _send_what_fits(self) -> None:
-        """Put Steps that wait on the stream while the window of unacknowledged ones allows. The lock is held."""
+        """Send waiting Steps while the window of unacknowledged ones allows. The lock is held."""
         send = self._send
         window = self._limits.max_unacknowledged_steps
         if send is not None and self._adoption is not None:
@@ -181,7 +181,7 @@ class HolderSession:
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def open(self, send: Callable[[bytes], None]) -> None:
-        """Begin a stream with Hello, through `send`, which takes every later message of this stream too, in order.
+        """Begin a stream with Hello. `send` takes every later message of this stream too, in order.
 
         `send` must be short and must not raise; it is called with the lock of this session held.
         """
@@ -196,12 +196,12 @@ class HolderSession:
         """Take in a message: answers complete their futures here and now.
 
         Args:
-            message: what the service sent.
-            send: as it was given to `open` for the stream that brought it: what comes late, from a stream that is over, is
-                dropped. None: the one that is open.
+            message: a message of the service.
+            send: the `send` passed to `open` for the stream of the message: late messages of an ended stream are dropped. None:
+                the open one's.
 
         Raises:
-            LeaseError: what it says cannot be; the stream is to be given up.
+            LeaseError: the message is impossible; the stream is to be closed.
         """
         response = workers.AttachResponse.FromString(message)
         if response.HasField("step_answer"):
@@ -221,17 +221,17 @@ class HolderSession:
                 self._send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
 
     def stop_sending(self) -> None:
-        """Send nothing more on this stream, if the holder is attached: it is about to end."""
+        """Send nothing else on this stream, if the holder is attached: it is about to end."""
         with self._lock:
             self._send = None
 
     def lose_stream(self) -> None:
-        """The stream has ended: what was not answered is sent again on the next. May be repeated."""
+        """The stream has ended: unanswered Steps are sent again on the next. May be repeated."""
         with self._lock:
             self._opened_send = self._send = None
 
     def say_goodbye(self) -> bool:
-        """End the lease by the last message of this stream, if the holder is attached; whether it is."""
+        """End the lease by the last message of this stream; returns whether the holder was attached."""
         with self._lock:
             if self._send is None:
                 return False
@@ -240,7 +240,7 @@ class HolderSession:
             return True
 
     def refuse(self, error: RadixKVError) -> None:
-        """Take no further Steps; those under way go on. The first error stays."""
+        """Stop accepting Steps; those under way go on. The first error stays."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -276,7 +276,7 @@ class HolderSession:
         return self._opened_send is None or (send is not None and send is not self._opened_send)
 
     def _begin_again(self, ledger: Ledger) -> None:
-        """The service was restarted: tell what the pool holds, and only then what is pending. The lock is held."""
+        """Start the adoption in a restarted service; pending Steps follow it. The lock is held."""
         self._notices.lost()
         while self._journal:
             self._note(self._journal.popleft()[1])
@@ -284,7 +284,7 @@ class HolderSession:
         self._adoption = self._adoption_steps(ledger)
 
     def _adoption_steps(self, ledger: Ledger) -> Iterator[_Pending]:
-        """Steps short enough for others to come in between."""
+        """Adoption Steps, short enough to be interleaved with other holders' Steps."""
         limits = self._limits
         max_bytes = min(_MAX_ADOPTION_BYTES, limits.max_message_bytes // 2)
         max_ops = min(_MAX_ADOPTION_OPS, limits.max_ops_per_step)
@@ -325,7 +325,9 @@ class HolderSession:
         self._notices.answered(answer.number, results)
 
     def _took_on(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
-        """A history that was refused is computed again when it is asked for; a sequence that was, once its holder is told."""
+        """Handle answers to adoption Steps: a rejected history is recomputed on demand, a rejected sequence after its
+        notice.
+        """
         assert self._ledger is not None, "who was attached follows his Steps"
         for op, result in zip(ops, results, strict=True):
             if isinstance(op, PinOp) and not (isinstance(result, PinInfo) and result.tokens == op.tokens):
@@ -338,7 +340,7 @@ class HolderSession:
     def _take_notices(self, notices: workers.Notices, send: Callable[[bytes], None] | None) -> None:
         with self._lock:
             if self._is_over(send):
-                return  # it is sent again, unless the service that sent it is gone and its numbers with it
+                return  # sent again, unless the service that sent it is gone
             if (notices.cleared or notices.journal) and notices.number > self._notices.num_received:
                 entries = journal_from_proto(notices)
                 if notices.after_step <= self._num_answered:
@@ -361,7 +363,7 @@ def _new_future() -> Future[list[StepResult]]:
 
 
 def again(error: RadixKVError) -> RadixKVError:
-    """The same error as an object of its own, since several threads may raise it."""
+    """A copy of an error, since several threads may raise it."""
     copy = type(error).__new__(type(error))
     copy.__dict__.update(error.__dict__)
     copy.args = error.args

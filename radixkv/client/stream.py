@@ -1,4 +1,4 @@
-"""A holder's streams over gRPC: two threads that serve its `HolderSession`, and how long they try.
+"""A holder's streams over gRPC: two threads that serve its `HolderSession`, and its retries.
 
 One thread opens streams, one after the other, and reads them; one sends heartbeats and notices silence.
 """
@@ -34,13 +34,13 @@ class StepStream:
     Args:
         channel: to the service; the caller closes it after this.
         address: of the service, for messages.
-        session: says what is said.
+        session: the protocol's state.
         timeout_s: how long the first attachment may take; the constructor waits for it.
-        patience_s: how long to try to reach a service that is gone, before the lease is given up; None: for its TTL.
+        patience_s: how long to try to reach a lost service, before the lease is given up; None: for its TTL.
 
     Raises:
         UnavailableError: the service could not be reached in time.
-        LeaseError, InvalidArgumentError, LimitError, UnauthenticatedError, PermissionDeniedError: it refused.
+        LeaseError, InvalidArgumentError, LimitError, UnauthenticatedError, PermissionDeniedError: the service refused.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class StepStream:
         self._session = session
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()  # of the stream that is open
         self._call: Any = None
-        self._closing = threading.Event()  # a goodbye is due, or was said
-        self._abandoned = threading.Event()  # no more streams
+        self._closing = threading.Event()  # a goodbye is due, or was sent
+        self._abandoned = threading.Event()  # open no other stream
         self._opened: Future[None] = Future()
         self._timeout_s = timeout_s
         self._given_patience_s = patience_s
@@ -81,12 +81,12 @@ class StepStream:
 
     @property
     def _silence_s(self) -> float:
-        """How long nothing may be heard on a stream."""
+        """The longest time without a message on a stream."""
         return self._session.lease_ttl_s or self._timeout_s
 
     @property
     def _patience_s(self) -> float:
-        """How long no stream may come about."""
+        """The longest time without a working stream."""
         return self._silence_s if self._given_patience_s is None else max(self._silence_s, self._given_patience_s)
 
     # -- the reading thread -------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class StepStream:
             if isinstance(error, FINAL_ERRORS) or is_unknown:
                 self._fail(error)
                 return
-            if self._heard_at_s != heard_at_s:  # a stream that worked is opened anew without delay
+            if self._heard_at_s != heard_at_s:  # after a stream that worked, retry without delay
                 backoff_s = _FIRST_BACKOFF_S
                 continue
             if self._closing.is_set():
@@ -124,7 +124,7 @@ class StepStream:
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
 
     def _converse(self) -> RadixKVError:
-        """Open one stream and read it to its end; why it ended."""
+        """Open one stream and read it to its end; returns why it ended."""
         requests = self._requests = SimpleQueue()
         send = requests.put
         self._session.open(send)
@@ -153,16 +153,16 @@ class StepStream:
             self._say_goodbye()
 
     def _receive(self, send: Callable[[bytes], None], message: bytes) -> RadixKVError | bool:
-        """Take in one message on the channel's own thread; an error for the reading thread to look at. Never raises.
+        """Take in one message on the channel's own thread; returns an error for the reading thread to handle. Never raises.
 
-        To wake the reading thread first would cost every caller its wake-up time.
+        Waking the reading thread first would add its wake-up time to every call.
         """
         self._heard_at_s = time.monotonic()
         try:
             self._session.receive(message, send)
         except RadixKVError as error:
             return error
-        return True  # to gRPC, None is a message that cannot be read
+        return True  # gRPC reads None as an unreadable message
 
     def _fail(self, error: RadixKVError) -> None:
         """Fail every outstanding Step, and every later one, with this error."""
@@ -173,7 +173,7 @@ class StepStream:
     # -- the heartbeat thread -----------------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        """Three heartbeats per TTL; a stream on which nothing is heard for a TTL is given up."""
+        """Send three heartbeats per TTL; cancel a stream without a message for a TTL."""
         while not self._closing.wait(self._silence_s / 3) and self._session.error is None:
             call = self._call
             self._session.heartbeat()
@@ -189,13 +189,13 @@ class StepStream:
             self._call.cancel()
 
     def close(self, wait_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Say goodbye, wait so long for the end of the stream, and fail what is outstanding. May be repeated."""
+        """Send goodbye, wait `wait_s` for the end of the stream, and fail outstanding Steps. May be repeated."""
         self._closing.set()
         self._session.refuse(LeaseError("this holder was closed"))
         self._say_goodbye()
         self._reader.join(wait_s)
         self._abandoned.set()
-        if self._call is not None:  # one that is opened after this look is cancelled by its opener
+        if self._call is not None:  # a call opened after this check is cancelled by its opener
             self._call.cancel()
         self._reader.join()
         if self._pulse.ident is not None:

@@ -2,7 +2,7 @@
 
 api         the contract: calls, answers, ops of a Step
 errors      the exception tree
-reports     counters, times, events, pins, usage, nodes as answers tell them
+reports     counters, times, events, pins, usage, nodes, as answers report them
 explanation the answer of `explain`
 tokens      token ids as packed bytes
 namespaces  namespaces derived of an owner's

@@ -1,9 +1,9 @@
-"""The contract of a prefix cache: what every call takes and answers, in process and over gRPC alike.
+"""The contract of a prefix cache: arguments and answers of every call, in process and over gRPC alike.
 
-`PrefixCache` (in process) and `radixkv.connect` (over gRPC) both implement `CacheHolder`, so that a worker cannot tell which
-one it holds. A Step is a list of ops that is applied in order; each op succeeds or fails alone.
+`PrefixCache` (in process) and `radixkv.connect` (over gRPC) both implement `CacheHolder`, so a worker runs on either. A Step is
+a list of ops that is applied in order; each op succeeds or fails alone.
 
-Who owns which positions of a sequence, as half-open intervals:
+The positions of a sequence, as half-open intervals:
 
     [0, num_stored_tokens)        KV is already there: read it, never write it (slot -1)
     [num_stored_tokens, room)     the sequence's own: its worker writes KV here, in order
@@ -93,7 +93,7 @@ MAX_PRIORITY = 100
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Size of a block pool. `name` tells pools of one service apart."""
+    """Size of a block pool. `name` identifies it among the pools of one service."""
 
     num_blocks: int
     block_size: int = 16
@@ -148,11 +148,11 @@ NoticeKind = Literal["published", "gone", "lost"]
 
 
 class Notice(NamedTuple):
-    """What came of a `Pending`, after which whoever was answered by it acquires again; or a sequence that was lost.
+    """The outcome of a `Pending`, after which its caller acquires again; or the loss of a sequence.
 
     `kind`: ``"published"``: the first `num_tokens` tokens of that sequence match now. ``"gone"``: it ended, or its namespace
-    was cleared, before they did. ``"lost"``: a restarted service did not take the sequence on, so its blocks are others' and
-    the holder computes it again; `num_tokens` is 0.
+    was cleared, before they did. ``"lost"``: a restarted service did not adopt the sequence, so its blocks are no longer its
+    own and the holder computes it again; `num_tokens` is 0.
     """
 
     kind: NoticeKind
@@ -175,11 +175,11 @@ class AdoptResult(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """How long a range of a history is worth keeping: positions in [`start`, `end`), to its end if None.
+    """The eviction priority of a range of a history: positions in [`start`, `end`), to the history's end if None.
 
-    Of one namespace unlocked branches of a lower `priority` (0 to 100; 35 is what has none) are evicted before those of a
-    higher one, whatever the policy; how much of each namespace is evicted does not depend on it. It lasts for `duration_s`
-    seconds after it was given and after each use; then the range is as any other. None: for good. Whole blocks are kept: a
+    Within a namespace unlocked branches of a lower `priority` (0 to 100; 35 by default) are evicted before those of a higher
+    one, whatever the policy; how much of each namespace is evicted does not depend on it. It lasts for `duration_s` seconds
+    after it was given and after each use; then the range has the default again. None: forever. It applies to whole blocks: a
     block belongs to the range of its first token.
     """
 
@@ -198,13 +198,13 @@ class AcquireOp:
     namespace: str = DEFAULT_NAMESPACE
     seq_id: int | None = None
     waits: bool = False
-    shares: bool = True
+    share_prefix: bool = True
     retention: tuple[Retention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MatchOp:
-    """Ask how much of `tokens` is cached, in the order of the Step; see `PrefixCache.match`."""
+    """Return how much of `tokens` is cached, in the order of the Step; see `PrefixCache.match`."""
 
     tokens: bytes
     namespace: str = DEFAULT_NAMESPACE
@@ -212,7 +212,7 @@ class MatchOp:
 
 @dataclass(frozen=True, slots=True)
 class PinOp:
-    """Protect what is cached of `tokens` for `ttl_s` after each use, in the order of the Step; see `PrefixCache.pin`."""
+    """Protect the cached prefix of `tokens` for `ttl_s` after each use, in the order of the Step; see `PrefixCache.pin`."""
 
     tokens: bytes
     ttl_s: float
@@ -229,7 +229,7 @@ class UnpinOp:
 
 @dataclass(frozen=True, slots=True)
 class RetainOp:
-    """Say anew what ranges of what is cached are worth; see `PrefixCache.retain`."""
+    """Set the retention of cached ranges; see `PrefixCache.retain`."""
 
     tokens: bytes
     retention: tuple[Retention, ...]
@@ -238,14 +238,14 @@ class RetainOp:
 
 @dataclass(frozen=True, slots=True)
 class EvictOp:
-    """Evict until so many blocks are freed; see `PrefixCache.evict`."""
+    """Evict until `num_blocks` blocks are freed; see `PrefixCache.evict`."""
 
     num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class EvictBranchOp:
-    """Evict what is cached beyond a prefix; see `PrefixCache.evict_branch`."""
+    """Evict the branches below a prefix; see `PrefixCache.evict_branch`."""
 
     tokens: bytes
     namespace: str = DEFAULT_NAMESPACE
@@ -260,7 +260,7 @@ class ClearOp:
 
 @dataclass(frozen=True, slots=True)
 class SetQuotaOp:
-    """Bound what a namespace uses of the pool; see `PrefixCache.set_quota`."""
+    """Bound a namespace's use of the pool; see `PrefixCache.set_quota`."""
 
     namespace: str = DEFAULT_NAMESPACE
     blocks: int | None = None
@@ -269,7 +269,7 @@ class SetQuotaOp:
 
 @dataclass(frozen=True, slots=True)
 class ExtendOp:
-    """Room up to an absolute length; see `PrefixCache.extend`."""
+    """Give room up to an absolute length; see `PrefixCache.extend`."""
 
     seq_id: int
     num_tokens: int
@@ -305,7 +305,7 @@ class ReleaseOp:
 
 @dataclass(frozen=True, slots=True)
 class AdoptOp:
-    """Tell what blocks hold, after the cache was lost; see `PrefixCache.adopt`."""
+    """Report a history that blocks hold, after the cache was lost; see `PrefixCache.adopt`."""
 
     tokens: bytes
     block_ids: array[int]
@@ -316,7 +316,7 @@ class AdoptOp:
 
 @dataclass(frozen=True, slots=True)
 class AdoptSequenceOp:
-    """Tell of an open sequence, after the cache was lost; see `PrefixCache.adopt_sequence`."""
+    """Report an open sequence, after the cache was lost; see `PrefixCache.adopt_sequence`."""
 
     seq_id: int
     tokens: bytes
@@ -325,8 +325,8 @@ class AdoptSequenceOp:
     room: int
     reserve: int = 0
     namespace: str = DEFAULT_NAMESPACE
-    shares: bool = True
-    beside: int | None = None
+    share_prefix: bool = True
+    same_tree_as: int | None = None
     retention: tuple[Retention, ...] = ()
     shares_last: bool = False
 
@@ -349,7 +349,7 @@ StepOp = (
 """Every call of a `CacheHolder` that changes its pool, and `match`."""
 
 AdoptionOp = AdoptOp | AdoptSequenceOp
-"""What a holder says first to a cache that was lost."""
+"""The first ops that a holder sends to a cache that was lost."""
 
 StepResult = (
     AcquireResult
@@ -370,12 +370,12 @@ for an op that failed.
 
 
 class CacheReader(Protocol):
-    """What anyone with the right may ask of a pool, holder or not."""
+    """Calls on a pool for any client with the right, holder or not."""
 
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
 
     def explain(
-        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: Sequence[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
     ) -> Explanation: ...
 
     def evict(self, num_blocks: int) -> int: ...
@@ -414,7 +414,7 @@ class CacheReader(Protocol):
 
 
 class CacheHolder(CacheReader, Protocol):
-    """What the one worker attached to a pool may ask of it."""
+    """Calls on a pool for its holder: the one worker attached to it."""
 
     @overload
     def acquire(
@@ -425,7 +425,7 @@ class CacheHolder(CacheReader, Protocol):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: Literal[False] = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult: ...
 
@@ -438,7 +438,7 @@ class CacheHolder(CacheReader, Protocol):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: Sequence[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
@@ -453,11 +453,11 @@ class CacheHolder(CacheReader, Protocol):
     def release(self, seq_id: int, keep: bool = True) -> None: ...
 
     def take_notices(self) -> list[Notice]:
-        """Every notice that has arisen since the last call, oldest first. Each is told once.
+        """Return every notice since the last call, oldest first. Each is returned once.
 
-        A notice that is taken belongs to a `Pending` whose answer is complete already. With Steps under way: take the
-        notices, then apply every answer that is complete, then act upon the notices. A loss is told before any answer behind
-        it is complete: look for one once more before anything is written where these answers say.
+        A notice that is returned belongs to a `Pending` whose answer is complete already. With Steps under way: take the
+        notices, then apply every complete answer, then act upon the notices. A loss is noticed before any later answer is
+        complete: take notices again before KV is written into the blocks of these answers.
         """
         ...
 

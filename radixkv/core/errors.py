@@ -1,11 +1,11 @@
-"""The exception tree. Everything that radixkv raises on purpose stands below `RadixKVError`.
+"""The exception tree. Every exception that radixkv raises on purpose is below `RadixKVError`.
 
     RadixKVError
     ├── InvalidArgumentError     an argument outside its bound; names the argument, the value, the bound
     ├── UnknownSequenceError     no sequence of that id is open
-    ├── OutOfBlocksError         the pool cannot hold what was asked, even after evicting all it may
-    ├── QuotaError               the namespace's quota of blocks or sequences does not hold what was asked
-    ├── PinBudgetError           a pin would pass what may be pinned
+    ├── OutOfBlocksError         the pool cannot hold the request, even after every permitted eviction
+    ├── QuotaError               the request exceeds the namespace's quota of blocks or sequences
+    ├── PinBudgetError           a pin would exceed the pin budget or the pool's limit for pins
     ├── WrongThreadError         a pool was called from a thread that does not own it
     ├── AbortedError             an earlier op of the same Step failed on this sequence
     ├── LeaseError               the holder's right to the pool is gone or was never given
@@ -13,11 +13,11 @@
     │   └── PoolHeldError            another holder is attached to the pool
     ├── UnknownPoolError         no pool of that name is attached
     ├── LimitError               a message or a queue is larger than its configured limit
-    ├── DeadlineExceededError    the time that the caller gave is over
-    ├── UnauthenticatedError     who calls is not known
-    ├── PermissionDeniedError    who calls may not do this, or not there
+    ├── DeadlineExceededError    the caller's deadline has passed
+    ├── UnauthenticatedError     the caller's credential is missing or unknown
+    ├── PermissionDeniedError    the caller has no right to this call, or not in this namespace
     ├── CorruptionError          an invariant is broken: a bug of ours, found by `check`
-    └── UnavailableError         the service cannot be reached, is stopping, or its answer was lost for good
+    └── UnavailableError         the service cannot be reached, is stopping, or its answer is lost
 
 A call that raises one of these has changed nothing.
 """
@@ -56,7 +56,7 @@ class RadixKVError(Exception):
     """Root of every error that radixkv raises on purpose.
 
     Attributes:
-        retry_after_s: when trying again may succeed, in seconds from now on; None where nothing is known of that.
+        retry_after_s: seconds after which a retry may succeed; None where unknown.
     """
 
     retry_after_s: float | None = None
@@ -86,7 +86,7 @@ class UnknownSequenceError(RadixKVError, LookupError):
 
 
 class OutOfBlocksError(RadixKVError):
-    """The call needs more blocks than are free, evictable and not promised to others.
+    """The call needs more blocks than are free or evictable and not promised to others.
 
     Attributes:
         num_needed: blocks that the call would have taken.
@@ -103,11 +103,11 @@ class OutOfBlocksError(RadixKVError):
 
 
 class QuotaError(RadixKVError):
-    """The call needs more of the pool than the quota of its namespace leaves.
+    """The call needs more of the pool than the quota of its namespace has left.
 
     Attributes:
-        namespace: whose quota it is. unit: ``"blocks"`` or ``"sequences"``.
-        num_needed: what the call would have taken. num_available: what is left of `quota`; evictable blocks count as left.
+        namespace: owner of the quota. unit: ``"blocks"`` or ``"sequences"``.
+        num_needed: units that the call would have taken. num_available: units left of `quota`; evictable blocks count as left.
     """
 
     def __init__(self, namespace: str, unit: str, num_needed: int, num_available: int, quota: int) -> None:
@@ -123,12 +123,12 @@ class QuotaError(RadixKVError):
 
 
 class PinBudgetError(RadixKVError):
-    """A pin would pass what its namespace may pin, or what may be pinned of the pool.
+    """A pin would exceed the budget of its namespace, or the part of the pool that may be pinned.
 
     Attributes:
-        unit: of what there is too little, e.g. ``"block-seconds of its namespace"``.
-        num_needed, num_available: what the pin takes, and what of `num_total` is left.
-        pins: what the namespace has pinned, the costliest first; of many, some.
+        unit: of the exceeded budget, e.g. ``"block-seconds of its namespace"``.
+        num_needed, num_available: units that the pin takes, and units left of `num_total`.
+        pins: the namespace's pins, the costliest first; of many, some.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class LeaseError(RadixKVError):
 
 
 class StaleIncarnationError(LeaseError):
-    """The incarnation named by the holder has been replaced or its lease has run out: its sequences are gone."""
+    """The incarnation named by the holder was replaced or its lease has expired: its sequences are gone."""
 
 
 class PoolHeldError(LeaseError):
@@ -170,11 +170,11 @@ class UnknownPoolError(RadixKVError, LookupError):
 
 
 class RateLimit(NamedTuple):
-    """What a tenant has left of a limit per minute.
+    """The rest of a tenant's limit per minute.
 
     Attributes:
         kind: ``"requests"`` or ``"tokens"``. limit: of them, per minute. remaining: whole ones that are left.
-        reset_s: until all of them are there again.
+        reset_s: seconds until the whole limit is available again.
     """
 
     kind: str
@@ -187,7 +187,7 @@ class LimitError(RadixKVError):
     """A message, a queue or a count exceeds its configured limit.
 
     Attributes:
-        rates: what is left of the caller's limits per minute, where it has any.
+        rates: the rest of the caller's limits per minute, where it has any.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class LimitError(RadixKVError):
 
 
 class DeadlineExceededError(RadixKVError):
-    """The time that the caller gave is over; what was generated until then has been told."""
+    """The caller's deadline has passed; all tokens generated until then have been sent."""
 
 
 class UnavailableError(RadixKVError):
@@ -207,11 +207,11 @@ class UnavailableError(RadixKVError):
 
 
 class UnauthenticatedError(RadixKVError):
-    """Who calls is not known: the credential is missing, or nobody's. Which of both is not told."""
+    """The caller's credential is missing or unknown. The error does not distinguish the two."""
 
 
 class PermissionDeniedError(RadixKVError):
-    """Who calls is known and may not do this, or not there. Says nothing of what is there."""
+    """The caller is authenticated and has no right to this call, or not in this namespace. Reveals nothing of its content."""
 
 
 class CorruptionError(RadixKVError):

@@ -1,8 +1,8 @@
-"""The namespaces that a worker derives of its callers': one for each salt and adapter, below the owner's own.
+"""Derived namespaces: a worker derives one of its caller's for each salt and adapter.
 
-    team-a                          the owner: quotas, pin budgets, turns and rights go by it
-    team-a#salt=5f1c…               what one salt of it may find; the name holds a hash, since a salt is a secret
-    team-a#adapter=sql              what an adapter computes, which is another model's KV
+    team-a                          the owner: quotas, pin budgets, turns and rights are its
+    team-a#salt=5f1c…               requests with one salt; the name holds a hash, since a salt is a secret
+    team-a#adapter=sql              requests with an adapter, whose KV is another model's
     team-a#salt=5f1c…#adapter=sql
 
 Nothing matches across two of them.
@@ -24,7 +24,7 @@ _SALT_HASH_BYTES = 16
 
 
 def check_salt(salt: str) -> None:
-    """Raise unless it may be a salt; empty is none. The error does not tell it.
+    """Raise unless `salt` is a valid salt; empty is none. The error does not contain it.
 
     Raises:
         InvalidArgumentError: too long, or half a character.
@@ -35,12 +35,12 @@ def check_salt(salt: str) -> None:
 
 
 def derived_namespace(owner: str, *, salt: str = "", adapter: str = "") -> str:
-    """Where requests of `owner` with this salt and adapter cache; `owner` itself with neither. O(length).
+    """The namespace for requests of `owner` with this salt and adapter; `owner` itself with neither. O(length).
 
-    The hash in the name is of owner and salt, so that equal salts of two owners cannot be told to be equal.
+    The hash in the name is of owner and salt, so that equal salts of two owners do not appear equal.
 
     Raises:
-        InvalidArgumentError: `owner` is derived itself, or the name is too long; a salt that may be none.
+        InvalidArgumentError: `owner` is derived itself, or the name is too long; an invalid salt.
     """
     if is_derived(owner):
         bound = f"without {_SALT!r} and {_ADAPTER!r}, which set salts and adapters apart"
@@ -56,24 +56,24 @@ def derived_namespace(owner: str, *, salt: str = "", adapter: str = "") -> str:
 
 
 def adapter_of(namespace: str) -> str:
-    """The adapter for which `derived_namespace` made this one; empty if for none."""
+    """The adapter for which `derived_namespace` made this namespace; empty if for none."""
     return namespace.partition(_ADAPTER)[2]
 
 
 def owner_of(namespace: str) -> str:
-    """The caller's namespace of which `derived_namespace` made this one; itself if it did not. O(length)."""
+    """The owner of a namespace made by `derived_namespace`; the namespace itself otherwise. O(length)."""
     if "#" not in namespace:
         return namespace
     return namespace.partition(_ADAPTER)[0].partition(_SALT)[0]
 
 
 def is_derived(namespace: str) -> bool:
-    """Whether it is, or looks like, one of a salt or an adapter."""
+    """Whether a name has the form of a namespace derived for a salt or an adapter."""
     return owner_of(namespace) != namespace
 
 
 def covers(namespace: str, other: str) -> bool:
-    """Whether what is said of `namespace` is said of `other` too: it is the same, or derived of it."""
+    """Whether `other` is `namespace` or derived of it."""
     return other == namespace or owner_of(other) == namespace
 
 

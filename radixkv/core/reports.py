@@ -1,4 +1,4 @@
-"""What a cache tells of itself: counters, times, events, pins, usage, nodes."""
+"""Reports of a cache: counters, times, events, pins, usage, nodes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ __all__ = [
 ]
 
 DEFAULT_PRIORITY = 35
-"""Of what nobody gave another; see `Retention`."""
+"""The priority of nodes without a retention; see `Retention`."""
 
 
 class CacheStats(NamedTuple):
-    """Gauges of now and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
+    """Current gauges, and counters since the pool was made. Failed calls count nowhere. Token counters are in tokens.
 
-    `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: nothing went on there, other
-    histories did, or it had been evicted (as far as is remembered). `eviction` is the name of the policy that orders
-    eviction, `eviction_followed` that of the order it follows now where no quota is set: its own, or of several the one that
-    would have found most.
+    `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: new (no branch went on
+    there), parted (other branches did), or evicted before (as far as recorded). `eviction` is the name of the policy,
+    `eviction_followed` that of the order it follows now outside quotas: its own, or of several the one with the most hits.
     """
 
     num_blocks: int
@@ -72,7 +71,7 @@ class BlockTimes(NamedTuple):
 
     `kv_block_lifetime_seconds`: from when the first block of the node was published to its eviction.
     `kv_block_idle_before_evict_seconds`: from its last use to its eviction.
-    `kv_block_reuse_gap_seconds`: from its last use to the acquire that found it, of blocks that nobody held in between; a
+    `kv_block_reuse_gap_seconds`: from its last use to the acquire that found it, of blocks that were unlocked in between; a
     sample, of one such acquire in eight.
     """
 
@@ -87,21 +86,21 @@ Tier = Literal["device", "host", "disk", "remote"]
 
 
 class CacheEvent(NamedTuple):
-    """One change of what is cached. Only whole blocks are told of: a tail is stored once it is full.
+    """One change of the cached blocks. Only whole blocks are reported: a tail is stored once it is full.
 
     `kind`:
 
     - ``"stored"``: blocks became matchable. Those above them were stored before.
     - ``"removed"``: blocks are no longer matchable: evicted, withdrawn or replaced by others of the same content.
-    - ``"cleared"``: a namespace was cleared; its blocks were told as removed just before.
-    - ``"reset"``: forget everything that was told. A snapshot of what is cached follows.
-    - ``"synced"``: the snapshot is complete: what was told since the reset is what is cached.
+    - ``"cleared"``: a namespace was cleared; its blocks were reported as removed just before.
+    - ``"reset"``: drop all earlier events. A snapshot of the cached blocks follows.
+    - ``"synced"``: the snapshot is complete: the events since the reset describe the cached blocks.
 
-    `sequence_number`: consecutive over all that one reader may see. 0 between a reset and its synced, which has the number
-    that the snapshot stands for. `position`: tokens of history above the first block. `tokens`: packed ids of the blocks
-    stored, else empty. `block_ids`: int32, one per block. `block_hashes`: uint64, one per block, each standing for the
-    namespace and all of the history up to its block's end. `parent_hash`: that of the block above the first; None at the
-    beginning of a history and where nothing was stored. `tier`: where the blocks lie.
+    `sequence_number`: consecutive over all events of one reader. 0 between a reset and its synced, which has the number of the
+    snapshot. `position`: tokens of history above the first block. `tokens`: packed ids of the blocks stored, else empty.
+    `block_ids`: int32, one per block. `block_hashes`: uint64, one per block, each standing for the namespace and the whole
+    history up to its block's end. `parent_hash`: that of the block above the first; None at the beginning of a history and
+    where nothing was stored. `tier`: where the blocks lie.
     """
 
     sequence_number: int
@@ -116,10 +115,10 @@ class CacheEvent(NamedTuple):
 
 
 class EventStats(NamedTuple):
-    """Those who follow the events of a cache.
+    """Subscribers of a cache's events.
 
-    `num_event_subscribers`: open subscriptions, a gauge. `num_events_sent`: events handed to them, a counter.
-    `num_event_resets`: times that one of them fell so far behind that it had to begin anew, a counter.
+    `num_event_subscribers`: open subscriptions, a gauge. `num_events_sent`: events sent to them, a counter.
+    `num_event_resets`: times that a slow one had to restart with a snapshot, a counter.
     """
 
     num_event_subscribers: int
@@ -130,8 +129,8 @@ class EventStats(NamedTuple):
 class PinInfo(NamedTuple):
     """A protected prefix: `tokens`, packed, `num_tokens` of them in `num_blocks` blocks.
 
-    `ttl_s`: how long it is protected after each use; `remaining_s`: how long it will be, if nobody uses it. Where nothing is
-    pinned all numbers but `ttl_s` are 0.
+    `ttl_s`: time of protection after each use; `remaining_s`: time left without another use. Where nothing is pinned all
+    numbers but `ttl_s` are 0.
     """
 
     namespace: str
@@ -143,11 +142,11 @@ class PinInfo(NamedTuple):
 
 
 class NamespaceUsage(NamedTuple):
-    """What one namespace has of a pool.
+    """The use that one namespace makes of a pool.
 
     `num_blocks`: blocks that it owns, cached or private. `num_blocks_in_use`: those of them that cannot be evicted, being
     locked or private, and those promised to its sequences. `block_quota`, `sequence_quota`: see `PrefixCache.set_quota`.
-    `num_query_tokens`, `num_hit_tokens`: tokens of its prompts, and those of them that were found, since it last held nothing.
+    `num_query_tokens`, `num_hit_tokens`: tokens of its prompts, and the cached ones, since it was last empty.
     """
 
     namespace: str
@@ -161,7 +160,7 @@ class NamespaceUsage(NamedTuple):
 
 
 class NodeInfo(NamedTuple):
-    """One radix node, parents before children. `node_id` is its name within this dump; `parent_id` is 0 for children of a root.
+    """One radix node, parents before children. `node_id` is its id in this dump; `parent_id` is 0 for children of a root.
 
     `last_access_s`, `pinned_until_s`, `retained_until_s`: by the clock of the cache; `pinned_until_s` is 0 where no pin stands
     on the node itself, `retained_until_s` where its `priority` has no end. `num_sequences`: those that stand on the node

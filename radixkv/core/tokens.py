@@ -1,8 +1,7 @@
 """Token ids as packed little-endian uint32 bytes: the only key there is.
 
 A prefix compare is then one `memcmp`, a child look-up one hash of a slice, and a wire field is parsed without a Python
-object per token. Four bytes are one token; an offset is a token position unless
-its name ends in `_bytes`.
+object per token. Four bytes are one token; an offset is a token position unless its name ends in `_bytes`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TOKEN_BYTES = 4
 MAX_TOKEN_ID = 0xFFFF_FFFF
 
 TokensLike = bytes | bytearray | memoryview | Iterable[int]
-"""What the façade takes as tokens: packed bytes as they are, or anything `pack_tokens` packs."""
+"""Token arguments of the façade: packed bytes, or any object that `pack_tokens` packs."""
 
 _NEEDS_SWAP = sys.byteorder == "big"
 
@@ -96,13 +95,13 @@ def unpack_tokens(tokens: bytes | bytearray | memoryview) -> list[int]:
     """Packed bytes back to a list of ids. O(n).
 
     Raises:
-        InvalidArgumentError: they are not a whole number of tokens.
+        InvalidArgumentError: not a whole number of tokens.
     """
     return token_array(tokens).tolist()
 
 
 def token_array(tokens: bytes | bytearray | memoryview) -> array[int]:
-    """As `unpack_tokens`, without an object per token."""
+    """Like `unpack_tokens`, without a Python object per token."""
     ids = array("I")
     ids.frombytes(pack_tokens(tokens))
     if _NEEDS_SWAP:
@@ -111,7 +110,7 @@ def token_array(tokens: bytes | bytearray | memoryview) -> array[int]:
 
 
 def num_tokens(tokens: bytes | bytearray | memoryview) -> int:
-    """How many token ids the packed bytes hold."""
+    """The number of token ids in packed bytes."""
     return len(tokens) // TOKEN_BYTES
 
 

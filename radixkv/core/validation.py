@@ -9,21 +9,21 @@ from radixkv.core.api import MAX_PRIORITY, Retention
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_ALSO",
     "MAX_BLOCK_SIZE",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
+    "MAX_OTHER_NAMESPACES",
     "MAX_POSITION",
     "MAX_RETENTION_RANGES",
     "MAX_SEQ_ID",
     "MAX_TTL_S",
     "PIN_CLASSES",
-    "check_also",
     "check_computed",
     "check_int",
     "check_namespace",
     "check_new_id",
     "check_new_ids",
+    "check_other_namespaces",
     "check_pool_shape",
     "check_prompt",
     "check_retention",
@@ -35,17 +35,17 @@ MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
-MAX_ALSO = 64
+MAX_OTHER_NAMESPACES = 64
 MAX_TTL_S = 7 * 86400.0
 MAX_RETENTION_RANGES = 64
 MAX_POSITION = 2**63 - 1  # positions are int64
 
 PIN_CLASSES = {"5m": 300.0, "1h": 3600.0}
-"""Times for which prefixes are pinned by the names that chat protocols give them, in seconds."""
+"""Times for which prefixes are pinned, by their names in chat protocols, in seconds."""
 
 
 def check_int(argument: str, value: object, low: int, high: int | None = None) -> None:
-    """`value` is an int in [low, high] (no upper bound if None)."""
+    """Check that `value` is an int in [low, high] (no upper bound if None)."""
     if type(value) is int and low <= value and (high is None or value <= high):
         return
     if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__():
@@ -66,11 +66,13 @@ def check_namespace(namespace: str) -> str:
     return namespace
 
 
-def check_also(also: SequenceOf[str]) -> tuple[str, ...]:
-    """Names of other namespaces, at most `MAX_ALSO`."""
-    if isinstance(also, str | bytes) or not isinstance(also, SequenceOf) or len(also) > MAX_ALSO:
-        raise InvalidArgumentError("also", also, f"a sequence of at most {MAX_ALSO} namespaces")
-    return tuple(map(check_namespace, also))
+def check_other_namespaces(names: SequenceOf[str]) -> tuple[str, ...]:
+    """Check names of other namespaces, at most `MAX_OTHER_NAMESPACES`."""
+    if isinstance(names, str | bytes) or not isinstance(names, SequenceOf) or len(names) > MAX_OTHER_NAMESPACES:
+        raise InvalidArgumentError(
+            "other_namespaces", names, f"a sequence of at most {MAX_OTHER_NAMESPACES} namespaces"
+        )
+    return tuple(map(check_namespace, names))
 
 
 def check_prompt(tokens: bytes) -> None:
@@ -79,7 +81,7 @@ def check_prompt(tokens: bytes) -> None:
 
 
 def check_ttl(ttl: float | str) -> float:
-    """Seconds above 0, or the name of a class of them; the seconds."""
+    """Return the seconds of a ttl: a number above 0, or the name of a class."""
     seconds = PIN_CLASSES.get(ttl) if isinstance(ttl, str) else ttl
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TTL_S:
         names = ", ".join(map(repr, PIN_CLASSES))
@@ -88,7 +90,7 @@ def check_ttl(ttl: float | str) -> float:
 
 
 def check_unicode(argument: str, value: object) -> None:
-    """Make sure that every string in a value, which may be nested as JSON is, can be written in UTF-8. O(size)."""
+    """Check that every string in a value, which may be nested as JSON is, can be written in UTF-8. O(size)."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -130,7 +132,7 @@ def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
 
 
 def check_computed(num_computed: object, already: int, room: int, history: int) -> None:
-    """`num_computed` neither falls nor passes the room or the history."""
+    """Check that `num_computed` neither falls nor exceeds the room or the history."""
     check_int("num_computed", num_computed, already)
     if num_computed > room:  # type: ignore[operator]  # an int, as was just checked
         raise InvalidArgumentError("num_computed", num_computed, f"at most {room}, the room given to this sequence")
@@ -139,7 +141,7 @@ def check_computed(num_computed: object, already: int, room: int, history: int) 
 
 
 def check_new_ids(seq_ids: SequenceOf[int], n: int, in_use: Container[int]) -> None:
-    """`n` distinct sequence ids that no open sequence has."""
+    """Check for `n` distinct sequence ids that no open sequence has."""
     bound = f"{n} distinct ids"
     if isinstance(seq_ids, str | bytes) or not isinstance(seq_ids, SequenceOf) or len(seq_ids) != n:
         raise InvalidArgumentError("seq_ids", seq_ids, bound)
@@ -150,7 +152,7 @@ def check_new_ids(seq_ids: SequenceOf[int], n: int, in_use: Container[int]) -> N
 
 
 def check_new_id(seq_id: int, in_use: Container[int]) -> None:
-    """A sequence id that no open sequence has."""
+    """Check for a sequence id that no open sequence has."""
     check_int("seq_id", seq_id, 0, MAX_SEQ_ID)
     if seq_id in in_use:
         raise InvalidArgumentError("seq_id", seq_id, "the id of no open sequence")

@@ -1,4 +1,4 @@
-"""What every server and client of ours shares: addresses, transport security, callers, limits.
+"""Addresses, transport security, callers and limits, for every server and client.
 
 addresses  ``host:port`` and ``unix:path``
 tls        certificates; which addresses need them
@@ -8,18 +8,18 @@ retry      retries of clients
 tenants    tenants, their keys and certificates
 keys_file  the keys file, read again when it changes
 rights     which role may call which method in which namespaces
-limits     requests and tokens per minute, requests at once
+limits     requests and tokens per minute, concurrent requests
 shares     places that callers share
 metrics    Prometheus: pools, and the listener
 signals    orderly end on SIGINT or SIGTERM
 streaming  server streams to slow readers
-calls/     what stands in front of every gRPC call
+calls/     interceptors of every gRPC call
 """
 
 from __future__ import annotations
 
 import os
 
-# gRPC prints a line for every connection that a peer closes; what matters reaches the caller as an exception. gRPC reads the
+# gRPC prints a line for every connection that a peer closes; errors reach the caller as exceptions anyway. gRPC reads the
 # variable once, at its first use; set it to see that log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

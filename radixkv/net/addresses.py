@@ -1,4 +1,4 @@
-"""Addresses to listen on: ``host:port`` or ``unix:path``; each is found free, or refused by name, before gRPC binds it.
+"""Addresses to listen on: ``host:port`` or ``unix:path``; each is checked to be free before gRPC binds it.
 
 gRPC alone would share a TCP port that is in use, or take over a unix socket that another process still serves.
 """
@@ -21,7 +21,7 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 class Address(NamedTuple):
-    """Where to listen. Exactly one of `host` and `path` is not empty."""
+    """An address to listen on. Exactly one of `host` and `path` is not empty."""
 
     host: str
     port: int
@@ -32,14 +32,14 @@ class Address(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it can be reached from this machine alone."""
+        """Whether only this machine can reach it."""
         return bool(self.path) or is_own_host(self.host)
 
     def require_free(self) -> None:
-        """Make sure that nobody serves this address.
+        """Check that no process serves this address.
 
         Raises:
-            UnavailableError: somebody does, or this process may not listen there.
+            UnavailableError: a process serves it, or this process may not listen there.
             InvalidArgumentError: this machine has no such host or folder.
         """
         if self.path:
@@ -49,10 +49,10 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Read an address as a person writes it.
+    """Parse an address.
 
     Raises:
-        InvalidArgumentError: it is neither ``host:port`` with a port from 0 to 65535 nor ``unix:path``.
+        InvalidArgumentError: neither ``host:port`` with a port from 0 to 65535 nor ``unix:path``.
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -67,7 +67,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_own_host(host: str) -> bool:
-    """Whether a host's name or IP address means this machine itself, whichever it is."""
+    """Whether a host's name or IP address is a loopback address, so that it always means the local machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a client shows to a service, how the connection is secured, and the channel that carries both."""
+"""A client's credentials, and the gRPC channel that uses them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MAX_TOKEN_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who calls, and how the connection is secured. With `ca_file` or a certificate it is TLS.
+    """Credentials of a caller, and of the connection. With `ca_file` or a certificate it uses TLS.
 
     Attributes:
         token: the key that is sent with every call; never in plaintext to another machine.
         token_file: a file that holds it, read again when it changes.
-        ca_file: PEM certificates of those who may vouch for the server.
-        certificate_file, key_file: PEM certificate chain and private key shown to a server that asks for one; both or none.
+        ca_file: PEM certificates of the authorities that sign the server's.
+        certificate_file, key_file: PEM certificate chain and private key for a server that asks for one; both or none.
 
     Raises:
         InvalidArgumentError: a token and a file of one, or a certificate without its key.
@@ -58,7 +58,7 @@ class Credentials:
         return self.token is not None or self.token_file is not None
 
     def read_token(self) -> str:
-        """The token as it is now; empty where there is none.
+        """The current token; empty where there is none.
 
         Raises:
             InvalidArgumentError: the file holds none, or cannot be read.
@@ -84,7 +84,7 @@ def make_channel(address: str, credentials: Credentials | None, options: Sequenc
     if not credentials.has_token:
         return channel
     token = _TokenFile(credentials.token_file).read if credentials.token_file else lambda: credentials.token or ""
-    token()  # a file that cannot be read is told at once
+    token()  # an unreadable file raises now
     return grpc.intercept_channel(channel, _Bearer(token))
 
 
@@ -107,7 +107,7 @@ def _read(path: Path | None) -> bytes | None:
 
 
 class _TokenFile:
-    """A token that may be replaced while it is in use."""
+    """A token file that may be replaced while it is in use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class _TokenFile:
         self._token = ""
 
     def read(self) -> str:
-        """The token as it is now; the last one where the file is gone for a moment."""
+        """The current token; the last one where the file is briefly missing."""
         try:
             status = os.stat(self._path)
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)

@@ -1,8 +1,8 @@
-"""Connections whose other side has gone without a word, by a crash of its machine or of the network: a ping finds out.
+"""Keepalive pings: detect a peer that is gone without closing its connection, by a crash of its machine or of the network.
 
-Without one a stream that has nothing to send waits for ever. Connections on which nothing is called are closed after a while;
-a client that wants one again makes a new one by itself. Pings are sent on connections with calls in flight alone, and are
-answered by gRPC's own threads, however busy the process is; one that is stopped does not answer.
+Without pings a stream that has nothing to send waits forever. Connections without calls are closed after a while; a client
+opens a new one by itself. Pings are sent only on connections with calls in flight. gRPC's own threads answer them, however busy
+the process is; a stopped process does not answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 __all__ = ["client_keepalive", "server_keepalive"]
 
 CLIENT_S = 20.0
-"""How long a client hears nothing before it asks; shorter than the server's, so that whoever waits is told first."""
+"""Silence before a client pings; shorter than the server's, so that the waiting client detects the loss first."""
 
 SERVER_S = 60.0
 ANSWER_S = 20.0
@@ -20,7 +20,7 @@ IDLE_S = 300.0
 """How long a connection may stay without a call."""
 
 HANDSHAKE_S = 20.0
-"""How long whoever connects may take until a call can be made."""
+"""How long a handshake may take until a call can be made."""
 
 _LEAST_S = 1.0
 
@@ -31,7 +31,7 @@ def client_keepalive() -> list[tuple[str, int]]:
 
 
 def server_keepalive() -> list[tuple[str, int]]:
-    """Options of a server. Calls of a client that is gone are cancelled; clients may ask as often as once a second."""
+    """Options of a server. Calls of a lost client are cancelled; clients may ping as often as once a second."""
     return [
         *_pings(SERVER_S),
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * _LEAST_S)),
@@ -45,5 +45,5 @@ def _pings(silence_s: float) -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", round(1000 * silence_s)),
         ("grpc.keepalive_timeout_ms", answer_ms),
-        ("grpc.http2.ping_timeout_ms", answer_ms),  # what counts where a read is under way already; else a minute
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # applies while a read is under way; the default is a minute
     ]

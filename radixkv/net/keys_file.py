@@ -1,8 +1,8 @@
 """The text of a keys file, read again when it changes, and never while it is half written.
 
-A file that is replaced by renaming a new one over it is whole at every moment. One that is written in place is believed when it
-has not changed for `SETTLED_S`, and not where it still looks cut off: without the line end that it had, or with a last table
-that is the beginning of one read before. So no tenant loses a limit or a role to an editor that stopped half way.
+A file that is replaced by renaming a new one over it is complete at every moment. A file written in place is accepted once it
+has not changed for `SETTLED_S`, unless it looks cut off: without the line end that it had, or with a last table that is the
+beginning of an earlier one. So no tenant loses a limit or a role to an editor that stopped half way.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class KeysFile:
 
     Args:
         path: of the file.
-        wall_clock: seconds since 1970, as the file's time of change.
+        wall_clock: seconds since 1970, like the file's modification time.
     """
 
     def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = path
         self._wall_clock = wall_clock
-        self._read: _Stamp | None = None  # of what was read last, believed or not
-        self._seen: _Stamp | None = None  # at the last look
+        self._read: _Stamp | None = None  # of the last text read, accepted or not
+        self._seen: _Stamp | None = None  # at the last check
         self._believed, self._inode = "", 0
 
     def load(self, parse: Callable[[str], _Read]) -> _Read:
-        """What `parse` makes of the text.
+        """Return `parse` of the text.
 
         Raises:
-            InvalidArgumentError: the file cannot be read, or is being written; whatever `parse` raises.
+            InvalidArgumentError: the file cannot be read, or is being written; and the errors of `parse`.
         """
         text, stamp = self._read_whole()
         self._read = self._seen = stamp
@@ -61,7 +61,7 @@ class KeysFile:
         return parsed
 
     def reload(self, parse: Callable[[str], _Read]) -> _Read | None:
-        """The same where the file has changed since it was read and has settled, else None. A fault is raised once."""
+        """The same if the file has changed since it was read and has settled, else None. A fault is raised once."""
         stamp = self._stamp()
         seen, self._seen = self._seen, stamp
         if stamp == self._read:
@@ -91,7 +91,7 @@ class KeysFile:
 
 
 def _is_cut(text: str, before: str) -> bool:
-    """Whether `text`, written in place of `before`, may be less than what its writer meant."""
+    """Whether `text`, written in place of `before`, may be incomplete."""
     if before.endswith("\n") and not text.endswith("\n"):
         return True
     last = _TABLE.split(text)[-1].rstrip()

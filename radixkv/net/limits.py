@@ -1,9 +1,9 @@
-"""How much each tenant may ask for: requests and tokens per minute, and requests at once.
+"""Limits of each tenant: requests and tokens per minute, and concurrent requests.
 
-Requests and tokens are drawn from buckets that hold a minute's worth and fill evenly. What a request costs in tokens is known
-only when it has run, so it may begin while there is anything left and is charged as it runs: a bucket can fall below empty.
+Requests and tokens are drawn from token buckets that hold a minute's worth and fill evenly. The tokens of a request are known
+only after it has run. So it is admitted while any are left, and is charged as it runs: a bucket can fall below empty.
 
-One limiter serves every door of a process, HTTP and gRPC, so that a limit is the tenant's and no door's.
+One limiter serves both HTTP and gRPC of a process, so that a limit holds per tenant, not per protocol.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["Limiter", "Slot", "Standing", "duration"]
 _PERIOD_S = 60.0
 
 _KEPT = 0.5
-"""Of what a minute allows, the part that is kept from a tenant's background for what its people ask."""
+"""The part of a minute's limits that background requests of a tenant may not use."""
 
 
 class _Bucket:
-    """What is left of a limit per minute."""
+    """The rest of a limit per minute."""
 
     __slots__ = ("left", "limit", "seen_s")
 
@@ -43,7 +43,7 @@ class _Bucket:
         self.seen_s = now_s
 
     def wait_s(self, least: float) -> float:
-        """Until so much is there."""
+        """Seconds until `least` are available."""
         return max(0.0, (least - self.left) * _PERIOD_S / self.limit)
 
     def rate(self, kind: str) -> RateLimit:
@@ -65,9 +65,9 @@ class _Account:
 
 
 class Slot:
-    """One admitted request of a tenant. `rates`: its rate limits as they stood then. Any thread may use it.
+    """One admitted request of a tenant. `rates`: its rate limits at that moment. Thread-safe.
 
-    `takes_place`: whether it is one of the requests at once, until it is closed.
+    `takes_place`: whether it counts as a concurrent request, until it is closed.
     """
 
     __slots__ = ("_account", "_is_open", "_lock", "rates")
@@ -80,13 +80,13 @@ class Slot:
         self.rates = account.rates()
 
     def charge(self, num_tokens: int) -> None:
-        """Draw tokens that the request has cost."""
+        """Charge tokens of the request."""
         with self._lock:
             if self._account.tokens is not None:
                 self._account.tokens.left -= num_tokens
 
     def close(self) -> None:
-        """The request has ended; harmless when repeated."""
+        """End the request; may be repeated."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -94,14 +94,14 @@ class Slot:
 
 
 class Standing(NamedTuple):
-    """How a tenant stands. rates: what is left of its limits per minute. num_running: its requests at once."""
+    """A tenant's state. rates: the rest of its limits per minute. num_running: its concurrent requests."""
 
     rates: tuple[RateLimit, ...]
     num_running: int
 
 
 class Limiter:
-    """The accounts of all tenants, by name. Any thread may use it; every call is O(1).
+    """The accounts of all tenants, by name. Thread-safe; every call is O(1).
 
     Args:
         clock: seconds, monotonic.
@@ -113,13 +113,13 @@ class Limiter:
         self._accounts: dict[str, _Account] = {}
 
     def admit(self, tenant: Tenant, *, is_background: bool = False) -> Slot:
-        """Count a request that begins now; close its slot when it ends.
+        """Admit a request that begins now; close its slot when it ends.
 
-        `is_background`: half of what a minute allows is kept from it, and it is none of the requests at once, whose number is
-        bounded elsewhere.
+        `is_background`: it may use half of a minute's limits, and does not count as a concurrent request; its number is bounded
+        elsewhere.
 
         Raises:
-            LimitError: a limit is reached; says when to come back, and the rate limits. Nothing was counted.
+            LimitError: a limit is reached; has the time to retry after, and the rate limits. Nothing was counted.
         """
         with self._lock:
             account = self._accounts.setdefault(tenant.name, _Account())
@@ -142,7 +142,7 @@ class Limiter:
             return Slot(account, self._lock, takes_place=not is_background)
 
     def standing(self, tenant: Tenant) -> Standing:
-        """How a tenant stands now; it counts as no request."""
+        """A tenant's current state; does not count as a request."""
         with self._lock:
             account = self._accounts.setdefault(tenant.name, _Account())
             now_s = self._clock()
@@ -166,7 +166,7 @@ def _filled(bucket: _Bucket | None, limit: int | None, now_s: float) -> _Bucket 
 
 
 def duration(seconds: float) -> str:
-    """A time as rate limits are told: ``6m0s``, ``1.5s``, ``20ms``."""
+    """A time in the format of rate limit headers: ``6m0s``, ``1.5s``, ``20ms``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:

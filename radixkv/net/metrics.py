@@ -1,6 +1,6 @@
-"""What Prometheus reads of pools, and the listener that it is read from beside the service or a worker.
+"""Prometheus metrics of pools, and their listener in the process of a service or a worker.
 
-Whoever reaches the listener reads all that it tells, which is load, and the names of namespaces: it asks for no key.
+The listener asks for no key: every client of it can read the load and the names of namespaces.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from radixkv.net.addresses import Address, parse_address
 __all__ = ["MAX_NAMESPACES", "PoolFigures", "free_address", "pool_metrics", "serve_metrics"]
 
 MAX_NAMESPACES = 100
-"""Of each pool, those told apart; the others are one."""
+"""Namespaces of a pool that are exported by name; the others are summed."""
 
 OTHERS = "(others)"
 PREFIX = "radixkv:"
 
 
 class PoolFigures(NamedTuple):
-    """What one pool tells. `pool`: its name; None where it is the only one, which bears no label."""
+    """The figures of one pool. `pool`: its name; None where it is the only one, which has no label."""
 
     cache: CacheStats
     times: BlockTimes | None = None
@@ -37,10 +37,10 @@ class PoolFigures(NamedTuple):
 
 
 def free_address(address: str) -> Address:
-    """An address to serve metrics at, at which nobody serves.
+    """The address to serve metrics at, checked to be free.
 
     Raises:
-        InvalidArgumentError: it is not ``host:port``, or none of this machine's. UnavailableError: it is in use.
+        InvalidArgumentError: not ``host:port``, or none of this machine's. UnavailableError: it is in use.
     """
     where = parse_address(address)
     if where.path:
@@ -51,7 +51,7 @@ def free_address(address: str) -> Address:
 
 @contextlib.contextmanager
 def serve_metrics(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[str]:
-    """Answer `GET /metrics` at an address (``host:port``) with what `collect` gives; where it listens. None: nowhere.
+    """Answer `GET /metrics` at an address (``host:port``) with the metrics of `collect`; yields the address. None: no listener.
 
     `collect` is called on threads of the listener.
 
@@ -109,7 +109,7 @@ _TIMES = {
 
 
 def pool_metrics(pools: Sequence[PoolFigures]) -> Iterator[Metric]:
-    """The metrics of these pools, which bear a label `pool` where they have a name."""
+    """The metrics of these pools, with a label `pool` where they have a name."""
     labels = ["pool"] if any(figures.pool is not None for figures in pools) else []
     blocks = GaugeMetricFamily(f"{PREFIX}kv_blocks", "Blocks of the pool", labels=[*labels, "state"])
     missed = CounterMetricFamily(f"{PREFIX}prefix_cache_missed_tokens", _MISSED, labels=[*labels, "cause"])
@@ -136,13 +136,13 @@ def pool_metrics(pools: Sequence[PoolFigures]) -> Iterator[Metric]:
                 bounds = [*map(str, told.bounds_s), "+Inf"]
                 buckets = list(
                     zip(bounds, accumulate(told.counts), strict=False)
-                )  # both empty where the cache tells none
+                )  # both empty where the cache has none
                 histograms.add_metric([] if figures.pool is None else [figures.pool], buckets, told.sum_s)
         yield histograms
 
 
 def _hit_rates(pools: Sequence[PoolFigures], labels: list[str]) -> Metric:
-    """Of each namespace of its own where they are told, of at most `MAX_NAMESPACES` with the most tokens; and of the others."""
+    """Hit rates of up to `MAX_NAMESPACES` namespaces with the most tokens, and of the others; without usages, of each pool."""
     text = (
         "Share of the tokens of prompts that was found in the cache, 0 to 1, since the pool or namespace was empty last"
     )

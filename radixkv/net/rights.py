@@ -1,7 +1,7 @@
-"""Who may call what, and whose namespaces a call may name: one row for each method. A method without a row is denied.
+"""Rights: the roles and namespaces of each method, one row for each. A method without a row is denied.
 
-client   generates, and pins, retains and drops what is cached, in its namespaces
-reader   looks at what is cached in its namespaces, and at figures of whole pools, which tell load and no content
+client   generates, and pins, retains and drops cached branches, in its namespaces
+reader   reads the trees of its namespaces, and figures of whole pools, which show load and no content
 holder   attaches to pools and names its namespaces in Steps
 admin    everything, in every namespace
 """
@@ -24,7 +24,7 @@ SERVICE_NAMES = (
     "trtllm.TrtllmService",
     "vllm.grpc.engine.VllmEngine",
 )
-"""Services whose method `SubscribeKvEvents` routers call, by the kind of engine that they take a worker for."""
+"""Services whose method `SubscribeKvEvents` routers call, by the kind of engine that they expect."""
 
 
 POOL_METADATA = "radixkv-pool"
@@ -34,11 +34,11 @@ NAMESPACE_METADATA = "radixkv-namespace"
 
 
 _Names = Callable[[Any, Any], Iterable[str | None]]
-"""The namespaces that a request and its metadata name; None stands for all of them."""
+"""The namespaces named by a request and its metadata; None stands for all of them."""
 
 
 class _Rule(NamedTuple):
-    """`is_own`: a request without a namespace means the caller's, and is rewritten to say so."""
+    """`is_own`: a request without a namespace means the caller's, which is filled in."""
 
     roles: tuple[str, ...]
     names: _Names
@@ -46,7 +46,7 @@ class _Rule(NamedTuple):
 
 
 def narrowed(metadata: Any) -> tuple[str, str | None]:
-    """What a call's metadata ask for: the pool, empty for the only one, and the namespace, None for all."""
+    """The pool and namespace in a call's metadata: the pool empty for the only one, the namespace None for all."""
     named = dict(metadata or ())
     namespace = named.get(NAMESPACE_METADATA)
     if NAMESPACE_METADATA + "-bin" in named:
@@ -90,7 +90,7 @@ _CACHE = {
     "Dump": _Rule(("reader",), _one_or_all),
     "Events": _Rule(("reader",), _one_or_all),
     "Stats": _Rule(("reader", "holder"), _nothing),
-    "Check": _Rule(("reader",), _all),  # a violation may be told by what is cached
+    "Check": _Rule(("reader",), _all),  # the text of a violation may contain tokens
     "Pin": _Rule(("client",), _one),
     "Unpin": _Rule(("client",), _one),
     "Retain": _Rule(("client",), _one),
@@ -101,13 +101,13 @@ _CACHE = {
 }
 _GENERATION = {
     "Generate": _Rule(("client",), _one, is_own=True),
-    "ForkGeneration": _Rule(("client",), _nothing),  # whose generation it is, is asked where it is found
+    "ForkGeneration": _Rule(("client",), _nothing),  # the owner of the generation is checked where it is found
     "GetModel": _Rule(_EVERYBODY, _nothing),
     "Tokenize": _Rule(_EVERYBODY, _one, is_own=True),
     "Detokenize": _Rule(_EVERYBODY, _nothing),
     "SpellTokens": _Rule(_EVERYBODY, _nothing),
     "GetStats": _Rule(_EVERYBODY, _nothing),
-    "VerifyBlock": _Rule((), _one),  # it tells whether somebody else's prompt is cached
+    "VerifyBlock": _Rule((), _one),  # it reveals whether another tenant's prompt is cached
 }
 _RULES = {
     **{f"/radixkv.v1.PrefixCache/{name}": rule for name, rule in _CACHE.items()},
@@ -121,16 +121,16 @@ _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 
 def is_open(method: str) -> bool:
-    """Whether anybody may call a method, known or not: health alone."""
+    """Whether a method needs no credential: health alone."""
     return method.startswith(_OPEN_SERVICES)
 
 
 def check_call(caller: Caller, method: str, request: Any, metadata: Any) -> None:
-    """Make sure that somebody may call a method with this request; where its namespace is the caller's, fill it in.
+    """Check that a caller may call a method with this request; fill in the caller's namespace where it applies.
 
     Args:
         method: its full name, ``/package.Service/Method``.
-        request: the message; not looked at where the caller sends a stream.
+        request: the message; unused where the caller sends a stream.
         metadata: pairs that came with the call.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Places that callers share so that none of them, and no few together, can take all.
+"""Places that callers share so that no caller, and no few together, can take all.
 
-Who holds as many places as are free gets no more (a dynamic threshold; Choudhury and Hahne, IEEE/ACM Transactions on
-Networking 6, 1998). One caller alone gets half of them, k callers that want all get 1/(k + 1) each, and as much is always left
-for the next to come.
+A caller with as many places as are free gets no other (a dynamic threshold; Choudhury and Hahne, IEEE/ACM Transactions on
+Networking 6, 1998). One caller alone gets half of them, k callers that want all get 1/(k + 1) each, and as much is always free
+for the next caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Place", "Shares"]
 
 
 class Place:
-    """One place that is held. Any thread may give it back."""
+    """One held place. Any thread may close it."""
 
     __slots__ = ("_give_back", "_is_held", "_key")
 
@@ -30,7 +30,7 @@ class Place:
         self._is_held = True
 
     def close(self) -> None:
-        """Give it back; harmless when repeated."""
+        """Free the place; may be repeated."""
         if self._is_held:
             self._is_held = False
             self._give_back(self._key)
@@ -45,11 +45,11 @@ class Place:
 
 
 class Shares:
-    """Any thread may use it; every call is O(1).
+    """A fixed number of places, shared by callers. Thread-safe; every call is O(1).
 
     Args:
-        max_places: how many there are, at least 1.
-        what: holds a place each, for the error, such as ``"generations stream"``.
+        max_places: their number, at least 1.
+        what: the calls that hold places, for the error, such as ``"generations stream"``.
         clock: seconds, monotonic.
     """
 
@@ -63,13 +63,13 @@ class Shares:
         self._pace = Pace()
 
     def take(self, key: Hashable) -> Place:
-        """Hold one place more.
+        """Take a place.
 
         Args:
-            key: whose share it counts against; None: nobody's, it may be the last one.
+            key: the caller whose share it counts against; None: no share, it may take the last one.
 
         Raises:
-            LimitError: none is free, or the caller holds its share; says when to come back.
+            LimitError: none is free, or the caller holds its share; has the time to retry after.
         """
         with self._lock:
             num_free, num_own = self._max_places - self._num_held, self._held_by[key] if key is not None else 0

@@ -1,4 +1,4 @@
-"""Ending by a signal: the first SIGINT or SIGTERM asks for an orderly end, the second one ends the process at once."""
+"""Ending by a signal: the first SIGINT or SIGTERM requests an orderly end, the second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def let_the_next_kill() -> None:
-    """From now on a stop signal ends the process as if nobody had handled it, without a word. On the main thread."""
+    """Restore the default handlers, so that the next stop signal ends the process silently. On the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
@@ -24,12 +24,12 @@ def let_the_next_kill() -> None:
 class StopSignals:
     """Waits for a stop signal, a context manager; on the main thread alone.
 
-    The kernel may hand a signal to any thread, and one that waits in a system call learns nothing of it; so it is the
-    interpreter's own handler, which runs on whichever thread, that writes to a pipe, and the pipe that is waited for.
+    The kernel may deliver a signal to any thread, and a thread that waits in a system call does not notice it. So the
+    interpreter's own handler, on whichever thread it runs, writes to a pipe, and `wait` reads that pipe.
 
     with StopSignals() as signals:
-        ...                     # signals do what they did before
-        signals.listen()        # from here on the first one is waited for, and the second one kills
+        ...                     # signals keep their handlers
+        signals.listen()        # from here on `wait` waits for the first, and the second one kills
         signals.wait()
         ...                     # the orderly end
     """
@@ -55,12 +55,12 @@ class StopSignals:
         os.close(self._writing)
 
     def listen(self) -> None:
-        """Take the signals from now on."""
+        """Handle the signals from now on."""
         self._fd_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the first one, so long at most; whether it has come."""
+        """Wait for the first one, at most `timeout_s`; returns whether it has come."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._has_come:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())

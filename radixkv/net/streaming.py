@@ -1,4 +1,4 @@
-"""Server streams of an asyncio gRPC server, written to callers who read them."""
+"""Server streams of an asyncio gRPC server, with a bound on slow readers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from radixkv.core.errors import LimitError
 __all__ = ["write_all"]
 
 LONGEST_UNTOLD_S = 30.0
-"""How long a caller who was cut off may take to read so far that it can be told."""
+"""How long a caller that was cut off may take to read its error."""
 
 
 async def write_all(context: Any, answers: AsyncGenerator[Any, None], unread_s: float) -> None:
-    """Write a server stream to a caller who reads: one who takes nothing for `unread_s` is cut off.
+    """Write a server stream to its caller; a caller that reads nothing for `unread_s` is cut off.
 
-    gRPC takes no status while a message waits to be taken. So what the stream holds is let go at once, and the caller is told
-    as soon as it reads, or cut off without a word where it does not.
+    gRPC sends no status while a message is unread. So the stream's resources are released at once. The caller gets the error as
+    soon as it reads; otherwise the call is cancelled without one.
 
     Raises:
         LimitError: the caller did not read. `answers` is closed.

@@ -1,20 +1,20 @@
-"""Who calls: keys and certificates, the tenants behind them, and what each of them may do and name.
+"""Tenants, the keys and certificates that authenticate them, and the rights of each.
 
-One file says it to the cache service, the worker and the gateway alike. It is TOML, holds no key, only SHA-256 digests of
-keys, and is read again when it changes; see `keys_file`:
+The cache service, the worker and the gateway read the same file. It is TOML, holds no key, only SHA-256 digests of keys, and is
+read again when it changes; see `keys_file`:
 
     [[tenant]]
     name = "evaluation"
-    namespace = "team-a"           # isolation domain of what is cached and stored; the name where it is left out
+    namespace = "team-a"           # isolation domain of cached and stored data; default: the name
     keys = ["sha256:9f86d08..."]   # printf %s "$KEY" | sha256sum
     certificates = ["eval-job"]    # common names of client certificates, where the server asks for some
     roles = ["client"]             # of client, reader, holder and admin; see `rights`
-    namespaces = ["team-a"]        # which it may name, those of their adapters with them, "*": all; its own if left out
-    pools = ["default"]            # which a holder may attach to; all where it is left out
+    namespaces = ["team-a"]        # that it may name, with those of their adapters, "*": all; default: its own
+    pools = ["default"]            # that a holder may attach to; default: all
     requests_per_minute = 600
     tokens_per_minute = 200000
     max_concurrent = 32
-    operator = true                # sees and may evict what all namespaces have cached, over HTTP; as an admin always does
+    operator = true                # sees and may evict the trees of all namespaces, over HTTP; as an admin always does
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["ANONYMOUS", "LIMITS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
 MAX_KEYS = 10_000
 MAX_NAME_CHARACTERS = 128
 RECHECK_S = 1.0
-"""How often the keys file is looked at for changes, at most."""
+"""Least time between two checks of the keys file for changes."""
 
 ROLES = ("client", "reader", "holder", "admin")
 EVERYTHING = "*"
@@ -55,11 +55,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """What one tenant may ask of a gateway or a worker; None: as much as there is.
+    """The limits of one tenant at a gateway or a worker; None: no limit.
 
     Attributes:
         requests_per_minute: requests begun. tokens_per_minute: tokens read (but those found in the cache) and written.
-        max_concurrent: requests under way at once.
+        max_concurrent: concurrent requests.
     """
 
     requests_per_minute: int | None = None
@@ -75,16 +75,16 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """On whose behalf a request is served.
+    """The tenant on whose behalf a request is served.
 
     Attributes:
         name: for logs and metrics.
-        namespace: isolation domain: nothing cached, stored or told crosses from one to another.
-        limits: what it may ask for.
-        is_operator: sees what all namespaces have cached, and may evict of it.
-        roles: what it may do.
-        namespaces: which it may name; None: its own.
-        pools: which it may hold; None: all.
+        namespace: isolation domain: nothing cached or stored in it is visible in another.
+        limits: its limits.
+        is_operator: sees the trees of all namespaces, and may evict from them.
+        roles: its roles; see `rights`.
+        namespaces: those that it may name; None: its own.
+        pools: those that it may hold; None: all.
     """
 
     name: str
@@ -118,19 +118,19 @@ ANONYMOUS = Tenant("default", DEFAULT_NAMESPACE, is_operator=True, roles=frozens
 
 
 class _Known(NamedTuple):
-    """Tenants by the digest of a key, beside that digest, and by the common name of a certificate."""
+    """Tenants by the digest of a key, with that digest, and by the common name of a certificate."""
 
     by_digest: dict[str, tuple[str, Tenant]]
     by_certificate: dict[str, Tenant]
 
 
 class KeyRing:
-    """The keys and certificates that are known. Safe to call from any thread.
+    """The known keys and certificates. Thread-safe.
 
     Args:
         path: the keys file; None: every caller is the tenant "default", an operator and admin, whatever key is sent.
-        limits: of tenants that the file gives none.
-        own_key: a further key that stands for an admin: that of the process itself, which nobody else knows.
+        limits: of tenants without limits in the file.
+        own_key: another key, of an admin: the process's own, which no other process knows.
         clock: seconds, monotonic.
 
     Raises:
@@ -163,23 +163,23 @@ class KeyRing:
 
     @property
     def knows_certificates(self) -> bool:
-        """Whether a caller may be known by its certificate alone."""
+        """Whether a certificate alone can authenticate a caller."""
         return bool(self._known.by_certificate)
 
     def find(self, key: str | None) -> Tenant | None:
-        """The tenant of a key; None if it is nobody's. Takes the same time whichever key is wrong. O(1)."""
+        """The tenant of a key; None if it is unknown. Takes the same time for every wrong key. O(1)."""
         if self._file is None:
             return replace(ANONYMOUS, limits=self._limits)
         self._reload_if_changed()
         if not key:
             return None
-        # What is looked up is the digest, of which a caller cannot choose the beginning; what is found is compared whole.
+        # The look-up is by digest, whose beginning a caller cannot choose; the match is then compared whole.
         digest = _digest(key)
         found = self._known.by_digest.get(digest)
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
 
     def named(self, name: str) -> Tenant | None:
-        """The tenant of this name, whose work goes on without a key being sent; None where it has none any more. O(keys)."""
+        """The tenant of this name, for work that goes on without a key; None once the name has no key. O(keys)."""
         if self._file is None:
             tenant = replace(ANONYMOUS, limits=self._limits)
             return tenant if tenant.name == name else None
@@ -187,7 +187,7 @@ class KeyRing:
         return next((tenant for _, tenant in self._known.by_digest.values() if tenant.name == name), None)
 
     def find_certificate(self, common_names: Iterable[str]) -> Tenant | None:
-        """The tenant of a client certificate that was verified, by the common names of its subject; None if it is nobody's."""
+        """The tenant of a verified client certificate, by the common names of its subject; None if it is unknown."""
         if self._file is None:
             return replace(ANONYMOUS, limits=self._limits)
         self._reload_if_changed()
@@ -290,11 +290,11 @@ def _read_names(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _read_list(row: dict[str, Any], key: str) -> frozenset[str] | None:
-    """A list of texts; None where it is left out."""
+    """A list of texts; None where it is absent."""
     texts = row.get(key)
     if texts is None:
         return None
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        what = "a value" if key == "keys" else texts  # a key written in plain belongs into no message
+        what = "a value" if key == "keys" else texts  # a key in plain text must not be in a message
         raise InvalidArgumentError(f"[[tenant]] {key}", what, "a list of texts")
     return frozenset(texts)

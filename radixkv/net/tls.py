@@ -1,4 +1,4 @@
-"""Who may reach a server, and how: its keys, TLS, and the addresses that it refuses to listen on without them."""
+"""Transport security of a server: keys, TLS, and the addresses that it refuses to listen on without them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _OWNER_ONLY = 0o177
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """What a server shows, and whom it asks to show something. PEM files, read again when they change.
+    """A server's TLS certificate, and the authorities of client certificates. PEM files, read again when they change.
 
     Attributes:
-        certificate_file: its certificate, and those between it and an authority that clients know.
+        certificate_file: its certificate chain, up to an authority that clients know.
         key_file: the private key of it.
-        client_ca_file: certificates of those who may vouch for clients; each client then has to show one. None: none is asked.
+        client_ca_file: certificates of the authorities that sign clients'; each client then needs one. None: none is asked for.
     """
 
     certificate_file: Path
@@ -38,7 +38,7 @@ class ServerTls:
     client_ca_file: Path | None = None
 
     def check(self) -> None:
-        """Make sure that the files can be read and belong together.
+        """Check that the files can be read and belong together.
 
         Raises:
             InvalidArgumentError: they do not.
@@ -55,7 +55,7 @@ class ServerTls:
             ) from None
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when a file does.
+        """A value that changes when a file does.
 
         Raises:
             OSError: a file is gone.
@@ -70,14 +70,14 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """Who may call a server, and what protects the way to it.
+    """Authentication of a server's callers, and protection of its transport.
 
     Attributes:
-        keys_file: TOML of who may call and what, see `tenants`; None: whoever reaches it may do everything.
-        own_key: one more key, of an admin: for the process that the server is part of.
-        tls: None: plaintext. Unix sockets are plaintext always, and for their owner alone.
+        keys_file: TOML file of tenants and their rights, see `tenants`; None: every caller may do everything.
+        own_key: another key, of an admin: for the process that the server is part of.
+        tls: None: plaintext. Unix sockets are always plaintext, and open to their owner alone.
         allow_anonymous: listen where other machines can reach it, though callers need neither key nor certificate.
-        allow_plaintext: listen there without TLS, though keys are sent: something in front does TLS.
+        allow_plaintext: listen there without TLS, though keys are sent: a proxy in front does TLS.
         limits: of a tenant that the keys file gives none.
     """
 
@@ -89,7 +89,7 @@ class Security:
     limits: TenantLimits = field(default_factory=TenantLimits)
 
     def ring(self) -> KeyRing:
-        """The credentials that are known.
+        """The known credentials.
 
         Raises:
             InvalidArgumentError: the keys file cannot be read.
@@ -97,10 +97,10 @@ class Security:
         return KeyRing(self.keys_file, self.limits, own_key=self.own_key)
 
     def check_address(self, address: Address) -> None:
-        """Make sure that it is safe to listen on an address.
+        """Check that it is safe to listen on an address.
 
         Raises:
-            InvalidArgumentError: other machines can reach it, and anybody on them could call, or read keys on the way.
+            InvalidArgumentError: other machines can reach it, and any of them could call, or read keys on the way.
         """
         if address.is_own:
             return
@@ -119,7 +119,7 @@ class Security:
             raise InvalidArgumentError("address", str(address), bound)
 
     def check_endpoint(self, name: str, endpoint: str) -> None:
-        """Make sure that it is safe to publish at a ZMQ endpoint, which knows neither keys nor TLS.
+        """Check that it is safe to publish at a ZMQ endpoint, which has neither keys nor TLS.
 
         Raises:
             InvalidArgumentError: other machines can reach it.
@@ -131,10 +131,10 @@ class Security:
 
 
 def bind(server: Any, address: Address, security: Security) -> int:
-    """Let a gRPC server listen; the port, which is new for port 0. A unix socket is for its owner alone from its first moment.
+    """Make a gRPC server listen; returns the port, which is new for port 0. Only its owner may open a unix socket.
 
     Raises:
-        InvalidArgumentError: it is not safe to listen there, the files of TLS make no sense, or there is no such host.
+        InvalidArgumentError: it is not safe to listen there, the files of TLS do not fit, or there is no such host.
         UnavailableError: it is in use, or this process may not listen there.
         RuntimeError: the same, found by gRPC.
     """
@@ -150,7 +150,7 @@ def bind(server: Any, address: Address, security: Security) -> int:
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """What this process creates meanwhile nobody but its user may open."""
+    """Restrict files that this process creates meanwhile to its user."""
     before = os.umask(_OWNER_ONLY)
     try:
         yield
@@ -159,7 +159,7 @@ def owner_only() -> Iterator[None]:
 
 
 class TlsWatch:
-    """Tells when the files of TLS have changed and make sense."""
+    """Detects changes of the TLS files to valid ones."""
 
     def __init__(self, tls: ServerTls) -> None:
         self._tls = tls
@@ -167,7 +167,7 @@ class TlsWatch:
         self.has_changed()
 
     def has_changed(self) -> bool:
-        """Whether they are to be read again; files that make no sense are logged once and leave those before in use."""
+        """Whether to read them again; invalid files are logged once and leave those before in use."""
         try:
             if (now := self._tls.stamp()) == self._stamp:
                 return False
@@ -181,7 +181,7 @@ class TlsWatch:
 
 
 def _grpc_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """Credentials whose files are looked at for changes at every handshake."""
+    """Credentials whose files are checked for changes at every handshake."""
     tls.check()
     watch = TlsWatch(tls)
 

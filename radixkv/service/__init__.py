@@ -1,4 +1,4 @@
-"""The gRPC service: conversion, leases, readers' calls, who may call, health and reflection.
+"""The gRPC service: conversion, leases, readers' calls, rights of callers, health and reflection.
 
 `CacheService` serves, `ServiceThread` serves from a background thread, `run_service` serves until a signal.
 """

@@ -1,4 +1,4 @@
-"""What a cache service can be told, with every bound."""
+"""Settings of a cache service, with every bound."""
 
 from __future__ import annotations
 
@@ -21,44 +21,43 @@ class ServiceConfig:
     """Settings of one cache service.
 
     Attributes:
-        addresses: where to listen: ``host:port`` (port 0 takes a free one) or ``unix:path``. At least one.
+        addresses: addresses to listen on: ``host:port`` (port 0 takes a free one) or ``unix:path``. At least one.
         lease_ttl_s: a lease ends after this long without a message from its holder.
         max_message_bytes: largest message that is read.
         max_unacknowledged_steps: most answers kept per pool for a holder that has not acknowledged them.
-        max_unacknowledged_notices: most notices kept per pool for a holder that has not acknowledged them; more wait in
-            the cache, where acquires wait no longer once there are too many.
+        max_unacknowledged_notices: most notices kept per pool for a holder that has not acknowledged them; more wait in the
+            cache, where acquires no longer wait once there are too many.
         max_ops_per_step: most ops in one Step.
         max_children_per_fork: most children of one fork.
         max_pools: most pools attached at a time.
         max_blocks_per_pool: most blocks of one pool.
-        max_retired_incarnations: how many ended lives of pools are remembered, to refuse them by name.
+        max_retired_incarnations: how many ended lives of pools are recorded, to reject them by name.
         max_stored_requests: how many answers to calls with a request id are kept.
         eviction: the policy that orders eviction in every pool, by name; see `radixkv.core.eviction.POLICIES`.
         pin_budget: block-seconds that the pins of one namespace of one pool may cost, each its blocks times its ttl; half of
             the pool for an hour if None.
-        quotas: shares of every pool for single namespaces, and bounds on their sequences; see `QuotaBook` for what becomes of
-            them where a pool is too small.
+        quotas: partitions of every pool for single namespaces, and bounds on their sequences; see `QuotaBook` for pools that
+            are too small for them.
         max_quotas_per_pool: most namespaces with a quota in one pool.
         max_event_subscribers: how many streams may follow events at a time.
-        max_kept_events: how many events are kept per pool for subscribers that come back or are slow, and how many changes
-            may wait to be read.
-        security: who may call, and what protects the way here.
+        max_kept_events: how many events are kept per pool for subscribers that resume or are slow, and how many changes may
+            wait to be read.
+        security: authentication of callers, and protection of the transport.
         kv_events_endpoint: a ZMQ endpoint to publish KV events on in vLLM's format, such as ``tcp://127.0.0.1:5557``; None: no
-            such publisher. Whoever reaches it sees the token ids of every namespace.
-        kv_events_replay_endpoint: one more, where routers ask for what they missed; None: they cannot.
-        kv_events_topic: the first frame of what is published.
+            such publisher. Every client of it sees the token ids of every namespace.
+        kv_events_replay_endpoint: a second one, from which routers get missed batches; None: they cannot.
+        kv_events_topic: the first frame of each message.
         kv_events_pool: the pool that is published.
         kv_events_arrays: publish each event as an array that begins with its name, as SGLang and older versions of vLLM do, and
             not as a map. Namespaces are its last element, which such a subscriber may not know.
-        unread_s: a reader who takes nothing of a listing or of events for so long is cut off.
-        request_s: how long the request of a call may take to come.
-        max_calls: calls at once, but for those of health and the streams of holders; further ones are refused before they are
-            read. Callers with keys share them, see `Shares`.
-        audit_s: how long it rests between two passes over the books of all pools, which are verified a millisecond at a time;
-            0: it makes none.
+        unread_s: a reader that reads nothing of a listing or of events for so long is cut off.
+        request_s: how long the request of a call may take to arrive.
+        max_calls: calls at once, not counting those of health and the streams of holders; requests over it are rejected before
+            they are read. Callers with keys share them, see `Shares`.
+        audit_s: pause between two audits of all pools, which are verified a millisecond at a time; 0: no audits.
         drain_s: how long a stopping service waits for calls in progress.
-        metrics_address: where Prometheus reads the metrics of all pools over HTTP, ``host:port``; None: nowhere. Whoever
-            reaches it sees the load and the names of namespaces.
+        metrics_address: ``host:port`` at which Prometheus reads the metrics of all pools over HTTP; None: none. Every client of
+            it sees the load and the names of namespaces.
     """
 
     addresses: tuple[str, ...] = (DEFAULT_ADDRESS,)

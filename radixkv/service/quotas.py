@@ -1,4 +1,4 @@
-"""The quotas of a service's pools: those it was started with, those set since, and what of them each life of a pool gets."""
+"""The quotas of a service's pools: those it was started with, those set since, and those that each life of a pool gets."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one namespace may use of a pool; see `PrefixCache.set_quota`.
+    """The limits of one namespace in a pool; see `PrefixCache.set_quota`.
 
     Attributes:
-        namespace: whose quota it is.
-        blocks: its share of the pool, in blocks. percent: the same as a part of whatever pool there is, rounded down. Neither:
-            it has no share of its own.
+        namespace: owner of the quota.
+        blocks: its partition of the pool, in blocks. percent: the same as a part of each pool, rounded down. Neither: it has
+            no partition.
         sequences: most of its sequences open at a time; None: as many as fit.
     """
 
@@ -60,15 +60,15 @@ class Quota:
         return self.blocks is None and self.percent is None and self.sequences is None
 
     def blocks_of(self, num_blocks: int) -> int | None:
-        """Its share of a pool of that many blocks."""
+        """Its partition of a pool of that many blocks."""
         return self.blocks if self.percent is None else int(num_blocks * self.percent / 100)
 
 
 def check_quotas(quotas: Iterable[Quota]) -> None:
-    """Quotas for the same pools: no namespace twice, and no more than the whole pool between them.
+    """Check quotas of the same pools: no namespace twice, and no more than the whole pool in all.
 
     Raises:
-        InvalidArgumentError: which namespace, or by how much.
+        InvalidArgumentError: the repeated namespace, or the sum.
     """
     names: set[str] = set()
     percent = 0.0
@@ -82,18 +82,17 @@ def check_quotas(quotas: Iterable[Quota]) -> None:
 
 
 class QuotaBook:
-    """What is wanted of each pool, by its name, beyond the lives of the pools themselves.
+    """The wanted quotas of each pool, by its name, beyond the lives of the pools themselves.
 
-    A quota that was set for a pool goes before the one that the service was started with, also where it was set to none, and
-    where the holder brings it to a restarted service. A new life of a pool gets what is wanted of it. If that is more than the
-    pool has, because it is smaller than the one before or than its operator thought, each share is cut in the same proportion:
-    the holder is served, every quota bounds as before or more tightly, and a warning says so. A larger life later gets them
-    whole.
+    A quota that was set for a pool overrides the one that the service was started with, also one set to none, and one that the
+    holder brings to a restarted service. A new life of a pool gets the wanted quotas. If they exceed a pool that is smaller
+    than before or than expected, each partition is cut in the same proportion. The holder is served, every quota bounds as
+    before or more tightly, and a warning is logged. A larger life later gets them whole.
 
     Args:
         quotas: those that the service was started with, for every pool.
         max_quotas: most namespaces with a quota in one pool.
-        max_pools: how many pools' set quotas are remembered; of more, those set longest ago are forgotten.
+        max_pools: number of pools whose set quotas are kept; of more, the oldest are dropped.
     """
 
     def __init__(self, quotas: Iterable[Quota], max_quotas: int, max_pools: int) -> None:
@@ -122,13 +121,13 @@ class QuotaBook:
                 blocks = blocks * num_blocks // total
             cache.set_quota(quota.namespace, blocks, quota.sequences)
         cache.journal.is_kept = True
-        for quota in self._set.get(pool_name, {}).values():  # those that a restarted service is not started with
+        for quota in self._set.get(pool_name, {}).values():  # those not among a restarted service's own quotas
             cache.journal.add(SetQuotaOp(quota.namespace, quota.blocks, quota.sequences))
 
     def set(
         self, caches: Mapping[str, PrefixCache], namespace: str, blocks: int | None, sequences: int | None
     ) -> dict[str, NamespaceUsage]:
-        """Set a quota in pools, and keep it for their later lives; what the namespace has then, by pool.
+        """Set a quota in pools, and keep it for their later lives; returns the namespace's usage then, by pool.
 
         Args:
             caches: the pools by name. All are changed or none.
@@ -166,7 +165,7 @@ class QuotaBook:
         kept = self._set.setdefault(pool_name, {})
         kept[quota.namespace] = quota
         if quota.is_none and quota.namespace not in self._given:
-            del kept[quota.namespace]  # nothing needs to be overruled
+            del kept[quota.namespace]  # there is nothing to override
         self._set.move_to_end(pool_name)
         if len(self._set) > max(self._max_pools, num_attached):
             self._set.popitem(last=False)

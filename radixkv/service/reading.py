@@ -1,4 +1,4 @@
-"""The `PrefixCache` service: what readers ask, of one pool or of all."""
+"""The `PrefixCache` service: the readers' calls, on one pool or on all."""
 
 from __future__ import annotations
 
@@ -89,9 +89,11 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, also, answers = _namespace(request), list(request.also), []
+        namespace, others, answers = _namespace(request), list(request.also), []
         for pool in self._pools.select(request.pool):
-            explanation = explanation_to_proto(pool.cache.explain(request.tokens, namespace=namespace, also=also))
+            explanation = explanation_to_proto(
+                pool.cache.explain(request.tokens, namespace=namespace, other_namespaces=others)
+            )
             answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
         return readers.ExplainResponse(pools=answers)
 
@@ -214,7 +216,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         )
 
     def _once(self, call: str, request_id: str, change: Callable[[], _Answer]) -> _Answer:
-        """Change state, unless a request of that id by the same caller did so before: then the answer is the one stored."""
+        """Change state, unless a request of that id by the same caller did so before: then return the stored answer."""
         if len(request_id) > MAX_NAME_CHARACTERS:
             bound = f"of at most {MAX_NAME_CHARACTERS} characters"
             raise InvalidArgumentError("request_id", request_id[:256], bound)
@@ -263,7 +265,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 now_s = self._pools.clock()
                 for chunk in _chunks(map(node_to_proto, listing.take())):
                     yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
-                await asyncio.sleep(0)  # Steps come in between two slices
+                await asyncio.sleep(0)  # lets Steps run between two slices
 
     @_streaming
     async def Events(self, request: readers.EventsRequest) -> AsyncGenerator[readers.EventsResponse, None]:  # noqa: N802 the proto's name
@@ -312,7 +314,7 @@ def _violation(pool: Pool) -> str:
 
 
 def _chunks(protos: Iterator[_Answer]) -> Iterator[list[_Answer]]:
-    """Messages gathered into lists of about `CHUNK_BYTES`."""
+    """Messages grouped into lists of about `CHUNK_BYTES`."""
     chunk: list[_Answer] = []
     size_bytes = 0
     for proto in protos:

@@ -49,15 +49,15 @@ SERVICE_NAMES = (
 )
 _LONGEST_END_OF_CALLS_S = 1.0
 _MOST_BUSY_S = 10.0
-"""Who asks for metrics waits for so long for a turn of the loop."""
+"""How long a scrape of the metrics waits for a turn of the loop."""
 
 _STREAMS_PER_CONNECTION = 100
-"""Calls in flight, beside those who follow events; a client keeps further ones back by itself. gRPC drops calls at random
-where too many wait to be looked at, which so takes a flood from many connections.
+"""Calls in flight, not counting event subscribers; a client queues more by itself. gRPC drops calls at random where too many
+are unread, which thus takes a flood from many connections.
 """
 
 _LEAST_UNSEEN = 16_384
-"""Calls that may wait to be looked at before gRPC drops some at random, whosever they are; of twice as many all are."""
+"""Calls that may be unread before gRPC drops some at random, of any caller; at twice as many it drops all."""
 
 
 class CacheService:
@@ -65,8 +65,9 @@ class CacheService:
 
     Args:
         config: addresses, limits, the lease's TTL.
-        clock: seconds, monotonic; leases and recency go by it.
-        collector: told once a second at the longest what may be garbage; none where the process is not the service's own.
+        clock: seconds, monotonic; for leases and recency.
+        collector: called at least once a second with counts of possible garbage; none where the process is not the service's
+            own.
 
     All calls must come from one event loop.
     """
@@ -91,7 +92,7 @@ class CacheService:
         self.metrics_address = ""
 
     async def start(self) -> None:
-        """Listen. `addresses` then tells where, with the ports that were taken for port 0.
+        """Listen. `addresses` then has the addresses, with the ports that were taken for port 0.
 
         Raises:
             InvalidArgumentError: an address that cannot be read, is none of this machine's, or is not safe to listen on; a keys
@@ -140,7 +141,7 @@ class CacheService:
     def _open_publisher(self) -> ZmqPublisher | None:
         if self.config.kv_events_endpoint is None:
             return None
-        from radixkv.service.events.zmq import ZmqPublisher  # needs packages that are not always there
+        from radixkv.service.events.zmq import ZmqPublisher  # needs optional packages
 
         return ZmqPublisher(self.config, self._pools, self._followers)
 
@@ -171,7 +172,7 @@ class CacheService:
         return str(address._replace(port=port))
 
     async def _sweep(self) -> None:
-        """End leases whose time is up."""
+        """Sweep expired leases, and collect garbage."""
         self._pools.sweep()
         while True:
             await asyncio.sleep(self._pools.sweep_interval_s)
@@ -181,7 +182,7 @@ class CacheService:
                 self._collector.tell(self._pools.num_ended, self._calls.num_begun)
 
     async def stop(self) -> None:
-        """Drain: refuse what is new, end the streams, let calls in progress finish, stop listening. May be repeated."""
+        """Drain: reject new calls, end the streams, let calls in progress finish, stop listening. May be repeated."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -236,7 +237,7 @@ async def _serve(
 
 
 async def _let_calls_end() -> None:
-    """Give gRPC's tasks of calls that are over the turns of the loop that they still need.
+    """Give gRPC's tasks of ended calls the turns of the loop that they still need.
 
     A stopped server leaves them pending for a moment. A loop closed just then cancels them, and gRPC prints their tracebacks.
     """

@@ -1,8 +1,8 @@
-"""Helpers that know nothing of caches.
+"""Helpers that are independent of caches.
 
-fair_semaphore  places that many share, given in turns
+fair_semaphore  shared places, given in turns
 folders         the cache folder
-heaps           memory handed back to the system
+heaps           memory returned to the system
 json_text       JSON from outside, within bounds
-pace            how fast a queue moves
+pace            completion rate of a queue
 """

@@ -1,4 +1,4 @@
-"""Places that many share: each of them a bounded number, and who waits is served in turns, one of each in a row."""
+"""A semaphore whose places are shared by keys: each key has a bounded number, and waiting keys are served round-robin."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextvars import ContextVar
 __all__ = ["CALLER", "FairSemaphore", "own_work"]
 
 CALLER: ContextVar[str] = ContextVar("radixkv_caller", default="")
-"""The namespace on whose behalf a coroutine runs, of which the shares of threads are; empty: the gateway's own work."""
+"""The namespace on whose behalf a coroutine runs, for its share of threads; empty: the gateway's own work."""
 
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """What is done within it is done for all, not for the caller who happens to be the first."""
+    """Count work in the body as the gateway's own: it is shared by all callers, not the first one's."""
     caller = CALLER.set("")
     try:
         yield
@@ -29,8 +29,8 @@ class FairSemaphore:
     """At most `total` places taken at once, and `each` of them by one key. The event loop owns it; O(waiting keys) a call.
 
     Args:
-        total: places; None: as many as there are keys for.
-        each: places of one key; None: all.
+        total: places; None: no limit.
+        each: places of one key; None: no limit.
         clock: seconds, monotonic.
     """
 
@@ -40,11 +40,11 @@ class FairSemaphore:
         self._clock = clock
         self._num_taken = 0
         self._taken: Counter[Hashable] = Counter()
-        self._waiting: dict[Hashable, OrderedDict[asyncio.Future[None], float]] = {}  # whose turn is next stands first
+        self._waiting: dict[Hashable, OrderedDict[asyncio.Future[None], float]] = {}  # the key served next is first
 
     @asynccontextmanager
     async def place(self, key: Hashable) -> AsyncIterator[None]:
-        """Within it a place of `key` is taken."""
+        """Hold a place of `key` in the body."""
         await self.take(key)
         try:
             yield
@@ -52,18 +52,18 @@ class FairSemaphore:
             self.give_back(key)
 
     def is_taken(self, key: Hashable) -> bool:
-        """Whether `key` has any place."""
+        """Whether `key` holds any place."""
         return self._taken[key] > 0
 
     def waited_s(self) -> float:
-        """How long the first one waits that only wants for a place of all, its key having some left; 0 where none does."""
+        """Longest wait among keys below their own limit, held up by `total` alone; 0 where there is none."""
         if self._num_taken < self._total:
             return 0.0
         since = [next(iter(queue.values())) for key, queue in self._waiting.items() if self._taken[key] < self._each]
         return max(0.0, self._clock() - min(since)) if since else 0.0
 
     async def take(self, key: Hashable) -> None:
-        """Wait for a place of `key`, which is to be given back."""
+        """Wait for a place of `key`; return it by `give_back`."""
         if key not in self._waiting and self._num_taken < self._total and self._taken[key] < self._each:
             self._count(key)
             return
@@ -79,7 +79,7 @@ class FairSemaphore:
             raise
 
     def give_back(self, key: Hashable) -> None:
-        """Somebody else may have it."""
+        """Free a place of `key`."""
         self._num_taken -= 1
         self._taken[key] -= 1
         if not self._taken[key]:
@@ -87,7 +87,7 @@ class FairSemaphore:
         self._serve()
 
     def _serve(self) -> None:
-        """Give what is free to who waits, a key's turn after another's."""
+        """Give free places to waiting keys, round-robin."""
         while self._num_taken < self._total:
             key = next((key for key in self._waiting if self._taken[key] < self._each), None)
             if key is None:
@@ -95,7 +95,7 @@ class FairSemaphore:
             queue = self._waiting.pop(key)
             turn, _ = queue.popitem(last=False)
             if queue:
-                self._waiting[key] = queue  # behind all others
+                self._waiting[key] = queue  # after all others
             if not turn.cancelled():
                 self._count(key)
                 turn.set_result(None)

@@ -1,4 +1,4 @@
-"""Where what radixkv fetches and builds is kept between runs."""
+"""The folder for files that radixkv fetches and builds, kept between runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """For fetched models and compiled kernels: ``RADIXKV_CACHE``, or else the platform's cache folder of this user."""
+    """The folder of fetched models and compiled kernels: ``RADIXKV_CACHE``, or else the platform's cache folder of this
+    user.
+    """
     import platformdirs
 
     chosen = environ.get("RADIXKV_CACHE")

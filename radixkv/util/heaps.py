@@ -1,8 +1,8 @@
-"""The heaps of a server's process: Python's, and those that the C library keeps for threads, where it is glibc.
+"""The heaps of a server's process: Python's, and the arenas of the C library, where it is glibc.
 
-glibc gives up to eight per core, and what the largest call ever took in one is kept there and not used by the others: under
-connections that break the protocol a service grew to twice the size that it has with two. What lies free between what is in
-use stays with the process, unless it is asked to give it back: after floods of streams that was 450 MiB of a worker's 950.
+glibc makes up to eight arenas per core. Each keeps the memory of its largest call, which the others cannot use: under
+connections that break the protocol a service grew to twice its size with two. Free memory between used blocks stays with the
+process, unless it is trimmed: after floods of streams that was 450 MiB of a worker's 950.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _M_ARENA_MAX = -8
 
 
 class _MallInfo(ctypes.Structure):
-    """What `mallinfo2` tells of all heaps; malloc.h has the names' meaning."""
+    """The result of `mallinfo2`; malloc.h describes the fields."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -44,10 +44,10 @@ class _MallInfo(ctypes.Structure):
 
 
 def keep_heaps_small(look_s: float = LOOK_S) -> None:
-    """Have all threads share two heaps, unless MALLOC_ARENA_MAX says otherwise, and have a thread that looks every `look_s`
-    seconds give back what lies free, once more than `MAX_FREE_BYTES` do and the process has grown by as much.
+    """Have all threads share two heaps, unless MALLOC_ARENA_MAX is set, and start a thread that checks every `look_s` seconds.
+    It trims the heaps once more than `MAX_FREE_BYTES` are free and the process has grown by as much.
 
-    To be called once, before threads are started.
+    Call it once, before threads are started.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(OSError, AttributeError):
@@ -57,7 +57,7 @@ def keep_heaps_small(look_s: float = LOOK_S) -> None:
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """Within, until `set_heap_aside`, Python's collector does not run: an eighth of the time that imports take is its."""
+    """Pause Python's collector in the body, until `set_heap_aside`: it takes an eighth of the time of imports."""
     gc.disable()
     try:
         yield
@@ -66,10 +66,10 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def set_heap_aside() -> None:
-    """Have Python's collector never look again at what has been made so far, modules above all.
+    """Exclude all present objects, modules above all, from Python's collector.
 
-    To be called once, when a process begins to serve. With torch in it a process has some 400,000 objects, and stops for 0.2 s
-    each time the collector looks at them all; what it would find is 2% of them.
+    Call it once, when a process begins to serve. With torch a process has some 400,000 objects, and a full collection stops it
+    for 0.2 s; 2% of them are garbage.
     """
     gc.freeze()
     gc.enable()
@@ -90,7 +90,7 @@ def _watch(look_s: float) -> None:
 
 
 def _resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Of this process; 0 where unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as told:
             return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -99,6 +99,6 @@ def _resident_bytes() -> int:
 
 
 def trim_heaps() -> None:
-    """Give the pages back on which nothing is in use. O(free memory), some milliseconds."""
+    """Return unused pages to the system. O(free memory), some milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,9 +1,9 @@
-"""JSON that comes from outside, read with bounds on what it costs: how deep it is nested, and how much it holds.
+"""JSON from outside, parsed with bounds on its nesting and its number of values.
 
-The standard parser goes as deep as Python's stack: at its end anything fails, also what the garbage collector happens to run
-there. And it holds the interpreter's lock from the first byte to the last, for as long as the values take to be made.
+The standard parser recurses as deep as Python's stack; at its end anything fails, also code that the garbage collector runs
+there. And it holds the interpreter's lock from the first byte to the last.
 
-Both are counted before anything is made, on what is left of the text without its strings, by calls that run in C:
+Both are counted before anything is parsed, on the text without its strings, by calls that run in C:
 
     {"a": [1, 2.5, "so, {so}"]}    ->    [:[0,0.0,]]
 """
@@ -19,18 +19,18 @@ MAX_NESTING = 200
 """Levels of arrays and objects."""
 
 MAX_CONTAINERS = 65_536
-"""Arrays and objects of a text of up to `FULL_BYTES`; of a longer one in proportion, as with all that follow."""
+"""Arrays and objects of a text of up to `FULL_BYTES`; of a longer one in proportion, like all following bounds."""
 
 MAX_NAMES = 100_000
 MAX_STRINGS = 300_000
 MAX_FRACTIONS = 50_000
 MAX_VALUES = 500_000
 MAX_DIGITS = 1_000
-"""Of one number, in a text that is not short: a number costs the square of its length."""
+"""Of one number, in a text that is not short: parsing a number takes the square of its length."""
 
 FULL_BYTES = 4 * 1024 * 1024
 SHORT_CHARACTERS = 64 * 1024
-"""What a text of so few can hold is made in a few milliseconds."""
+"""A text of up to so many is parsed in a few milliseconds."""
 
 _STRUCTURE = bytes.maketrans(b"{}123456789eE", b"[]000000000..")
 _BLANKS = b" \t\r\n"
@@ -38,10 +38,10 @@ _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]")
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value that a text says. O(length).
+    """Parse a text. O(length).
 
     Raises:
-        ValueError: it is not JSON, or out of the bounds; a `json.JSONDecodeError` but where bytes are no text.
+        ValueError: not JSON, or out of the bounds; a `json.JSONDecodeError`, except where bytes are no text.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
@@ -58,13 +58,13 @@ def read_json(text: str | bytes) -> Any:
 
 
 def num_values(text: str) -> int:
-    """At least as many as the values that a JSON text holds. O(length)."""
+    """An upper bound of the number of values in a JSON text. O(length)."""
     structure = _structure(_without_escapes(text.encode("utf-8", "surrogatepass")))
     return structure.count(b",") + structure.count(b"[") + 1
 
 
 def _problem(text: bytes) -> str | None:
-    """Which bound a text is out of."""
+    """The bound that a text exceeds, or None."""
     scale = max(1.0, len(text) / FULL_BYTES)
     text = _without_escapes(text)
     if text.count(b'"') > 2 * MAX_STRINGS * scale:
@@ -87,20 +87,20 @@ def _problem(text: bytes) -> str | None:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """The text with no mark `"` in it but those between which its strings stand.
+    """The text without escapes, so that every `"` in it begins or ends a string.
 
-    As far as it is JSON. What follows its first fault is never parsed, whatever is made of it here.
+    True as far as it is JSON. The rest after its first fault is never parsed.
     """
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 
 
 def _structure(text: bytes) -> bytes:
-    """What stands outside of the strings: objects as arrays, digits as 0, an exponent as a point, without blanks."""
+    """The text outside of strings: objects as arrays, digits as 0, an exponent as a point, without blanks."""
     return b"".join(text.split(b'"')[::2]).translate(_STRUCTURE, _BLANKS)
 
 
 def _is_too_deep(brackets: bytes) -> bool:
-    """Whether brackets go deeper than `MAX_NESTING`. Where they do not match, up to twice that is let pass."""
+    """Whether brackets are nested deeper than `MAX_NESTING`; unmatched ones may pass up to twice that."""
     for _ in range(MAX_NESTING):
         inner = len(brackets)
         brackets = brackets.replace(b"[]", b"")

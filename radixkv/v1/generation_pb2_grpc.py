@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """What a decode worker offers to frontends and batch jobs. Where callers need a credential every call may end with
-    UNAUTHENTICATED or PERMISSION_DENIED, and the generations of namespaces that the caller may not name are as unknown ones.
+    """The generations of a decode worker, for frontends and batch jobs. Where callers need a credential every call may end with
+    UNAUTHENTICATED or PERMISSION_DENIED, and generations of namespaces that the caller may not name are treated as unknown.
     """
 
     def __init__(self, channel):
@@ -79,67 +79,68 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """What a decode worker offers to frontends and batch jobs. Where callers need a credential every call may end with
-    UNAUTHENTICATED or PERMISSION_DENIED, and the generations of namespaces that the caller may not name are as unknown ones.
+    """The generations of a decode worker, for frontends and batch jobs. Where callers need a credential every call may end with
+    UNAUTHENTICATED or PERMISSION_DENIED, and generations of namespaces that the caller may not name are treated as unknown.
     """
 
     def Generate(self, request, context):
-        """Continues a prompt, in one or more branches, and streams what comes. Ending the call early cancels the generation, whose
-        blocks are then free within a step. Errors: INVALID_ARGUMENT for a prompt or a parameter outside its bound, also for a request
-        that could not fit the model or the pool even alone; RESOURCE_EXHAUSTED when too many generations wait or stream;
+        """Continues a prompt, in one or more branches, and streams the reply. Ending the call early cancels the generation, whose
+        blocks are then free within a step. Errors: INVALID_ARGUMENT for a prompt or a parameter outside its bound, also for a
+        request that could not fit the model or the pool even alone; RESOURCE_EXHAUSTED when too many generations wait or stream;
         UNAVAILABLE when the worker is stopping or has lost its cache service;
-        DEADLINE_EXCEEDED when the time given is over.
+        DEADLINE_EXCEEDED when its timeout has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkGeneration(self, request, context):
-        """Goes on from a token position of a generation that runs or is remembered, as a generation of its own; the other one is not
-        disturbed. Errors: NOT_FOUND for a generation that is not known (any more), and those of Generate.
+        """Continues from a token position of a running or remembered generation, as a separate generation; the other one is not
+        affected. Errors: NOT_FOUND for an unknown or forgotten generation, and those of Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Tells what is served, a pure read.
+        """Returns the served model, a pure read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tells the token ids of a prompt as Generate would read it, a pure read. Errors: INVALID_ARGUMENT.
+        """Returns the token ids of a prompt as Generate would read it, a pure read. Errors: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Tells the text of token ids, a pure read. Errors: INVALID_ARGUMENT.
+        """Returns the text of token ids, a pure read. Errors: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SpellTokens(self, request, context):
-        """Tells the bytes that each of some tokens stands for by itself, a pure read. Errors: INVALID_ARGUMENT.
+        """Returns the bytes of single tokens, a pure read. Errors: INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """Tells what the worker and its cache are doing and have done, a pure read.
+        """Returns gauges and counters of the worker and its cache, a pure read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyBlock(self, request, context):
-        """Computes one cached block anew and compares it with what is cached, between two rounds. The branch counts as used by it, and a
-        cold one may be evicted for the one block that is computed in; nothing else changes. Errors: INVALID_ARGUMENT; UNAVAILABLE.
+        """Computes one cached block again and compares it with the cached values, between two rounds. It counts as a use of the
+        branch, and a cold one may be evicted for the one block that it needs; nothing else changes. Errors: INVALID_ARGUMENT;
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,8 +198,8 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """What a decode worker offers to frontends and batch jobs. Where callers need a credential every call may end with
-    UNAUTHENTICATED or PERMISSION_DENIED, and the generations of namespaces that the caller may not name are as unknown ones.
+    """The generations of a decode worker, for frontends and batch jobs. Where callers need a credential every call may end with
+    UNAUTHENTICATED or PERMISSION_DENIED, and generations of namespaces that the caller may not name are treated as unknown.
     """
 
     @staticmethod

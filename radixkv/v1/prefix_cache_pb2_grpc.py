@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class PrefixCacheStub:
-    """For routers, operators and dashboards.
+    """The calls of routers, operators and dashboards.
 
-    Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that is
-    not attached gives NOT_FOUND; without a name there may be no answer at all.
+    Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that
+    is not attached gives NOT_FOUND; without a name there may be no answer at all.
 
-    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; one that would tell of all
-    namespaces is denied to who may not see all.
+    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; a call whose answer covers all
+    namespaces is denied to callers that may not see all.
     """
 
     def __init__(self, channel):
@@ -119,13 +119,13 @@ class PrefixCacheStub:
 
 
 class PrefixCacheServicer:
-    """For routers, operators and dashboards.
+    """The calls of routers, operators and dashboards.
 
-    Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that is
-    not attached gives NOT_FOUND; without a name there may be no answer at all.
+    Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that
+    is not attached gives NOT_FOUND; without a name there may be no answer at all.
 
-    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; one that would tell of all
-    namespaces is denied to who may not see all.
+    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; a call whose answer covers all
+    namespaces is denied to callers that may not see all.
     """
 
     def Match(self, request, context):
@@ -136,8 +136,8 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explains where a prompt parts from what is cached, and why, a pure read. Nothing is told of a namespace that the request does
-        not name. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """Explains where a prompt parts from the cached histories, and why, a pure read. Namespaces that the request does not name
+        are not reported. Errors: INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,27 +151,27 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EvictBranch(self, request, context):
-        """Evicts what is cached beyond a prefix: every radix node whose history begins with it and that nothing locks. A restarted
-        service does not get it back. As with every change below, the holders are told of it, for a restarted service. Errors:
-        INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where holders have heard of too few of the changes before.
+        """Evicts the branches below a prefix: every radix node whose history begins with it and that nothing locks. A restarted
+        service does not get it back. Like every change below, it is sent to the holders, for a restarted service. Errors:
+        INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where holders have not acknowledged too many earlier changes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Clear(self, request, context):
-        """Drops everything cached of a namespace and of those derived of it, for adapters and salts; what live sequences stand on goes
-        when they end. What a holder still has to tell a restarted service of it is dropped too. Errors: those of EvictBranch.
+        """Drops all cached branches of a namespace and of those derived of it, for adapters and salts; the paths of open sequences go
+        when these end. The holder's record of them for a restarted service is dropped too. Errors: those of EvictBranch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Protects what is cached of a prompt from eviction for a time, put off by each use. A pin where one stands takes its place, so
-        that a repeat is harmless. Half of a pool may be pinned; namespaces that have pins share it evenly, and what one leaves idle
-        others may pin until it is wanted: then the newest pins of whoever is furthest above its share end. Errors: INVALID_ARGUMENT,
-        NOT_FOUND; RESOURCE_EXHAUSTED where it passes what its namespace may pin.
+        """Protects the cached prefix of a prompt from eviction for a time, renewed by each use. A pin of the same prompt is replaced,
+        so that a repeat is harmless. Half of a pool may be pinned; namespaces that have pins share it evenly. Idle parts of a
+        share may be pinned by others; when its namespace wants them, the newest pins of the namespace furthest above its share
+        end. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where it exceeds the pin budget.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,7 +185,7 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pins(self, request, context):
-        """Lists what is pinned, a pure read. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """Lists the pins, a pure read. Errors: INVALID_ARGUMENT, NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,25 +200,25 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """Sets both bounds of a namespace, in which what is derived of it counts, so that a repeat is harmless, and keeps them for every
-        later life of the pool. A restarted service gets them back from the holder, and they replace those that it was started with. Of several pools all are
-        changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool leave less; NOT_FOUND; RESOURCE_EXHAUSTED
-        where more namespaces would have a quota than the service allows.
+        """Sets both bounds of a namespace, in which derived namespaces count, and keeps them for every later life of the pool. A
+        repeat is harmless. A restarted service gets them back from the holder, and they replace those that it was started with. Of
+        several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool leave less;
+        NOT_FOUND; RESOURCE_EXHAUSTED where more namespaces would have a quota than the service allows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Usage(self, request, context):
-        """Tells what each namespace, with what is derived of it, has of the pool, and its quota, a pure read. Errors:
-        INVALID_ARGUMENT, NOT_FOUND.
+        """Returns the usage and the quota of each namespace, derived ones counted in it, a pure read. Errors: INVALID_ARGUMENT,
+        NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Tells gauges of now and counters since the pool was attached, a pure read. Errors: NOT_FOUND.
+        """Returns current gauges, and counters since the pool was attached, a pure read. Errors: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,7 +232,7 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Dump(self, request, context):
-        """Lists the radix nodes, parents before children, a pure read. Of many nodes each message is of a moment of its own, and
+        """Lists the radix nodes, parents before children, a pure read. Of many nodes each message is of its own moment, and
         Steps are served in between. Errors: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -240,9 +240,9 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Events(self, request, context):
-        """Lists what was stored and removed, in order, beginning with a snapshot where the start is not kept, and goes on with what
-        follows if asked to. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where too many follow; UNAVAILABLE when the
-        service is stopping.
+        """Lists stored and removed blocks, in order, beginning with a snapshot where the start is not kept, and follows later changes
+        on request. Errors: INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where there are too many subscribers; UNAVAILABLE when
+        the service is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -335,13 +335,13 @@ def add_PrefixCacheServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefixCache:
-    """For routers, operators and dashboards.
+    """The calls of routers, operators and dashboards.
 
-    Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that is
-    not attached gives NOT_FOUND; without a name there may be no answer at all.
+    Every request names a pool, or none for all attached pools; there is one answer per pool, sorted by name. A named pool that
+    is not attached gives NOT_FOUND; without a name there may be no answer at all.
 
-    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; one that would tell of all
-    namespaces is denied to who may not see all.
+    Where callers need a credential every call may end with UNAUTHENTICATED or PERMISSION_DENIED; a call whose answer covers all
+    namespaces is denied to callers that may not see all.
     """
 
     @staticmethod

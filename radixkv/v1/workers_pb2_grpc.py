@@ -50,23 +50,23 @@ class WorkersServicer:
         """Attaches to a pool and holds it; the stream is the lease.
 
         The holder sends one Hello, waits for Attached, then sends numbered Steps, each answered once and in order, and a
-        Heartbeat at least every third of the lease's TTL when it has nothing else to say. Any message renews the lease.
+        Heartbeat at least every third of the lease's TTL when it has nothing else to send. Any message renews the lease.
 
-        Notices come down the same stream in numbered messages: after the answer to the Step that caused them, or at any time where
-        the call of another did. After a broken stream those that were not acknowledged come again right after Attached, unchanged.
+        Notices come on the same stream in numbered messages: after the answer to the Step that caused them, or at any time if
+        another client's call did. After a broken stream the unacknowledged ones are sent again right after Attached, unchanged.
 
         A stream that breaks leaves the lease running: a new stream whose Hello names the same incarnation within the TTL resumes.
         The holder then sends every unanswered Step again, unchanged. A number seen before gets its stored answer, so every Step is
-        applied exactly once and a lost answer comes back the same. A newer stream of the same incarnation ends the older one.
+        applied exactly once and a lost answer is sent again unchanged. A newer stream of the same incarnation ends the older one.
 
-        The lease ends when nothing was received for the TTL, or at Goodbye. Then all sequences of the pool end, its tree is dropped
+        The lease ends after the TTL without a message, or at Goodbye. Then all sequences of the pool end, its tree is dropped
         and its incarnation is retired. An end of the stream without Goodbye counts as a break.
 
-        The stream ends with INVALID_ARGUMENT for a message out of turn, a Step number left out or already acknowledged, or a shape
-        out of bounds; with FAILED_PRECONDITION for a retired incarnation, a pool held by another, a lease that ran out, or a newer
+        The stream ends with INVALID_ARGUMENT for a message out of turn, a Step number skipped or already acknowledged, or a shape
+        out of bounds; with FAILED_PRECONDITION for a retired incarnation, a pool held by another, an expired lease, or a newer
         stream of the same holder; with RESOURCE_EXHAUSTED for a Step, a count of ops or of unacknowledged answers above its limit;
-        with UNAVAILABLE when the service is stopping; with UNAUTHENTICATED or PERMISSION_DENIED where holders need a credential and
-        this one's is not known (any more) or not for that pool. An op that names a namespace beyond its rights fails alone.
+        with UNAVAILABLE when the service is stopping; with UNAUTHENTICATED or PERMISSION_DENIED where holders need a credential
+        and this one's is unknown, revoked, or not for that pool. An op that names a namespace beyond its rights fails alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

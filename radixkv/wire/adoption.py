@@ -1,4 +1,4 @@
-"""Between what a holder tells a restarted service and the wire, both ways."""
+"""Conversion of a holder's report to a restarted service, both ways."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adoption_to_proto(op: AdoptionOp, proto: workers.Op) -> None:
 
 
 def adoption_from_proto(proto: workers.Op) -> AdoptionOp:
-    """One op from the wire, which is one of these.
+    """Read an adoption op from the wire.
 
     Raises:
         InvalidArgumentError: not a whole number of block ids.
@@ -47,9 +47,9 @@ def _write_adopted(op: AdoptSequenceOp, adopted: workers.AdoptSequence) -> None:
     adopted.reserve = op.reserve
     if op.namespace != DEFAULT_NAMESPACE:
         adopted.namespace = op.namespace
-    adopted.is_unshared = not op.shares
-    if op.beside is not None:
-        adopted.beside_seq_id = op.beside
+    adopted.is_unshared = not op.share_prefix
+    if op.same_tree_as is not None:
+        adopted.beside_seq_id = op.same_tree_as
     retention_to_proto(op.retention, adopted.retention)
     adopted.shares_last_block = op.shares_last
 

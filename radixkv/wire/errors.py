@@ -1,9 +1,8 @@
 """The one table between radixkv's errors, the wire's `Error` and gRPC status codes, used in both directions.
 
-A failed call or stream ends with the status code of its error and carries the serialised `Error` in the trailing
-metadata `radixkv-error-bin`; an op of a Step carries its `Error` in its answer. A client rebuilds from it the exception
-that the same call would have raised in process. Where the error says when to try again, gRPC's own metadata
-`grpc-retry-pushback-ms` does too.
+A failed call or stream ends with the status code of its error and carries the serialised `Error` in the trailing metadata
+`radixkv-error-bin`; an op of a Step carries its `Error` in its answer. A client rebuilds from it the exception that the same
+call would have raised in process. An error's time to retry after is also sent as gRPC's own metadata `grpc-retry-pushback-ms`.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ _TABLE = (
 _BY_CLASS = {row.error: row for row in _TABLE}
 _BY_CODE = {row.code: row.error for row in _TABLE}
 
-# What a status without our details means: it came from the transport, or from something that is no radixkv service.
+# Statuses without our details: from the transport, or from a server that is no radixkv service.
 _BY_STATUS: dict[grpc.StatusCode, type[RadixKVError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
@@ -99,17 +98,17 @@ def _row_of(error: RadixKVError) -> _Row:
 
 
 def status_of(error: RadixKVError) -> grpc.StatusCode:
-    """The status code that belongs to an error, by the nearest class of the table."""
+    """The status code of an error, by the nearest class of the table."""
     return _row_of(error).status
 
 
 def message_of(error: RadixKVError) -> str:
-    """What a status says of an error: so short that gRPC, which escapes it, never refuses the trailing metadata."""
+    """The message of a status, short enough that gRPC, which escapes it, never rejects the trailing metadata."""
     return _cut(str(error), MAX_MESSAGE_BYTES)
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    """The beginning of a text, in whole characters that UTF-8 can write."""
+    """The beginning of a text, in whole characters that UTF-8 can encode."""
     return text[:max_bytes].encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
@@ -133,7 +132,7 @@ def error_to_proto(error: RadixKVError) -> types.Error:
 
 
 def error_from_proto(proto: types.Error) -> RadixKVError:
-    """The exception that an `Error` stands for: same class, same message, same attributes."""
+    """The exception of an `Error`: same class, same message, same attributes."""
     error: RadixKVError
     if proto.code == types.ERROR_CODE_INVALID_ARGUMENT:
         argument = proto.invalid_argument
@@ -171,7 +170,7 @@ def _pin_budget_from_proto(proto: types.PinBudget) -> PinBudgetError:
 
 
 def _read_value(text: str) -> object:
-    text = _cut(text, MAX_VALUE_BYTES)  # whatever the other side has sent
+    text = _cut(text, MAX_VALUE_BYTES)  # the other side may have sent more
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -179,7 +178,7 @@ def _read_value(text: str) -> object:
 
 
 def trailing_metadata(error: RadixKVError) -> tuple[tuple[str, str | bytes], ...]:
-    """The metadata that a failed call or stream ends with."""
+    """The trailing metadata of a failed call or stream."""
     details = (ERROR_METADATA_KEY, error_to_proto(error).SerializeToString())
     if error.retry_after_s is None:
         return (details,)
@@ -187,11 +186,11 @@ def trailing_metadata(error: RadixKVError) -> tuple[tuple[str, str | bytes], ...
 
 
 def error_from_rpc(call: Any, address: str) -> RadixKVError:
-    """The exception that a failed gRPC call stands for.
+    """The exception of a failed gRPC call.
 
     Args:
         call: the `grpc.RpcError`, which is also the finished call.
-        address: of the service, to be named where the transport failed.
+        address: of the service, for the message where the transport failed.
     """
     for key, value in call.trailing_metadata() or ():
         if key == ERROR_METADATA_KEY:

@@ -1,6 +1,6 @@
-"""Between ops that name no sequence, what they answer and the journal of them, and the wire's messages, both ways.
+"""Conversion of ops that name no sequence, of their answers and of the journal, both ways.
 
-Fields are named alike on both sides; one that is absent on the wire has the default that it has in process.
+Fields have the same names on both sides; a field absent on the wire has its default in process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ POOL_OPS: dict[str, Any] = {
     "clear": ClearOp,
     "set_quota": SetQuotaOp,
 }
-"""By the name of their field in `Op`."""
+"""Op classes by the name of their field in `Op`."""
 
 _NAMES = {op: name for name, op in POOL_OPS.items()}
 
@@ -81,7 +81,7 @@ def pool_op_from_proto(kind: str, proto: workers.Op | workers.JournalEntry) -> A
 
 
 def pool_result_to_proto(op: Any, result: StepResult, proto: workers.OpResult) -> None:
-    """Write what one of `POOL_OPS` but a match answered into a wire message."""
+    """Write the answer to one of `POOL_OPS`, except a match, into a wire message."""
     if isinstance(result, PinInfo):
         proto.pin.SetInParent()
         for field in proto.pin.DESCRIPTOR.fields:
@@ -95,7 +95,7 @@ def pool_result_to_proto(op: Any, result: StepResult, proto: workers.OpResult) -
 
 
 def pool_result_from_proto(op: Any, kind: str, proto: workers.OpResult) -> StepResult:
-    """What one of `POOL_OPS` but a match answered, from the wire."""
+    """Read the answer to one of `POOL_OPS`, except a match, from the wire."""
     message = getattr(proto, kind)
     if kind == "pin":
         tokens = pack_tokens(op.tokens)[: message.num_tokens * TOKEN_BYTES]
@@ -107,7 +107,7 @@ def pool_result_from_proto(op: Any, kind: str, proto: workers.OpResult) -> StepR
 
 
 def journal_to_proto(entries: Iterable[JournalEntry], proto: workers.Notices) -> None:
-    """Write what was done to a pool into a wire message. O(size)."""
+    """Write journal entries into a wire message. O(size)."""
     for entry in entries:
         if isinstance(entry, ClearOp):
             proto.cleared.append(entry.namespace)
@@ -125,7 +125,7 @@ def journal_to_proto(entries: Iterable[JournalEntry], proto: workers.Notices) ->
 
 
 def journal_from_proto(proto: workers.Notices) -> list[JournalEntry]:
-    """What was done to a pool, from the wire; what this version does not know is left out. O(size)."""
+    """Read journal entries from the wire; entries unknown to this version are skipped. O(size)."""
     entries: list[JournalEntry] = [ClearOp(namespace) for namespace in proto.cleared]
     for told in proto.journal:
         kind = told.WhichOneof("entry")

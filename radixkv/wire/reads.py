@@ -1,4 +1,4 @@
-"""Between what readers see and the wire's messages, both ways. Fields are named alike on either side."""
+"""Conversion of readers' requests and answers, both ways. Fields have the same names on both sides."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def match_from_proto(proto: readers.PoolMatch) -> MatchResult:
 
 
 def explanation_to_proto(explanation: Explanation) -> readers.Explanation:
-    """Why no more of a prompt is cached, for the wire."""
+    """An explanation for the wire."""
     evicted, elsewhere = explanation.evicted, explanation.elsewhere
     fields = explanation._asdict() | {
         "cause": _MISS_CAUSES[explanation.cause],
@@ -102,7 +102,7 @@ def explanation_to_proto(explanation: Explanation) -> readers.Explanation:
 
 
 def explanation_from_proto(proto: readers.Explanation) -> Explanation:
-    """Why no more of a prompt is cached, from the wire.
+    """An explanation from the wire.
 
     Raises:
         InvalidArgumentError: a cause or a reason of a later version.
@@ -134,7 +134,7 @@ def explanation_from_proto(proto: readers.Explanation) -> Explanation:
 def stats_to_proto(
     pool: str, stats: CacheStats, times: BlockTimes | None = None, events: EventStats | None = None
 ) -> readers.PoolStats:
-    """Gauges and counters of one pool for the wire, with its histograms and those who follow it where they are given."""
+    """Gauges and counters of one pool for the wire, with its histograms and event counts where given."""
     proto = readers.PoolStats(pool=pool, **stats._asdict(), **({} if events is None else events._asdict()))
     for name, histogram in () if times is None else times._asdict().items():
         getattr(proto, name).CopyFrom(readers.TimeHistogram(**histogram._asdict()))
@@ -147,7 +147,7 @@ def stats_from_proto(proto: readers.PoolStats) -> CacheStats:
 
 
 def event_stats_from_proto(proto: readers.PoolStats) -> EventStats:
-    """Those who follow one pool from the wire."""
+    """Event counts of one pool from the wire."""
     return EventStats(*(getattr(proto, name) for name in EventStats._fields))
 
 
@@ -158,7 +158,7 @@ def block_times_from_proto(proto: readers.PoolStats) -> BlockTimes:
 
 
 def node_to_proto(node: NodeInfo) -> readers.Node:
-    """A radix node for the wire; the fields are named alike."""
+    """A radix node for the wire; the fields have the same names."""
     fields = node._asdict() | {"tokens": bytes(node.tokens), "block_ids": pack_blocks(node.block_ids)}
     return readers.Node(**fields)
 
@@ -170,7 +170,7 @@ def node_from_proto(proto: readers.Node) -> NodeInfo:
 
 
 def pin_to_proto(pin: PinInfo) -> readers.PinInfo:
-    """A pin for the wire; the fields are named alike."""
+    """A pin for the wire; the fields have the same names."""
     return readers.PinInfo(**pin._asdict())
 
 
@@ -180,12 +180,12 @@ def pin_from_proto(proto: readers.PinInfo) -> PinInfo:
 
 
 def usage_to_proto(usage: NamespaceUsage) -> readers.NamespaceUsage:
-    """What a namespace has for the wire; the fields are named alike, and a quota that is None is absent."""
+    """A namespace's usage for the wire; the fields have the same names, and a quota that is None is absent."""
     return readers.NamespaceUsage(**usage._asdict())
 
 
 def usage_from_proto(proto: readers.NamespaceUsage) -> NamespaceUsage:
-    """What a namespace has from the wire."""
+    """A namespace's usage from the wire."""
     fields = {name: getattr(proto, name) for name in NamespaceUsage._fields}
     for quota in ("block_quota", "sequence_quota"):
         if not proto.HasField(quota):
@@ -194,7 +194,7 @@ def usage_from_proto(proto: readers.NamespaceUsage) -> NamespaceUsage:
 
 
 def event_to_proto(event: CacheEvent) -> readers.Event:
-    """A change of what is cached for the wire."""
+    """A cache event for the wire."""
     return readers.Event(
         sequence_number=event.sequence_number,
         kind=_EVENT_KINDS[event.kind],
@@ -209,7 +209,7 @@ def event_to_proto(event: CacheEvent) -> readers.Event:
 
 
 def event_from_proto(proto: readers.Event) -> CacheEvent:
-    """A change of what is cached from the wire.
+    """A cache event from the wire.
 
     Raises:
         InvalidArgumentError: a kind or a tier of a later version, or packed values that are cut short.

@@ -1,7 +1,7 @@
-"""Between a holder's values and the wire's messages, both ways; `reads` has what readers see.
+"""Conversion of a holder's ops and answers, both ways; `reads` has those of readers.
 
-Block ids and token ids are copied as whole buffers, never id by id. Bounds are the core's to check, so that a call
-gives the same error in process and over the wire; only an argument that no message can hold is refused here, by name.
+Block ids and token ids are copied as whole buffers, never id by id. The core checks bounds, so that a call gives the same error
+in process and over the wire; only an argument that no message can hold is rejected here, by name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def op_to_proto(op: StepOp | AdoptionOp, proto: workers.Op) -> None:
     """Write one op into a wire message. O(size).
 
     Raises:
-        InvalidArgumentError: a value that no message can hold, or something that is no op.
+        InvalidArgumentError: a value that no message can hold, or an object that is no op.
     """
     try:
         _write_op(op, proto)
@@ -127,7 +127,7 @@ def _write_acquire(op: AcquireOp, acquire: workers.Acquire) -> None:
     if op.seq_id is not None:
         acquire.seq_id = op.seq_id
     acquire.waits = bool(op.waits)
-    acquire.is_unshared = not op.shares
+    acquire.is_unshared = not op.share_prefix
     retention_to_proto(op.retention, acquire.retention)
 
 
@@ -147,7 +147,7 @@ def op_from_proto(proto: workers.Op) -> StepOp | AdoptionOp:
     """One op from the wire.
 
     Raises:
-        InvalidArgumentError: no op that this version knows is set.
+        InvalidArgumentError: no op known to this version is set.
     """
     kind = proto.WhichOneof("op")
     if kind == "acquire":
@@ -220,7 +220,7 @@ def _opened_to_proto(opened: AcquireResult, proto: workers.AcquireResult, table:
 
 
 def _children_to_proto(children: Sequence[AcquireResult], proto: workers.ForkResult) -> None:
-    """Children share their parent's table as a rule: it is told once, not once per child."""
+    """Write children; a table equal to the previous child's is sent once, as children usually share their parent's."""
     proto.SetInParent()
     table_before: bytes | None = None
     for child in children:
@@ -247,7 +247,7 @@ def result_from_proto(op: StepOp | AdoptionOp, proto: workers.OpResult) -> StepR
     """The answer to one op from the wire. O(size).
 
     Raises:
-        InvalidArgumentError: no result that this version knows is set.
+        InvalidArgumentError: no result known to this version is set.
     """
     kind = proto.WhichOneof("result")
     if kind == "acquire":
@@ -297,7 +297,7 @@ def notices_from_proto(proto: workers.Notices) -> list[Notice]:
     """Notices from the wire. O(notices)
 
     Raises:
-        InvalidArgumentError: a kind that this version does not know.
+        InvalidArgumentError: a kind unknown to this version.
     """
     unknown = next((notice.kind for notice in proto.notices if notice.kind not in _NOTICE_KIND_NAMES), None)
     if unknown is not None:

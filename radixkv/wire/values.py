@@ -1,4 +1,4 @@
-"""Between values that many messages hold and the wire, both ways: block ids, shapes of pools, retention."""
+"""Conversion of values that many messages hold, both ways: block ids, shapes of pools, retention."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unpack_blocks(packed: bytes, name: str = "block_ids") -> array[int]:
     """Packed little-endian int32 as block ids.
 
     Raises:
-        InvalidArgumentError: they are not a whole number of ids; it names them by `name`.
+        InvalidArgumentError: not a whole number of ids; names them by `name`.
     """
     if len(packed) % _BLOCK_ID_BYTES:
         raise InvalidArgumentError(name, f"{len(packed)} bytes", f"a whole number of {_BLOCK_ID_BYTES}-byte block ids")
@@ -64,7 +64,7 @@ def shape_from_proto(proto: types.PoolShape) -> PoolShape:
 
 
 def refuse_unfit(fields: dict[str, Any], kind: Any, within: str = "") -> None:
-    """Name the first value that its field cannot hold, behind what it lies `within`."""
+    """Raise for the first value that its field cannot hold, naming it with the prefix `within`."""
     for name, value in fields.items():
         try:
             kind(**{name: value})
@@ -86,7 +86,7 @@ def retention_to_proto(ranges: Iterable[Retention], protos: Any) -> None:
     """Write ranges of a history into a field of a wire message.
 
     Raises:
-        InvalidArgumentError: a value that no message can hold, or something that is no range.
+        InvalidArgumentError: a value that no message can hold, or an object that is no range.
     """
     for index, wanted in enumerate(ranges):
         name = f"retention[{index}]"
@@ -101,7 +101,7 @@ def retention_to_proto(ranges: Iterable[Retention], protos: Any) -> None:
 
 
 def retention_from_proto(protos: Iterable[types.Retention]) -> tuple[Retention, ...]:
-    """Ranges of a history from the wire; of too many no more than it takes to refuse them."""
+    """Ranges of a history from the wire; of too many only as many as are needed to reject them."""
     return tuple(
         Retention(
             proto.start,

@@ -56,14 +56,14 @@ PLANTED_BUGS = (
     PlantedBug(
         "a sequence that shares nothing reads what others left",
         "core/cache/prefix_cache.py",
-        "known_root = forest.roots.get(namespace) if shares else None",
+        "known_root = forest.roots.get(namespace) if share_prefix else None",
         "known_root = forest.roots.get(namespace)",
     ),
     PlantedBug(
         "a sequence that shares nothing is everybody's once it is adopted",
         "client/ledger.py",
-        "shares = self._trees.get(opened.namespace) == opened.tree",
-        "shares = True",
+        "share_prefix = self._trees.get(opened.namespace) == opened.tree",
+        "share_prefix = True",
     ),
     PlantedBug(
         "who waits for a sequence that ends is told nothing",
@@ -244,7 +244,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "sequences of what was cleared come into sight as they are adopted",
         "core/cache/adopt.py",
-        "if shares and self._is_cleared(namespace):",
+        "if share_prefix and self._is_cleared(namespace):",
         "if False:",
     ),
     PlantedBug(

@@ -245,7 +245,7 @@ class SimulatedWorker:
             waits = self._simulator.chance(0.9)
             tokens = pack_tokens(branch.tokens)
             request = branch.request
-            op = AcquireOp(tokens, reserve, request.namespace, branch.seq_id, waits=waits, shares=request.shares)
+            op = AcquireOp(tokens, reserve, request.namespace, branch.seq_id, waits=waits, share_prefix=request.shares)
             sent.append((op, [branch]))
 
     def _run(self, job: Job, branch: Branch, sent: _Sent) -> None:

@@ -23,7 +23,7 @@ def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], o
         lambda: holder.acquire(some, reserve=-1),
         lambda: holder.acquire(some, namespace=""),
         lambda: holder.acquire(b"", waits=True),
-        lambda: holder.acquire(b"", shares=False),
+        lambda: holder.acquire(b"", share_prefix=False),
         lambda: holder.acquire(some, retention=[Retention(2, 2)]),
         lambda: holder.retain(some, retention=[Retention(priority=101)]),
         lambda: holder.retain(some, retention=[Retention(duration_s=0)]),

@@ -15,7 +15,7 @@ def check_explanation(
     holder: CacheHolder, snapshot: Snapshot, oracle: Oracle, namespace: str, tokens: Tokens, also: tuple[str, ...] = ()
 ) -> Explanation:
     """Explain a prompt, and assert that all of the answer is true."""
-    explanation = holder.explain(pack_tokens(tokens), namespace=namespace, also=also)
+    explanation = holder.explain(pack_tokens(tokens), namespace=namespace, other_namespaces=also)
     told = f"{tokens} in {namespace} is explained by {explanation}"
     size, num_tokens = oracle.block_size, explanation.num_tokens
     cached = snapshot.cached.get(namespace, set())

@@ -175,7 +175,7 @@ class HashKvWorker:
         if isinstance(op, AcquireOp):
             tokens = unpack_tokens(op.tokens)
             self._num_acquired += 1
-            namespace = op.namespace if op.shares else f"{op.namespace}, alone {self._num_acquired}"
+            namespace = op.namespace if op.share_prefix else f"{op.namespace}, alone {self._num_acquired}"
             return _Sent(op, [self._new_life(op.seq_id, namespace, tokens)])
         if isinstance(op, MatchOp):
             return _Sent(op, [None])
@@ -283,7 +283,7 @@ def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
                 namespace=op.namespace,
                 seq_id=op.seq_id,
                 waits=op.waits,
-                shares=op.shares,
+                share_prefix=op.share_prefix,
                 retention=op.retention,
             )
         case MatchOp():

@@ -65,6 +65,6 @@ def check_neighbour(seed: int, eviction: str = "lru") -> int:
 
 def _has_moved(cache: PrefixCache) -> bool:
     """Whether a leaf waits for a turn that was another's."""
-    (share,) = cache._forest.shares
-    places = [place for place in share.policy.nodes() if isinstance(place, Place)]
+    (partition,) = cache._forest.partitions
+    places = [place for place in partition.policy.nodes() if isinstance(place, Place)]
     return any(place.access_number != place.leaf.access_number for place in places)

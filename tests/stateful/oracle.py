@@ -261,12 +261,12 @@ class Oracle:
         tokens = tuple(unpack_tokens(op.tokens))
         stored = result.num_stored_tokens
         least, most = self.least_match(op.namespace, tokens), self.most_match(op.namespace, tokens)
-        if not op.shares:
+        if not op.share_prefix:
             least = most = 0
         assert least <= stored <= most, f"{op} answered {stored} stored tokens, expected {least} to {most}"
         assert op.seq_id in (None, result.seq_id)
         assert not self.waits.must_wait(op, tokens, stored), f"{op} answered {result} in place of waiting"
-        generation = self._generations.get(op.namespace, 0) if op.shares else UNSHARED
+        generation = self._generations.get(op.namespace, 0) if op.share_prefix else UNSHARED
         branch = self._opened(op.namespace, generation, tokens, op.reserve, result)
         branch.retention = op.retention
         if op.retention:
@@ -275,7 +275,7 @@ class Oracle:
         self.num_acquired += 1
         self.num_acquired_tokens += len(tokens)
         self.num_hit_tokens += result.num_cached_tokens
-        if op.shares:
+        if op.share_prefix:
             self.num_missed_tokens += (len(tokens) // self.block_size - stored // self.block_size) * self.block_size
 
     def _observe_fork(self, parent: Branch, op: ForkOp, results: Sequence[AcquireResult]) -> None:

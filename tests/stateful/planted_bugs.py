@@ -189,9 +189,9 @@ PLANTED_BUGS = (
     PlantedBug(
         "eviction before the call is known to fail",
         "cache/prefix_cache.py",
-        "        room.require(forest, owner, account, plan.num_needed, num_sequences=1)\n",
-        "        room.evict(forest, plan.num_needed - forest.pool.num_free)\n"
-        "        room.require(forest, owner, account, plan.num_needed, num_sequences=1)\n",
+        "        allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)\n",
+        "        allocation.evict(forest, plan.num_needed - forest.pool.num_free)\n"
+        "        allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)\n",
     ),
     PlantedBug(
         "release without keep that keeps",

@@ -16,8 +16,8 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "a call of evict told as pressure",
         "cache/manage.py",
-        'room.evict(self._forest, num_blocks, "evict")',
-        "room.evict(self._forest, num_blocks)",
+        'allocation.evict(self._forest, num_blocks, "evict")',
+        "allocation.evict(self._forest, num_blocks)",
     ),
     PlantedBug(
         "a cleared namespace of which only what nobody used is remembered",
@@ -28,7 +28,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "an evicted edge whose key goes on growing with a sequence",
         "eviction/evicted.py",
-        "            key = bytes(key)  # its sequence goes on lengthening it\n",
+        "            key = bytes(key)  # its sequence may lengthen it later\n",
         "            pass\n",
     ),
     PlantedBug(
@@ -76,13 +76,13 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "a look at another namespace that nobody named",
         "inspect/explain.py",
-        "    for name in also:\n",
+        "    for name in other_namespaces:\n",
         "    for name in forest.roots:\n",
     ),
     PlantedBug(
         "missed tokens counted of what shares nothing",
         "cache/prefix_cache.py",
-        "        if shares and len(packed) // forest.block_bytes >",
+        "        if share_prefix and len(packed) // forest.block_bytes >",
         "        if len(packed) // forest.block_bytes >",
     ),
     PlantedBug(

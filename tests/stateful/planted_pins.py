@@ -76,7 +76,9 @@ PLANTED_PINS = (
     PlantedBug(
         "a pin that takes blocks promised to sequences",
         "cache/manage.py",
-        "        room.require(self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk))\n",
+        "        allocation.check_capacity(\n"
+        "            self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk)\n"
+        "        )\n",
         "",
     ),
     PlantedBug(

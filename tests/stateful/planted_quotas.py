@@ -22,8 +22,8 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "a quota of blocks that bounds nobody",
         "tree/allocation.py",
-        "    num_left = share.num_blocks - share.num_in_use\n",
-        "    num_left = forest.num_available if account.has_quota else share.num_blocks - share.num_in_use\n",
+        "    num_left = partition.num_blocks - partition.num_in_use\n",
+        "    num_left = forest.num_available if account.has_quota else partition.num_blocks - partition.num_in_use\n",
     ),
     PlantedBug(
         "what others have as their own given to those without a quota",
@@ -64,37 +64,37 @@ PLANTED_QUOTAS = (
     PlantedBug(
         "who is over its share makes its neighbours give way",
         "tree/allocation.py",
-        '        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")\n',
+        '        missing -= _evict_from(forest, partition, min(missing, partition.num_borrowed + num_blocks), "quota")\n',
         "        pass\n",
     ),
     PlantedBug(
         "who is about to pass its share gives up only what it has borrowed before",
         "tree/allocation.py",
-        "min(missing, share.num_borrowed + num_blocks)",
-        "min(missing, share.num_borrowed)",
+        "min(missing, partition.num_borrowed + num_blocks)",
+        "min(missing, partition.num_borrowed)",
     ),
     PlantedBug(
         "who needs room gives up its own branches, borrowed or not",
         "tree/allocation.py",
-        '        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")\n',
-        '        missing -= _evict_from(forest, share, missing, "quota")\n',
+        '        missing -= _evict_from(forest, partition, min(missing, partition.num_borrowed + num_blocks), "quota")\n',
+        '        missing -= _evict_from(forest, partition, missing, "quota")\n',
     ),
     PlantedBug(
         "the share with most blocks gives way first, be they its own",
         "tree/allocation.py",
-        "(len(share.policy) > 0, share.num_borrowed))",
-        "(len(share.policy) > 0, share.num_held))",
+        "(len(each.policy) > 0, each.num_borrowed))",
+        "(len(each.policy) > 0, each.num_held))",
     ),
     PlantedBug(
         "whoever gives way first gives way for all",
         "tree/allocation.py",
-        "            missing = min(missing, max(1, share.num_borrowed))\n",
+        "            missing = min(missing, max(1, partition.num_borrowed))\n",
         "",
     ),
     PlantedBug(
         "a quota that is raised and takes nothing from the common share",
         "tree/quotas.py",
-        "        common.num_blocks += account.share.num_blocks - num_blocks\n",
+        "        common.num_blocks += account.partition.num_blocks - num_blocks\n",
         "",
     ),
     PlantedBug(

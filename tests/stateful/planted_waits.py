@@ -1,4 +1,4 @@
-"""Bugs to plant in what `waits`, `shares`, matches in a Step and block times add to the core."""
+"""Bugs to plant in what `waits`, `share_prefix`, matches in a Step and block times add to the core."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ PLANTED_WAITS = (
     PlantedBug(
         "an unshared block matched: its tree is there for everyone",
         "cache/prefix_cache.py",
-        "            if shares:\n",
+        "            if share_prefix:\n",
         "            if True:\n",
     ),
     PlantedBug(
         "an unshared sequence that matches what is cached",
         "cache/prefix_cache.py",
-        "known_root = forest.roots.get(namespace) if shares else None",
+        "known_root = forest.roots.get(namespace) if share_prefix else None",
         "known_root = forest.roots.get(namespace)",
     ),
     PlantedBug(

@@ -94,7 +94,7 @@ class Player(RuleBasedStateMachine):
 
     def _acquire(self, op: AcquireOp, tokens: Tokens, *, by_call: bool = False, lag: int = 0) -> AcquireResult | None:
         """One acquire, and just what it must be answered; None where it opens nothing."""
-        expected = self.driver.match(op.namespace, tokens) if op.shares else 0
+        expected = self.driver.match(op.namespace, tokens) if op.share_prefix else 0
         explanation = self.driver.explain(op.namespace, tokens)
         missed_before = self.driver.num_missed
         must_fit = self.driver.must_fit(op.namespace, len(tokens) + op.reserve)
@@ -105,7 +105,7 @@ class Player(RuleBasedStateMachine):
             assert not must_fit, f"{op} fits beside what is there, and failed: {result}"
         elif isinstance(result, AcquireResult):
             assert result.num_stored_tokens == expected, f"{op} answered {result} where {expected} tokens matched"
-            if op.shares:
+            if op.share_prefix:
                 missed = tuple(
                     after - before for after, before in zip(self.driver.num_missed, missed_before, strict=True)
                 )

@@ -137,7 +137,7 @@ class Shares:
         if isinstance(op, AcquireOp):
             tokens = tuple(unpack_tokens(op.tokens))
             most = -(-(len(tokens) + op.reserve) // size)
-            matched = before.match(op.namespace, tokens) if op.shares else 0
+            matched = before.match(op.namespace, tokens) if op.share_prefix else 0
             return (max(0, most - matched // size - 1) if matched else most), most
         if isinstance(op, ForkOp):
             is_partial = op.position % size > 0

@@ -108,7 +108,7 @@ class Drive:
             namespace = self.random.choice(NAMESPACES[: 1 if self.is_alike else None])
             shares = self.random.random() < 0.9
             reserve = self.random.choice((0, 0, 5))
-            return [AcquireOp(pack_tokens(prompt), reserve, namespace, self.next_id, shares=shares)]
+            return [AcquireOp(pack_tokens(prompt), reserve, namespace, self.next_id, share_prefix=shares)]
         sequence = self.random.choice(usable)
         assert sequence.seq_id is not None
         if kind == "fork" and sequence.num_reported >= sequence.num_computed >= 1 and not sequence.num_uncertain:
@@ -378,7 +378,7 @@ def test_a_holder_that_cannot_adopt_is_refused_as_before() -> None:
         (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 1]), 8, 8), "block_table"),
         (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 99]), 8, 8), "block_table"),
         (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 9, 8), "num_computed"),
-        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 8, 8, beside=5), "beside"),
+        (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 8, 8, same_tree_as=5), "same_tree_as"),
         (AdoptSequenceOp(1, pack_tokens(range(8)), array("i", [1, 2]), 8, 8, reserve=-1), "reserve"),
     ],
 )

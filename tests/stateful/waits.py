@@ -40,7 +40,7 @@ class Waits:
 
     def must_wait(self, op: AcquireOp, tokens: Tokens, num_matched: int) -> bool:
         """Whether this acquire must wait where so much of it is cached."""
-        if not (op.waits and op.shares):
+        if not (op.waits and op.share_prefix):
             return False
         return self.furthest(op.namespace, tokens)[0] - num_matched >= self._oracle.block_size
 

@@ -229,7 +229,7 @@ BOUNDS = {
         f"for logs. At most {request.MAX_REQUEST_ID_CHARACTERS} characters",
     ],
     "protos/radixkv/v1/prefix_cache.proto": [
-        f"those of another salt, adapter or model. At most {validation.MAX_ALSO}",
+        f"those of another salt, adapter or model. At most {validation.MAX_OTHER_NAMESPACES}",
         f"above 0, at most {validation.MAX_TTL_S:,.0f} (7 days)",
         f"what none covers stays as it is. At most {validation.MAX_RETENTION_RANGES}",
     ],

@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.pool is None:
             pools = reader.explain_all(tokens, options.namespace, options.also)
         else:
-            pools = {options.pool: reader.explain(tokens, namespace=options.namespace, also=options.also)}
+            pools = {options.pool: reader.explain(tokens, namespace=options.namespace, other_namespaces=options.also)}
         for name, explanation in pools.items():
             if options.json:
                 say(json.dumps({"pool": name, "namespace": options.namespace, **as_dict(explanation)}))

@@ -4,5 +4,5 @@ prefix_cache  the façade: sequences, events, Steps
 manage        pins, quotas, retention, eviction by name
 reads         match, stats, explain, listing
 steps         many ops in one message, each succeeding or failing alone
-adopt         tree and sequences of a lost cache, told again by its holder
+adopt         tree and sequences of a lost cache, reported again by its holder
 """

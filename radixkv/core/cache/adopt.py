@@ -1,14 +1,13 @@
-"""Taking over what blocks hold already: the tree and the open sequences of a cache that was lost, as its holder knows them.
+"""Adoption: rebuilds the tree and the open sequences of a cache that was lost, as its holder reports them.
 
-First the sequences that go on, of those that share blocks the one that has computed more before the others: each claims the
-blocks of its table that no earlier one has put into the tree. Then what else the blocks hold, each history told as a
-continuation of the one before it:
+Running sequences come first; of those that share blocks, first the one with the most computed tokens. Each claims the blocks of
+its table that are not in the tree yet. Then cached histories follow, each as a continuation of the one before it:
 
     adopt([system, question A])   ─▶  root ── [system, 128 blocks] ─┬─ [question A, 3 blocks]
     adopt([question B], kept=128) ─▶                                └─ [question B, 7 blocks]
 
-What is adopted is older than whatever is cleared meanwhile: of such a namespace no history comes back, and sequences that
-shared it go on among themselves, beside the tree.
+Adopted histories are older than any `clear` meanwhile: none of a cleared namespace returns. Sequences that shared it go on
+sharing among themselves, in a hidden tree.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ MAX_CLEARED = 65_536
 """Namespaces that may be cleared before the first block of a pool is taken."""
 
 _PASSING_ID = -1
-"""Of the sequence that publishes an adopted history; it is gone before the call returns."""
+"""Of the sequence that publishes an adopted history; it is closed before the call returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Swap:
-    """The block `to_tree`, which `keeper` has beside the tree, takes the place of `from_tree` there, which `reader` gets."""
+    """Exchange of two blocks: `to_tree`, private to `keeper`, replaces `from_tree` in the tree; `reader` gets `from_tree`."""
 
     index: int
     from_tree: int
@@ -51,7 +50,7 @@ class _Swap:
     reader: Sequence
 
     def node(self, forest: Forest) -> Node:
-        """Where it happens."""
+        """The node whose block is replaced."""
         node = self.keeper.node
         while node.start_bytes > self.index * forest.block_bytes:
             assert node.parent is not None, "a block lies below the root"
@@ -71,11 +70,11 @@ class LocalAdopter(LocalManager):
     _adopted = (DEFAULT_NAMESPACE, b"")  # the history adopted last
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """See `LocalManager.clear`. What is adopted later was known before, and stays forgotten too.
+        """See `LocalManager.clear`. A later adoption of the namespace is dropped too: its histories are older.
 
         Raises:
             InvalidArgumentError: a bad namespace.
-            LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing has changed.
+            LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing changed.
         """
         validation.check_namespace(namespace)
         roots = {namespace: None, **{root.namespace: root for root in self._forest.roots_of(namespace)}}
@@ -100,11 +99,11 @@ class LocalAdopter(LocalManager):
         namespace: str = DEFAULT_NAMESPACE,
         retention: SequenceOf[Retention] = (),
     ) -> int:
-        """Cache a history whose KV lies in blocks already, for a pool of which nothing was taken; how much of it matches then.
+        """Cache a history whose KV lies in blocks already, in a pool with no blocks taken; returns how much of it then matches.
 
-        The history is the first `num_kept` tokens (whole blocks) of the one adopted last, and `tokens` behind it, which lie in
-        `block_ids`. A block that another owns ends it; what is cached already stays in the blocks where it is; of a namespace
-        that was cleared before nothing is taken. `retention` is what its ranges are worth, where they lie in these blocks.
+        The history is the first `num_kept` tokens (whole blocks) of the one adopted last, followed by `tokens`, which lie in
+        `block_ids`. It ends at the first block that another history owns. Tokens that are cached already stay in their blocks.
+        Nothing of a namespace that was cleared before is adopted. `retention` applies to the ranges that lie in these blocks.
         O(history).
 
         Raises:
@@ -113,7 +112,7 @@ class LocalAdopter(LocalManager):
         """
         self._enter()
         last_namespace, last = self._adopted
-        self._adopted = (DEFAULT_NAMESPACE, b"")  # so that nothing goes on from a history that was refused
+        self._adopted = (DEFAULT_NAMESPACE, b"")  # so that no history continues a rejected one
         forest, packed, table = self._forest, pack_tokens(tokens), _table(block_ids)
         validation.check_prompt(packed)
         validation.check_namespace(namespace)
@@ -176,22 +175,23 @@ class LocalAdopter(LocalManager):
         room: int,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
-        shares: bool = True,
-        beside: int | None = None,
+        share_prefix: bool = True,
+        same_tree_as: int | None = None,
         retention: SequenceOf[Retention] = (),
         shares_last: bool = False,
     ) -> None:
-        """Open a sequence as it was in a cache that was lost, on the blocks of its table; it goes on as if nothing had been.
+        """Open a sequence as it was in a cache that was lost, on the blocks of its table.
 
-        What it has computed is published as `insert` would. Call it before any `adopt`, but for that of the block in which it
-        stands, where more is cached there than it has computed; of sequences that share blocks first for the one that has
-        computed more, and of equals for the one that may write behind that: the others have no room there. `beside` names one
-        adopted before whose tree this one is in, which is needed without `shares` alone. `shares_last`: it was forked inside
-        its last block and has had no other room since, so that with `reserve` a copy of the block is promised. O(history).
+        Its computed tokens are published as `insert` would. Call it before any `adopt`, except for the `adopt` of its last
+        block where more is cached there than it has computed. Of sequences that share blocks, call it first for the one with
+        the most computed tokens, and of equals for the one with the append right: the others have no room there.
+        `same_tree_as` names a sequence adopted before in the same tree; it is needed only without `share_prefix`.
+        `shares_last`: it was forked inside its last block and has had no other room since, so that with `reserve` a copy of
+        the block is promised. O(history).
 
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
-                write to or has other tokens in; or blocks of the pool were taken by other calls already. Nothing has changed.
+                write to or has other tokens in; or blocks of the pool were taken by other calls already. Nothing changed.
         """
         self._enter()
         forest, packed, table = self._forest, pack_tokens(tokens), _table(block_table)
@@ -204,12 +204,12 @@ class LocalAdopter(LocalManager):
         ranges = validation.check_retention(retention)
         self._require_untaken()
         _check_length("block_table", table, forest.table_length(room))
-        known_root = self._root_beside(beside, namespace) if beside is not None else None
-        if shares and self._is_cleared(namespace):
-            known_root, shares = self._cleared_root(namespace), False
-        elif known_root is None and shares:
+        known_root = self._root_of_sequence(same_tree_as, namespace) if same_tree_as is not None else None
+        if share_prefix and self._is_cleared(namespace):
+            known_root, share_prefix = self._cleared_root(namespace), False
+        elif known_root is None and share_prefix:
             known_root = forest.roots.get(namespace)
-        root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not shares)
+        root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not share_prefix)
         walk = forest.walk(root, packed[: num_computed * TOKEN_BYTES])
         num_matched = walk.matched_bytes // forest.block_bytes
         swaps, kept = self._find_swaps(root, forest.path_blocks(walk.child or walk.node, num_matched), table)
@@ -225,7 +225,7 @@ class LocalAdopter(LocalManager):
 
         for swap in swaps:
             swap.carry_out(forest)
-        if shares:
+        if share_prefix:
             forest.roots[namespace] = root
         num_stood = num_matched + (lender is not None)
         seq = _stand(forest, seq_id, root, packed, walk, num_stood, kept, claimed)
@@ -247,11 +247,11 @@ class LocalAdopter(LocalManager):
             self._single_flight.update(seq)
 
     def _is_cleared(self, namespace: str) -> bool:
-        """Whether it was cleared, or the one that it is derived of."""
+        """Whether the namespace, or the one that it is derived of, was cleared."""
         return namespace in self._cleared or owner_of(namespace) in self._cleared
 
     def _cleared_root(self, namespace: str) -> RootNode:
-        """Where the sequences stand, hidden from others, that shared what was cleared."""
+        """The root of the hidden tree that the sequences of a cleared namespace share."""
         root = self._cleared.get(namespace)
         if root is None or not any(seq.root is root for seq in self._sequences.values()):
             root = RootNode(namespace, self._forest.account_of(namespace), is_hidden=True)
@@ -259,15 +259,16 @@ class LocalAdopter(LocalManager):
         return root
 
     def _find_swaps(self, root: RootNode, path: array[int], table: array[int]) -> tuple[list[_Swap], array[int]]:
-        """What is to be swapped for a table whose first blocks lie on that path; the blocks that it then keeps beside it."""
+        """The swaps needed by a table whose first blocks lie on that path, and the blocks that stay private to its sequence."""
         strange = [(index, own) for index, (at, own) in enumerate(zip(path, table, strict=False)) if at != own]
         swaps = [swap for index, own in strange if (swap := self._find_swap(root, index, path[index], own))]
         swapped = {swap.to_tree for swap in swaps}
         return swaps, array("i", (own for _, own in strange if own not in swapped))
 
     def _find_swap(self, root: RootNode, index: int, in_tree: int, own: int) -> _Swap | None:
-        """Where a block that a sequence reads through the tree was adopted as another's private one: its place in the tree is
-        taken by a block of the same tokens, which then can be one sequence's alone.
+        """The swap for a block that a sequence reads through the tree and that was adopted as another's private one.
+
+        A block of the same tokens takes its place in the tree, so that it is private to one sequence.
         """
         if self._forest.pool.num_claimable(array("i", [own])):
             return None
@@ -288,10 +289,10 @@ class LocalAdopter(LocalManager):
     def _lender(
         self, root: RootNode, walk: Walk, computed: bytes, table: array[int], swaps: list[_Swap]
     ) -> Node | None:
-        """The node in whose block the last, partly filled one of a table lies, all of which is computed; None: it is its own.
+        """The node in whose block the last, partly filled one of a table lies, all of which is computed; None: it is private.
 
-        Where an adopted sequence has that block beside the tree, because others hold the same tokens, it takes the place of
-        theirs, by one more of `swaps`, or is lent to the tree.
+        Where an adopted sequence holds that block as a private one, because others hold the same tokens, it replaces theirs by
+        one more of `swaps`, or is lent to the tree.
         """
         forest, index = self._forest, len(table) - 1
         start = index * forest.block_bytes
@@ -312,9 +313,9 @@ class LocalAdopter(LocalManager):
         return _child_with(walk.node, fragment, table[index]) or self._lend(root, walk.node, fragment, table[index])
 
     def _lend(self, root: RootNode, parent: Node, fragment: bytes, block_id: int) -> Node | None:
-        """Hang a block that a sequence has beside the tree below `parent`, as the tail that it once was.
+        """Attach a sequence's private block below `parent`, as the tail that it was before.
 
-        It begins with `fragment`, and is named by as much of what is written there as no other block is named by.
+        Its edge begins with `fragment`, and is the longest part of the tokens written there that no sibling has as its edge.
         """
         forest, start = self._forest, parent.end_bytes
         index = start // forest.block_bytes
@@ -339,7 +340,7 @@ class LocalAdopter(LocalManager):
         return tail
 
     def _owner_of(self, root: RootNode, index: int, block_id: int) -> Sequence | None:
-        """The sequence of that tree that has a block beside it, as block `index` of its table."""
+        """The sequence of that tree that holds a block as a private one, as block `index` of its table."""
         owner = next((seq for seq in self._sequences.values() if block_id in seq.private_blocks()), None)
         is_there = owner is not None and owner.root is root and owner.table[index : index + 1] == array("i", [block_id])
         return owner if is_there else None
@@ -348,10 +349,10 @@ class LocalAdopter(LocalManager):
         if not self._forest.pool.can_claim:
             raise InvalidArgumentError("op", "an adoption", "before any other call has taken blocks of the pool")
 
-    def _root_beside(self, seq_id: int, namespace: str) -> RootNode:
+    def _root_of_sequence(self, seq_id: int, namespace: str) -> RootNode:
         seq = self._sequences.get(seq_id)
         if seq is None or seq.root.namespace != namespace:
-            raise InvalidArgumentError("beside", seq_id, f"an open sequence of namespace {namespace!r}")
+            raise InvalidArgumentError("same_tree_as", seq_id, f"an open sequence of namespace {namespace!r}")
         return seq.root
 
 
@@ -384,15 +385,15 @@ def _stand(
     kept: array[int],
     claimed: array[int],
 ) -> Sequence:
-    """A sequence that stands on the first `num_stood` blocks of a walk, and owns what it keeps beside and behind them."""
+    """A sequence that stands on the first `num_stood` blocks of a walk, and owns the blocks `kept` and `claimed`."""
     forest.pool.claim(kept + claimed)
     account, num_claimed = root.account, len(kept) + len(claimed)
     account.num_held += num_claimed
     account.num_in_use += num_claimed
     account.num_sequences += 1
-    account.share.num_held += num_claimed
-    account.share.num_in_use += num_claimed
-    account.share.num_taken += num_claimed
+    account.partition.num_held += num_claimed
+    account.partition.num_in_use += num_claimed
+    account.partition.num_taken += num_claimed
     node = stand_node(forest, walk, num_stood)
     forest.lock(root, node)
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, num_stood) + claimed)

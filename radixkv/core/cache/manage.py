@@ -1,4 +1,4 @@
-"""What a cache keeps: the calls that change it without a sequence, from anyone with the right."""
+"""Calls that change a cache without a sequence, for any client with the right."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from radixkv.core.cache.reads import LocalReader
 from radixkv.core.namespaces import owner_of
 from radixkv.core.nodes.node import RootNode
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.core.tree import allocation as room
-from radixkv.core.tree import quotas
+from radixkv.core.tree import allocation, quotas
 from radixkv.core.tree.retain import retain_path
 
 __all__ = ["LocalManager"]
@@ -21,20 +20,20 @@ class LocalManager(LocalReader):
     """Pins, retention, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
 
     def pin(self, tokens: TokensLike, *, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
-        """Protect what is cached of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
+        """Protect the cached prefix of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
 
-        Each use, by an acquire or fork that has all of it stored, puts the end off to `ttl` from then; pinning it again sets
-        the time anew. Past its end the branch is an ordinary one, as old as its last use. The answer says how much was cached
-        and is pinned now; where nothing was, nothing is. O(path + pins of the namespace).
+        Each use, by an acquire or fork that has all of it stored, renews `ttl`; pinning it again sets a new `ttl`. After its
+        end the branch is an ordinary one, as old as its last use. The answer has how much is cached and pinned now; where
+        nothing is cached, nothing is pinned. O(path + pins of the namespace).
 
-        Half of the pool's blocks may be pinned. Owners that have pins share them evenly: what one leaves idle of its share
-        others may pin, and where it wants it, the newest pins of whoever is furthest above its share end.
+        Half of the pool's blocks may be pinned. Owners that have pins share them evenly. Idle parts of a share may be pinned
+        by others; when its owner wants them, the newest pins of the owner furthest above its share end.
 
         Raises:
             InvalidArgumentError: unpackable tokens, a ttl out of its bound, a bad namespace.
-            PinBudgetError: it passes the budget of the namespace's owner, or its share where that is all that is left to pin;
-                it tells what this namespace has pinned. Nothing changed.
-            OutOfBlocksError: what it would protect is promised to running sequences. Nothing changed.
+            PinBudgetError: it exceeds the budget of the namespace's owner, or its share where nothing else is left to pin; the
+                error lists the pins of this namespace. Nothing changed.
+            OutOfBlocksError: the blocks to protect are promised to running sequences. Nothing changed.
         """
         self._enter()
         packed = pack_tokens(tokens)
@@ -45,12 +44,14 @@ class LocalManager(LocalReader):
             return PinInfo(namespace, b"", 0, 0, ttl_s, 0.0)
         cached = packed[: walk.matched_bytes]
         self._pins.check(root, cached, walk, ttl_s)
-        room.require(self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk))
+        allocation.check_capacity(
+            self._forest, owner_of(namespace), root.account, self._pins.lock_cost(root, cached, walk)
+        )
         pin = self._pins.set(root, cached, walk, ttl_s)
         return pin.info(pin.expires_s - ttl_s)
 
     def unpin(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> bool:
-        """End the pin of just these tokens, as `pin` answered and `pins` lists them; whether there was one. O(path).
+        """End the pin of exactly these tokens, as `pin` answered and `pins` lists them; whether there was one. O(path).
 
         Raises:
             InvalidArgumentError: unpackable tokens, or a bad namespace.
@@ -64,10 +65,10 @@ class LocalManager(LocalReader):
         return pin is not None
 
     def retain(self, tokens: TokensLike, *, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Say anew what ranges of `tokens` are worth, as far as they are cached; how many tokens of them are.
+        """Set the retention of ranges of `tokens`, as far as they are cached; returns how many of the tokens are.
 
-        Of ranges that overlap the later counts; what none covers stays as it is. A range of priority 35 is an ordinary one
-        again. It is no use: recency stays, and only the durations given begin anew. O(path + ranges).
+        Of overlapping ranges the later counts; tokens outside every range keep their retention. A range of priority 35 has the
+        default again. Does not count as a use: recency is unchanged, and only the given durations restart. O(path + ranges).
 
         Raises:
             InvalidArgumentError: unpackable tokens, a bad namespace, a range or a priority out of its bound.
@@ -84,7 +85,7 @@ class LocalManager(LocalReader):
         return walk.matched_bytes // TOKEN_BYTES
 
     def evict(self, num_blocks: int) -> int:
-        """Evict unlocked leaves, of a longer one its end, until `num_blocks` blocks are freed; how many were.
+        """Evict unlocked leaves, of a longer one its end, until `num_blocks` blocks are freed; returns how many were.
 
         O(evicted · log leaves).
 
@@ -93,14 +94,15 @@ class LocalManager(LocalReader):
         """
         self._enter()
         validation.check_int("num_blocks", num_blocks, 0)
-        return room.evict(self._forest, num_blocks, "evict")
+        return allocation.evict(self._forest, num_blocks, "evict")
 
     def evict_branch(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Evict what is cached beyond a prefix: every node whose history begins with `tokens`, the one that `tokens` end in
-        included, but for those that sequences and pins lock; how many blocks were freed.
+        """Evict every node whose history begins with `tokens`, except for nodes locked by sequences and pins; returns how many
+        blocks were freed.
 
-        Whole nodes go. Where not all of `tokens` is cached nothing goes; without any, all of the namespace that is not locked.
-        Unlike `clear` it ends no pin, and what open sequences stand on goes on matching. O(tokens + nodes below).
+        Whole nodes go, the one that `tokens` end in included. Where not all of `tokens` is cached nothing goes; without any,
+        all of the namespace that is not locked. Unlike `clear` it ends no pin, and the paths of open sequences still match.
+        O(tokens + nodes below).
 
         Raises:
             InvalidArgumentError: unpackable tokens, or a bad namespace.
@@ -108,15 +110,15 @@ class LocalManager(LocalReader):
         self._enter()
         packed = pack_tokens(tokens)
         root = self._forest.roots.get(validation.check_namespace(namespace))
-        num_blocks = 0 if root is None else room.evict_branch(self._forest, root, packed)
-        room.note_dropped(self._forest, namespace, packed)
+        num_blocks = 0 if root is None else allocation.evict_branch(self._forest, root, packed)
+        allocation.note_dropped(self._forest, namespace, packed)
         return num_blocks
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """Forget a namespace and what is derived of it: nothing of it matches from now on; how many blocks were freed at once.
+        """Forget a namespace and those derived of it: nothing of it matches any longer; returns how many blocks were freed now.
 
-        Open sequences run on and go on sharing among themselves; what they lock is freed when they end. O(namespaces + nodes +
-        sequences).
+        Open sequences run on and go on sharing among themselves; the blocks they lock are freed when they end. O(namespaces +
+        nodes + sequences).
         """
         self._enter()
         num_free = self._forest.pool.num_free
@@ -141,13 +143,13 @@ class LocalManager(LocalReader):
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None
     ) -> NamespaceUsage:
-        """Give a namespace a share of the pool of its own, and bound its open sequences; None: no such bound.
+        """Give a namespace a partition of the pool, and bound its open sequences; None: no such bound.
 
-        What is derived of it counts as its own. What its sequences and pins use never exceeds `blocks`, and those blocks are
-        always to be had: nobody else's sequences can use them. Its cached branches may exceed it, as those of others may fill
-        what it leaves idle; they are evicted when somebody needs the room that is his. The namespaces without a quota have the
-        rest of the pool together. A quota below what is in use now stops what is new, and nothing that runs. O(namespaces +
-        nodes of its own).
+        Derived namespaces count as its own. Its sequences and pins never use more than `blocks`, and no other namespace's
+        sequences can use these blocks. Its cached branches may exceed the quota in idle blocks of others, and others may fill
+        its idle blocks; they are evicted when the partition's owner needs the room. The namespaces without a quota share the
+        rest of the pool. A quota below the present use stops new sequences, and none that runs. O(namespaces + nodes of its
+        own).
 
         Raises:
             InvalidArgumentError: a bad namespace, or one that is derived of another, a negative number, or more blocks than the

@@ -1,4 +1,4 @@
-"""`PrefixCache`: the one façade of the core. See `api` for the contract and `forest` for the tree underneath."""
+"""`PrefixCache`: the one façade of the core. See `api` for the contract and `forest` for the tree."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from radixkv.core.sequences.lifecycle import close_sequence, open_child, open_se
 from radixkv.core.sequences.plan import plan_acquire, shared_node
 from radixkv.core.sequences.publish import fragment_cover, publish, right_is_free, take_right_or_copy
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
-from radixkv.core.tree import allocation as room
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree import allocation
+from radixkv.core.tree.accounts import NamespaceAccount
 
 __all__ = ["PrefixCache"]
 
@@ -41,15 +41,15 @@ __all__ = ["PrefixCache"]
 class PrefixCache(LocalAdopter):
     """A radix tree of token prefixes over a pool of KV blocks.
 
-    It keeps the books and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
-    tables given here, and carries out the ops that answers bring.
+    It does the accounting and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
+    tables given here, and carries out the ops of the answers.
 
     Args:
         num_blocks: size of the pool.
         block_size: token slots per block.
-        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or what makes one of your own.
-        event_capacity: how many events are kept for readers that come back, and how many changes may wait to be read; past
-            it readers begin anew with a snapshot. Nothing is noted while nobody reads.
+        eviction: the policy that orders eviction, by its name in `eviction.POLICIES`, or a factory of a custom policy.
+        event_capacity: how many events are kept for readers that resume, and how many changes may wait to be read; past it
+            readers restart with a snapshot. Nothing is recorded without a reader.
         first_event_number: the first sequence number of an event.
         pin_budget: block-seconds that the pins of one namespace may cost, each its blocks times its ttl; half of the pool
             for an hour if None. All pins together protect at most half of the pool, which namespaces share.
@@ -74,7 +74,7 @@ class PrefixCache(LocalAdopter):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: Literal[False] = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: SequenceOf[Retention] = (),
     ) -> AcquireResult: ...
 
@@ -87,7 +87,7 @@ class PrefixCache(LocalAdopter):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending: ...
 
@@ -99,28 +99,28 @@ class PrefixCache(LocalAdopter):
         namespace: str = DEFAULT_NAMESPACE,
         seq_id: int | None = None,
         waits: bool = False,
-        shares: bool = True,
+        share_prefix: bool = True,
         retention: SequenceOf[Retention] = (),
     ) -> AcquireResult | Pending:
-        """Open a sequence on a prompt: lock what is cached of it, take private blocks for the rest.
+        """Open a sequence on a prompt: lock its cached prefix, take private blocks for the rest.
 
-        Of the block in which the prompt parts from what is cached the common part is reused: by taking its append right,
-        or by the COPY in `ops`. `reserve` further tokens are promised and cost nothing until `extend` asks for them.
+        Of the block in which the prompt parts from the cached history the common part is reused: by taking its append right,
+        or by the COPY in `ops`. `reserve` more tokens are promised and take no blocks until `extend` asks for them.
         O(path) + O(evicted · log n); may evict unlocked leaves.
 
         With `waits`: where an open sequence with a block or more left to compute will publish a block or more of the prompt
-        beyond what matches now, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
+        beyond the present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
         that gets furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
 
-        Without `shares`: the sequence matches nothing and nothing it computes matches for others, its own forks aside; it
-        never waits, and its release frees all of it.
+        Without `share_prefix`: the sequence matches nothing, and only its own forks match its computed tokens. It never waits,
+        and its release frees all of it.
 
-        `retention` says what ranges of the history, prompt and generated tokens alike, are worth once it is released with
+        `retention` sets the priority of ranges of the history, prompt and generated tokens alike, once it is released with
         `keep`; its forks bear it too. See `retain`.
 
         Raises:
             InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
-            OutOfBlocksError: it does not fit beside what is locked and promised; nothing was evicted.
+            OutOfBlocksError: it does not fit next to the locked and promised blocks; nothing was evicted.
         """
         self._enter()
         packed = pack_tokens(tokens)
@@ -132,23 +132,23 @@ class PrefixCache(LocalAdopter):
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
         owner = owner_of(namespace)
-        account = forest.accounts.get(owner) or Account(forest.shares[0])
-        known_root = forest.roots.get(namespace) if shares else None
-        root = RootNode(namespace, account, is_hidden=not shares) if known_root is None else known_root
+        account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
+        known_root = forest.roots.get(namespace) if share_prefix else None
+        root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = forest.walk(root, packed)
-        if waits and shares:
-            pending = self._wait(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
+        if waits and share_prefix:
+            pending = self._join(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
             if pending is not None:
                 return pending
         plan = plan_acquire(forest, walk, length, reserve)
-        room.require(forest, owner, account, plan.num_needed, num_sequences=1)
-        if shares and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
+        allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)
+        if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, walk)
 
         new_id = self._free_ids(1)[0] if seq_id is None else seq_id
         if known_root is None:
             forest.accounts[owner] = account
-            if shares:
+            if share_prefix:
                 forest.roots[namespace] = root
         seq = self._sequences[new_id] = open_sequence(forest, new_id, root, packed, walk, plan)
         seq.retention = ranges
@@ -162,14 +162,14 @@ class PrefixCache(LocalAdopter):
         return AcquireResult(seq.seq_id, num_cached, seq.num_stored, seq.table[:], ops)
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:
-        """Room up to the absolute length `num_tokens`; a length already given changes nothing. O(blocks changed).
+        """Give room up to the absolute length `num_tokens`; a length already given changes nothing. O(blocks changed).
 
         The first write into a shared, partly filled block is prepared here: `first_changed` then points at that block and
         `ops` may bring its COPY.
 
         Raises:
             UnknownSequenceError, InvalidArgumentError: no such sequence; a length that is not positive.
-            OutOfBlocksError: neither the promise nor what is available covers it.
+            OutOfBlocksError: neither the promise nor the available blocks cover it.
         """
         self._enter()
         seq = self._sequence(seq_id)
@@ -181,12 +181,12 @@ class PrefixCache(LocalAdopter):
         needs_copy = seq.shares_last_block and not right_is_free(forest, seq)
         num_taken = forest.table_length(num_tokens) - old_length + needs_copy
         account = seq.root.account
-        room.require(forest, owner_of(seq.root.namespace), account, max(0, num_taken - seq.num_promised))
+        allocation.check_capacity(forest, owner_of(seq.root.namespace), account, max(0, num_taken - seq.num_promised))
 
-        # The promise is drawn first, so that what is taken below is no longer counted as promised.
+        # The promise is drawn first, so that the blocks taken below no longer count as promised.
         num_promised = max(0, seq.promised_table_length - forest.table_length(num_tokens))
         promise(forest, seq, seq.promised_table_length, min(seq.num_promised, num_promised))
-        taken = room.take(forest, account, num_taken)
+        taken = allocation.allocate(forest, account, num_taken)
         first_changed = old_length
         ops: tuple[Copy, ...] = ()
         if seq.shares_last_block:
@@ -203,14 +203,14 @@ class PrefixCache(LocalAdopter):
         return ExtendResult(first_changed, taken, ops)
 
     def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
-        """Say that positions below `num_computed` hold valid KV, and publish them; `new_tokens` join the history first.
+        """Publish the positions below `num_computed`, which hold valid KV; `new_tokens` are appended to the history first.
 
-        A partly filled last block is published as a tail, unless another node covers it. Never allocates, never lowers
-        what is available, leaves the block table as it is. O(new + path).
+        A partly filled last block is published as a tail, unless another node covers it. Never allocates, never lowers the
+        number of available blocks, leaves the block table as it is. O(new + path).
 
         Raises:
             UnknownSequenceError: no such sequence.
-            InvalidArgumentError: `num_computed` falls, or passes the history's length or the room; unpackable tokens; a
+            InvalidArgumentError: `num_computed` falls, or exceeds the history's length or the room; unpackable tokens; a
                 history longer than the pool.
         """
         self._enter()
@@ -238,8 +238,8 @@ class PrefixCache(LocalAdopter):
         Raises:
             UnknownSequenceError: no such sequence.
             InvalidArgumentError: a position outside [1, num_computed], n < 1, ids in use or not n of them.
-            OutOfBlocksError: `reserve` cannot be promised n times; or, also without one, what the children share has to be
-                locked, and all that is left is promised.
+            OutOfBlocksError: `reserve` cannot be promised n times; or the children's shared path has to be locked, also
+                without a reserve, and all blocks left are promised.
         """
         self._enter()
         seq = self._sequence(seq_id)
@@ -256,7 +256,7 @@ class PrefixCache(LocalAdopter):
         num_promised = promised_length - table_length + (shares_last and reserve > 0)
         cover = fragment_cover(forest, seq) if end > seq.published_bytes else None
         cover_cost = 1 if cover is not None and not cover.lock_ref else 0
-        room.require(
+        allocation.check_capacity(
             forest, owner_of(seq.root.namespace), seq.root.account, n * num_promised + cover_cost, num_sequences=n
         )
 
@@ -282,8 +282,8 @@ class PrefixCache(LocalAdopter):
     def release(self, seq_id: int, keep: bool = True) -> None:
         """End a sequence and free its private blocks. O(path).
 
-        With `keep` all that it computed stays cached, until it is evicted. Without, what only this sequence published and
-        nobody else has used goes at once; what was cached before it, or was used by others meanwhile, stays.
+        With `keep` all its computed tokens stay cached, until evicted. Without, the nodes that only this sequence published and
+        used are freed at once; older nodes, and those used by other sequences meanwhile, stay.
 
         Raises:
             UnknownSequenceError: no such sequence (it was released before).
@@ -298,9 +298,9 @@ class PrefixCache(LocalAdopter):
     # -- the whole cache ----------------------------------------------------------------------------------------------
 
     def take_notices(self) -> list[Notice]:
-        """What came of earlier `Pending` answers since the last call, oldest first. O(notices).
+        """Return the outcomes of earlier `Pending` answers since the last call, oldest first. O(notices).
 
-        In process a notice arises inside a call of the cache's own thread: ask after inserts, releases and clears.
+        In process a notice arises inside a call of the cache's own thread: call this after inserts, releases and clears.
         """
         self._enter()
         return self._single_flight.take_notices()
@@ -311,13 +311,13 @@ class PrefixCache(LocalAdopter):
         """Apply ops in order. Each succeeds or fails alone: a failed op's error stands in its place, and later ops of this
         Step on the same sequence, or on one that it would have opened, are answered by `AbortedError`.
 
-        `refused`: ops, by their index, that are not to be tried, and the errors that they fail with.
+        `refused`: errors by op index; these ops are not tried and fail with that error.
         """
         self._enter()
         return apply_step(self, ops, refused or {})
 
     def submit(self, ops: SequenceOf[StepOp]) -> Future[list[StepResult]]:
-        """`step`, answered as a future that is done already: in process nothing is waited for."""
+        """`step`, answered as a future that is complete already."""
         future: Future[list[StepResult]] = Future()
         future.set_result(self.step(ops))
         return future
@@ -327,11 +327,11 @@ class PrefixCache(LocalAdopter):
     def _sequence(self, seq_id: int) -> Sequence:
         try:
             return self._sequences[seq_id]
-        except (KeyError, TypeError):  # there is none, or it is nothing that names one
+        except (KeyError, TypeError):  # unknown, or not an id
             raise UnknownSequenceError(seq_id) from None
 
     def _free_ids(self, n: int) -> list[int]:
-        """The next ids of the source that no open sequence has; before anything is changed."""
+        """The next ids of the source that no open sequence has. Changes nothing else."""
         ids: dict[int, None] = {}
         while len(ids) < n:
             seq_id = next(self._seq_ids, None)
@@ -342,13 +342,13 @@ class PrefixCache(LocalAdopter):
                 ids[seq_id] = None
         return list(ids)
 
-    def _wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
+    def _join(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
         if not self._single_flight.is_active:
             self._single_flight.activate(self._sequences.values())
-        return self._single_flight.wait(namespace, tokens, num_matched)
+        return self._single_flight.join(namespace, tokens, num_matched)
 
     def _copy_ops(self, source: int | None, table: array[int], index: int, filled_bytes: int) -> tuple[Copy, ...]:
-        """The COPY of a block's filled part, unless the eviction made its source the destination."""
+        """The COPY of a block's filled part, unless eviction made its source the destination."""
         if source is None or table[index] == source:
             return ()
         num_tokens = filled_bytes % self._forest.block_bytes // TOKEN_BYTES

@@ -1,4 +1,4 @@
-"""What a cache holds, and the calls that only read it."""
+"""The state of a cache, and the calls that only read it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_EVENT_NUMBER = (1 << 62) - 1
 
 
 class LocalReader:
-    """The state of a `PrefixCache` and its pure reads; the arguments are described there."""
+    """The state of a `PrefixCache` and its pure reads; the constructor's arguments are described there."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class LocalReader:
         return MatchResult(matched, matched)
 
     def explain(
-        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, also: SequenceOf[str] = ()
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: SequenceOf[str] = ()
     ) -> Explanation:
-        """Where a prompt parts from what is cached, and why: see `Explanation`. A pure read.
+        """Where a prompt parts from the cached histories, and why: see `Explanation`. A pure read.
 
-        `also` names other namespaces to compare with, such as those of another salt, adapter or model: those that the caller
-        may know of, for nothing is told of any other. Ask before the prompt is acquired: it is cached once it is computed.
+        `other_namespaces` names those to compare with, such as those of another salt, adapter or model. The answer reports
+        nothing of namespaces not named. Call it before the prompt is acquired: it is cached once it is computed.
         O(prefix bytes of each namespace + siblings there + evicted edges that agree).
 
         Raises:
@@ -114,15 +114,15 @@ class LocalReader:
         self._enter()
         packed = pack_tokens(tokens)
         validation.check_namespace(namespace)
-        return explain(self._forest, namespace, packed, validation.check_also(also))
+        return explain(self._forest, namespace, packed, validation.check_other_namespaces(other_namespaces))
 
     def stats(self) -> CacheStats:
-        """Gauges of now and counters since the cache was made. O(1)."""
+        """Current gauges, and counters since the cache was made. O(1)."""
         self._enter()
         return self._counters.snapshot(self._forest, len(self._sequences), self._single_flight, self._pins)
 
     def pins(self, namespace: str | None = None) -> list[PinInfo]:
-        """What is pinned, of one namespace and what is derived of it, or of all, the oldest of each first.
+        """The pins of a namespace and those derived of it, or of all namespaces, the oldest of each first.
 
         O(namespaces + tokens pinned).
         """
@@ -130,8 +130,8 @@ class LocalReader:
         return self._pins.infos(self._roots_of(namespace))
 
     def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
-        """What each namespace has of the pool, by name; of one or of all that hold something or have a quota. What is derived
-        of one, for an adapter or a salt, is counted as its own.
+        """The pool usage of one namespace, or of all that hold something or have a quota, by name. Derived namespaces, for an
+        adapter or a salt, count as their owner's.
 
         O(n log n) in the namespaces, O(1) for one.
         """
@@ -148,9 +148,9 @@ class LocalReader:
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
         """The events with a sequence number >= `start`, oldest first, up to now; of one namespace or of all.
 
-        With `start` 0, or one from which events are not kept any more: a ``"reset"``, what is cached now as ``"stored"``
-        events, and a ``"synced"``. Come back with the last sequence number + 1. Changes are noted from the first call on and
-        until `event_capacity` of them have waited for a reader. O(events), with a snapshot O(blocks cached).
+        With `start` 0, or a number whose events are no longer kept: a ``"reset"``, the cached nodes as ``"stored"`` events, and
+        a ``"synced"``. Resume with the last sequence number + 1. Changes are recorded from the first call on and until
+        `event_capacity` of them have waited for a reader. O(events), with a snapshot O(blocks cached).
 
             number = 0
             while following:
@@ -169,7 +169,7 @@ class LocalReader:
         return events
 
     def subscribe_events(self, start: int = 0, namespace: str | None = None) -> EventSubscription:
-        """The same events for one who stays, in slices of about a millisecond; see `EventSubscription`. O(events kept).
+        """The same events for a lasting reader, in slices of about a millisecond; see `EventSubscription`. O(events kept).
 
         Raises:
             InvalidArgumentError: a negative start, a bad namespace.
@@ -181,17 +181,17 @@ class LocalReader:
         return EventSubscription(self._feed, start, namespace, self._enter)
 
     def event_stats(self) -> EventStats:
-        """Who follows the events, and what they were sent. O(1)."""
+        """Counts of event subscribers, and of the events sent to them. O(1)."""
         self._enter()
         feed = self._feed
         return EventStats(feed.num_subscribers, feed.num_sent, feed.num_resets)
 
     def dump(self, namespace: str | None = None) -> list[NodeInfo]:
-        """Every node that may be matched, parents before children, of one namespace or of all. O(nodes + tokens)."""
+        """Every node that can be matched, parents before children, of one namespace or of all. O(nodes + tokens)."""
         return self.list_nodes(namespace).take(None)
 
     def list_nodes(self, namespace: str | None = None) -> TreeListing:
-        """The same nodes in slices of about a millisecond, for one who serves others as well; see `TreeListing`. O(namespaces).
+        """The same nodes in slices of about a millisecond, for a shared thread; see `TreeListing`. O(namespaces).
 
         Raises:
             InvalidArgumentError: a bad namespace.
@@ -202,7 +202,7 @@ class LocalReader:
         return TreeListing(self._forest, namespace, self._enter)
 
     def audit(self) -> Audit:
-        """Most of `check` in slices of about a millisecond, for one who serves others as well; see `Audit`. O(sequences)."""
+        """Most of `check` in slices of about a millisecond, for a shared thread; see `Audit`. O(sequences)."""
         self._enter()
         return Audit(self._forest, self._sequences, self._enter)
 
@@ -210,7 +210,7 @@ class LocalReader:
         """Verify every invariant of the tree, the pool and the sequences. O(everything held).
 
         Raises:
-            CorruptionError: an invariant is broken, which is a bug here; the message says which.
+            CorruptionError: an invariant is broken, which is a bug here; the message names it.
         """
         self._enter()
         checking.check_all(self._forest, self._sequences, self._single_flight, self._pins)
@@ -222,7 +222,7 @@ class LocalReader:
         return list(self._forest.roots.values())
 
     def _enter(self) -> None:
-        """What every call begins with: its thread is checked, and pins and retentions whose time is over end."""
+        """Begin a call: check its thread, and end the expired pins and retentions."""
         thread = threading.get_ident()
         if thread != self._owner_thread:
             if self._owner_thread is not None:

@@ -37,7 +37,7 @@ __all__ = ["apply_step"]
 
 
 class Adopter(CacheHolder, Protocol):
-    """A `CacheHolder` that takes over what blocks hold."""
+    """A `CacheHolder` that adopts the tree and sequences of a lost cache."""
 
     def adopt(
         self,
@@ -57,8 +57,8 @@ class Adopter(CacheHolder, Protocol):
         room: int,
         reserve: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
-        shares: bool = True,
-        beside: int | None = None,
+        share_prefix: bool = True,
+        same_tree_as: int | None = None,
         retention: Sequence[Retention] = (),
         shares_last: bool = False,
     ) -> None: ...
@@ -104,7 +104,7 @@ def _acquire(cache: Adopter, op: AcquireOp) -> StepResult:
         namespace=op.namespace,
         seq_id=op.seq_id,
         waits=op.waits,
-        shares=op.shares,
+        share_prefix=op.share_prefix,
         retention=op.retention,
     )
 
@@ -118,8 +118,8 @@ def _adopt_sequence(cache: Adopter, op: AdoptSequenceOp) -> StepResult:
         op.room,
         op.reserve,
         op.namespace,
-        op.shares,
-        op.beside,
+        op.share_prefix,
+        op.same_tree_as,
         op.retention,
         op.shares_last,
     )
@@ -148,7 +148,7 @@ _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
 
 
 def _named_ids(op: StepOp | AdoptionOp) -> list[int]:
-    """The sequences that an op stands or falls with: its own, and those that it opens. Of what is no op, none."""
+    """Ids of the sequences that an op names or opens; empty for an object that is not an op."""
     opened = getattr(op, "seq_ids", None)
     named = [getattr(op, "seq_id", None), *(opened if isinstance(opened, Sequence) else ())]
     return [seq_id for seq_id in named if isinstance(seq_id, int)]

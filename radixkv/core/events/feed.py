@@ -1,7 +1,7 @@
-"""The changes of a cache as events: numbered, named by hashes, and kept for a while for readers that come back.
+"""The changes of a cache as events: numbered, named by hashes, and kept for a while for readers that resume.
 
-The log is read here, off the path of insert and evict. What removed blocks were called is looked up by block id in tables of 16
-bytes per block, which follow the log; so it must be read in order and by one feed.
+The feed reads the log, outside of insert and evict. It looks up the hashes of removed blocks by block id, in tables of 16 bytes
+per block that follow the log; so the log must be read in order and by one feed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from radixkv.core.tree.forest import Forest
 __all__ = ["MAX_EVENT_BLOCKS", "EventFeed", "FeedEntry"]
 
 MAX_EVENT_BLOCKS = 4096
-"""Most blocks of one event; a longer run of blocks is told in several."""
+"""Most blocks of one event; a longer run of blocks is split into several."""
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Most bytes of token ids that are kept for readers that come back."""
+"""Most bytes of token ids that are kept for readers that resume."""
 
 MAX_IDLE_NAMESPACES = 1024
-"""How many namespaces that hold nothing keep their numbering at least."""
+"""At least this many empty namespaces keep their numbering."""
 
 
 class FeedEntry(NamedTuple):
-    """An event with its number among those of its namespace; `parent_block` lies above its first block.
+    """An event with its number among those of its namespace; `parent_block` is the block above its first one.
 
-    Its hashes are 0 where no reader had been told of the blocks above.
+    Its hashes are 0 where no reader knew the blocks above.
     """
 
     namespace_number: int
@@ -40,13 +40,13 @@ class FeedEntry(NamedTuple):
 
 
 class EventFeed:
-    """The events of one cache from one start of the log to its stop, which is one `life`.
+    """The events of one cache. One start of the log to its stop is one `life`.
 
-    Numbers never come back in a later life, so a reader with a number of an earlier one is found out.
+    Numbers of one life never occur in a later one, so a reader with an old number is detected.
 
     Args:
-        forest: the trees that the log tells of.
-        log: is started by the first reader.
+        forest: the trees of the log.
+        log: started by the first reader.
         capacity: how many entries are kept.
         first_number: of the first event.
     """
@@ -69,9 +69,9 @@ class EventFeed:
     # -- reading the log ----------------------------------------------------------------------------------------------
 
     def drain(self, max_cost: int) -> bool:
-        """Turn changes into events until their blocks, and one for each, amount to `max_cost`; whether none is left.
+        """Turn changes into events until their blocks, and one for each, amount to `max_cost`; returns whether none is left.
 
-        Raises the life where the log had stopped: O(blocks of the pool) then.
+        Begins a new life where the log had stopped: O(blocks of the pool) then.
         """
         self._log.bound()
         if not self._log.is_recording:
@@ -82,7 +82,7 @@ class EventFeed:
 
     def _begin_life(self) -> None:
         if self.life:
-            self.next_number += 2  # neither the last number of an earlier life nor the one after it is met again
+            self.next_number += 2  # neither the last number of an earlier life nor the one after it occurs again
         self.life += 1
         self._namespace_numbers.clear()
         self._hashes = array("Q", bytes(8 * self.forest.pool.num_blocks))
@@ -97,7 +97,7 @@ class EventFeed:
         self._namespaces = []
 
     def _append(self, record: Record) -> int:
-        """Turn a change into events; how many blocks it is about."""
+        """Turn a change into events; returns the number of its blocks."""
         if record[0] == "stored":
             return self._append_stored(*record[1:])
         if record[0] == "removed":
@@ -133,7 +133,7 @@ class EventFeed:
         return num_blocks
 
     def _append_removed(self, end_bytes: int, blocks: array[int]) -> int:
-        """Blocks that no reader was told of, as those of a namespace that was cleared, are removed without a word."""
+        """Blocks unknown to readers, such as those of a cleared namespace, are removed without an event."""
         namespace = self._namespaces[blocks[0]]
         if namespace is None:
             return len(blocks)
@@ -153,7 +153,7 @@ class EventFeed:
             self._namespaces[block] = namespace if value else None
 
     def _keep(self, parent_block: int, kind: CacheEventKind, namespace: str, *fields: Any) -> None:
-        """Number an event, and keep it. `fields`: those of a `CacheEvent` from `position` on."""
+        """Number and store an event. `fields`: those of a `CacheEvent` from `position` on."""
         event = CacheEvent(self.next_number, kind, namespace, *fields)
         self._entries.append(FeedEntry(self.next_in(namespace), parent_block, event))
         self.next_number += 1
@@ -163,7 +163,7 @@ class EventFeed:
             self._trim()
 
     def _trim(self) -> None:
-        """Forget the older half of what is kept. O(1) per entry, amortised."""
+        """Drop the older half of the entries. O(1) per entry, amortised."""
         num_gone = max(len(self._entries) - self._capacity, len(self._entries) // 2)
         self._num_bytes -= sum(len(entry.event.tokens) for entry in self._entries[:num_gone])
         del self._entries[:num_gone]
@@ -175,25 +175,25 @@ class EventFeed:
 
     @property
     def first_number(self) -> int:
-        """Of the oldest entry that is kept."""
+        """Number of the oldest stored entry."""
         return self.next_number - len(self._entries)
 
     def entries(self, first: int, max_count: int) -> list[FeedEntry]:
-        """Entries from number `first` on, which must be kept. O(count)."""
+        """Entries from number `first` on, which must be stored. O(count)."""
         index = first - self.first_number
         return self._entries[index : index + max_count]
 
     def next_in(self, namespace: str | None) -> int:
-        """The number that the next event of a namespace will have, of None among all. O(1).
+        """The number of the next event of a namespace; of all namespaces if None. O(1).
 
-        A namespace begins with the pool's number of that moment, which is above all that it ever had.
+        A namespace begins with the pool's current number, which is above all its earlier numbers.
         """
         if namespace is None:
             return self.next_number
         return self._namespace_numbers.setdefault(namespace, self.next_number)
 
     def find(self, number: int, namespace: str | None) -> int | None:
-        """The pool's number to go on from for a reader who wants `number` next; None where it is not kept. O(kept)."""
+        """The pool's number at which a reader of `number` resumes; None where its events are not stored. O(stored)."""
         if self._synced_number is None:
             return None
         first = max(self.first_number, self._synced_number)
@@ -207,12 +207,14 @@ class EventFeed:
         return next(entry.event.sequence_number for entry in own if entry.namespace_number == number)
 
     def synced(self) -> None:
-        """A reader has been told of everything: from here on it may go away and come back."""
+        """Record that a reader has every event so far: from here on it may disconnect and resume."""
         if self._synced_number is None:
             self._synced_number = self.next_number
 
     def node_hashes(self, root: RootNode, node: Node, first: int, end: int) -> tuple[int | None, array[int]]:
-        """The parent's hash, and hashes of a node's blocks [first, end); what lies above was asked for before. O(blocks)."""
+        """The parent's hash, and hashes of a node's blocks [first, end); the blocks above must have hashes already.
+        O(blocks).
+        """
         assert node.parent is not None, "a root has no blocks"
         above = node.blocks[first - 1] if first else (node.parent.blocks[-1] if node.parent.blocks else NO_BLOCK)
         parent_hash = None if above == NO_BLOCK else self._hashes[above]

@@ -1,8 +1,8 @@
-"""Names of blocks by content: a chain of 64-bit hashes, so that a block's name stands for all of the history up to its end.
+"""Names of blocks by content: a chain of 64-bit hashes, so that a block's name stands for the whole history up to its end.
 
     hash(block i) = BLAKE2b-64(hash(block i - 1) · token ids of block i),   hash(block -1) = BLAKE2b-64(namespace)
 
-The same history has the same hashes in every pool, process and machine, and others in every other namespace.
+The same history has the same hashes in every pool, process and machine, and different ones in every other namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HASH_BYTES = 8
 
 @lru_cache(maxsize=1024)
 def namespace_hash(namespace: str) -> int:
-    """What the chain of every history of a namespace begins with."""
+    """The seed of every chain of hashes in a namespace."""
     return int.from_bytes(blake2b(namespace.encode(), digest_size=_HASH_BYTES, person=b"radixkv").digest(), "little")
 
 

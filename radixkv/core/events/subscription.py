@@ -1,8 +1,8 @@
-"""One reader of a cache's events: a snapshot of what is cached, taken in slices, and then every change in order.
+"""One reader of a cache's events: a snapshot of the cached nodes, taken in slices, and then every change in order.
 
-While the snapshot is under way the trees change. A block is told of by whoever is first, the walk or the change that
-stored it; a change is told of where the reader knows the block above, and its removal where it knows the block. What lies
-behind the walk is known, what lies ahead will come by, so at the end the reader knows just what is cached.
+The trees change during the snapshot. Each block is reported once, by the walk or by its "stored" change. A stored block is
+reported if the reader knows the block above, a removal if the reader knows the block. Blocks before the walk's position are
+known, and the walk reaches the rest, so at the end the reader knows exactly the cached blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from radixkv.core.tree.walk import TreeWalk
 __all__ = ["SLICE_COST", "EventSubscription"]
 
 SLICE_COST = 512
-"""Blocks that one `take` looks at, but for those of the last node: about a millisecond."""
+"""Blocks that one `take` visits, not counting those of the last node: about a millisecond."""
 
 _NOTHING = array("i")
 _NO_HASHES = array("Q")
@@ -30,7 +30,7 @@ _NO_HASHES = array("Q")
 class EventSubscription:
     """Made by `PrefixCache.subscribe_events`, and used on the thread that owns the cache.
 
-    A reader that falls behind what is kept is told so by a ``"reset"``, with a new snapshot behind it.
+    A reader that is too slow for the stored events gets a ``"reset"``, followed by a new snapshot.
     """
 
     def __init__(self, feed: EventFeed, start: int, namespace: str | None, enter: Callable[[], None]) -> None:
@@ -48,17 +48,17 @@ class EventSubscription:
 
     @property
     def is_synced(self) -> bool:
-        """Whether the reader has been told of everything up to some moment, and of all changes since that it has taken."""
+        """Whether the reader has taken a whole snapshot, and may miss only later changes."""
         return self._walk is None and not self._begins
 
     @property
     def has_fallen_behind(self) -> bool:
-        """Whether what the reader wants next is kept no more: it will begin anew."""
+        """Whether the reader's next events are no longer stored: it restarts with a snapshot."""
         return self._life != self._feed.life or self._next < self._feed.first_number
 
     @property
     def next_number(self) -> int:
-        """The sequence number that the next event will have, for the reader to come back with; 0 where it must begin anew."""
+        """The sequence number of the next event, for the reader to resume with; 0 where it must restart with a snapshot."""
         if not self.is_synced or self.has_fallen_behind:
             return 0
         behind = self._feed.entries(self._next, self._feed.next_number - self._next)
@@ -66,9 +66,9 @@ class EventSubscription:
         return self._feed.next_in(self._namespace) if own is None else self._number(own)
 
     def take(self, max_cost: int = SLICE_COST) -> list[CacheEvent]:
-        """The next events; nothing where there is nothing new, or none of it is for this reader. O(max_cost + last node).
+        """The next events; empty where nothing changed, or no change is for this reader. O(max_cost + last node).
 
-        Ask again at once until `is_synced`, then when something may have changed.
+        Call it again at once until `is_synced`, then after changes.
 
         Raises:
             WrongThreadError: another thread owns the cache.
@@ -96,7 +96,7 @@ class EventSubscription:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is synced and nothing is left to be taken."""
+        """Whether it is synced and no event is left to be taken."""
         return (
             self.is_synced
             and not self.has_fallen_behind
@@ -105,7 +105,7 @@ class EventSubscription:
         )
 
     def close(self) -> None:
-        """Nobody reads any more. May be repeated."""
+        """End the subscription. May be repeated."""
         if not self._is_closed:
             self._is_closed = True
             self._feed.num_subscribers -= 1
@@ -128,7 +128,7 @@ class EventSubscription:
         return entry.event.sequence_number if self._namespace is None else entry.namespace_number
 
     def _seen(self, entry: FeedEntry) -> CacheEvent | None:
-        """The event as this reader is told of it, if it is."""
+        """The event as this reader gets it, or None."""
         if not self._sees(entry):
             return None
         event = entry.event
@@ -144,7 +144,9 @@ class EventSubscription:
         return event._replace(sequence_number=0)
 
     def _removed_of_known(self, event: CacheEvent, known: bytearray) -> CacheEvent | None:
-        """A removal of those blocks that the reader knows. They lie in a row: what is known of a node begins above."""
+        """A removal of those blocks that the reader knows. They are contiguous: the known part of a node begins at its
+        start.
+        """
         told = [index for index, block in enumerate(event.block_ids) if known[block]]
         if not told:
             return None
@@ -159,7 +161,7 @@ class EventSubscription:
         )
 
     def _stored(self, root: RootNode, node: Node) -> list[CacheEvent]:
-        """What of a node the reader does not know yet."""
+        """Events for the blocks of a node that the reader does not know yet."""
         known, forest = self._known, self._feed.forest
         assert known is not None, "a walk is under way"
         if len(node.key) < forest.block_bytes:

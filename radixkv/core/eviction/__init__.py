@@ -1,6 +1,6 @@
-"""Which unlocked leaf goes first: one small protocol, and the policies that keep it.
+"""Eviction order: one small protocol, and the policies that implement it.
 
-`EvictionPolicy` is told when nodes come to rest, and keeps the evictable leaves; `POLICIES` lists what can be chosen by name.
+`EvictionPolicy` is notified when nodes come to rest, and keeps the evictable leaves; `POLICIES` lists the policies by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 PolicyFactory = Callable[[int, int], EvictionPolicy]
-"""Makes a policy for `num_blocks` blocks of `block_size` tokens: a pool, or the share of it that a namespace has."""
+"""Makes a policy for `num_blocks` blocks of `block_size` tokens: a pool, or the partition of a namespace."""
 
 POLICIES: dict[str, PolicyFactory] = {
     AdaptivePolicy.name: AdaptivePolicy,
@@ -44,13 +44,13 @@ POLICIES: dict[str, PolicyFactory] = {
     SLRUPolicy.name: lambda num_blocks, _block_size: SLRUPolicy(num_blocks),
     PriorityPolicy.name: lambda _num_blocks, _block_size: PriorityPolicy(),
 }
-"""What makes a policy, by its name."""
+"""Policy factories by name."""
 
 DEFAULT_POLICY = AdaptivePolicy.name
 
 
 def check_policy_name(name: str) -> str:
-    """The name of a policy, as it was given.
+    """Return the name of a policy, unchanged.
 
     Raises:
         InvalidArgumentError: no policy has that name.
@@ -61,7 +61,7 @@ def check_policy_name(name: str) -> str:
 
 
 def policy_factory(name: str) -> PolicyFactory:
-    """What makes the policy of that name.
+    """The factory of the policy of that name.
 
     Raises:
         InvalidArgumentError: no policy has that name.

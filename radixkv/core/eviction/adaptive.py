@@ -1,7 +1,7 @@
-"""The default policy: follows that of a few orders that would have found most, by what each finds of a sample in its shadow.
+"""The default policy: follows the order with the most hits, measured by a shadow cache of keys for each order.
 
-`hit-density` finds more than LRU or LFU where kinds of nodes differ in how soon they are used again. Where they do not, an
-order that never changes its mind loses less. Which it is here nobody knows beforehand, so it is measured while the cache runs:
+`hit-density` has more hits than LRU or LFU where kinds of nodes differ in how soon they are used again. Where they do not, a
+fixed order loses less. Which case holds is unknown beforehand, so it is measured while the cache runs:
 
     a path comes to rest ──┬─ hit-density learns from it
                            └─ each shadow serves it ──▶ hits of each order ──▶ the order that is followed
@@ -29,20 +29,20 @@ NUM_SIGMAS = 2.0
 """By how many standard deviations of the lead another order must lead before it is followed."""
 
 LEAST_JUDGED = 160
-"""Requests of which the orders found different parts, before which no lead is more than chance: they come in bursts."""
+"""Requests on which the orders differed, before which no lead is significant: such requests come in bursts."""
 
 LEAST_BLOCKS = 64
-"""In a smaller pool LRU is followed at first: a tick of `hit-density` is more than an eighth of it, too coarse to tell ages."""
+"""In a smaller pool LRU is followed at first: a tick of `hit-density` is more than an eighth of it, too coarse for ages."""
 
 FADES_PER_TURNOVER = 8
 KEPT_PER_FADE = KEPT_PER_TURNOVER ** (1 / FADES_PER_TURNOVER)
 
 NUM_REFILED = 8
-"""Leaves that each call files anew after another order is followed, until all are: no call takes long."""
+"""Leaves that each call moves to the new queue after another order is followed, until all are: no call takes long."""
 
 
 class _Contest:
-    """The orders, their shadows, and which of them is followed.
+    """The orders, their shadows, and the order that is followed.
 
     Attributes:
         followed: the name of the order that is followed.
@@ -89,7 +89,7 @@ class _Contest:
         return HeapQueue(_num_cached_uses) if name == LFUPolicy.name else self._learner.beside()
 
     def rests(self, node: Node, namespace: str, now: int) -> None:
-        """A node of a path comes to rest, leaf first; the path is served when that of another use begins."""
+        """A node of a path comes to rest, leaf first; the path is served when the path of the next use begins."""
         self.now = now
         if node.access_number != self._number:
             if self._path:
@@ -108,7 +108,7 @@ class _Contest:
             self._judge(found)
 
     def _judge(self, found: dict[str, int]) -> None:
-        """Count hits of one request, and follow another order if what it led by is more than chance. O(orders²)."""
+        """Count hits of one request, and follow another order if its lead is significant. O(orders²)."""
         hits, squares = self._hits, self._squares
         if self.now >= self._fade_at:
             self._fade_at = self.now + max(1, self._num_blocks // FADES_PER_TURNOVER)
@@ -138,15 +138,15 @@ def _num_cached_uses(node: Node) -> int:
 
 
 def _number(node: Node) -> int:
-    """That of a queued leaf's entry, or of the run that holds it."""
+    """The number of a queued leaf's entry, or of the run that holds it."""
     entry = node.queue_entry
     number: int = entry.number if isinstance(entry, LeafRun) else entry
     return number
 
 
 class _FollowingQueue(EvictionPolicy):
-    """Leaves in the order that is followed. After another one is, those that are left in the old queue are filed anew, the
-    coldest first, a few in each call.
+    """Leaves in the order that is followed. After a change of order, each call moves a few leaves of the old queue to the new
+    one, the coldest first.
     """
 
     __slots__ = ("_contest", "_first_number", "_followed", "_leaving", "_num_leaves", "_queue")
@@ -158,7 +158,7 @@ class _FollowingQueue(EvictionPolicy):
         self._queue = contest.queue(self._followed)
         self._leaving: EvictionPolicy | None = None
         self._num_leaves = 0
-        self._first_number = 0  # numbers below it are of the queue that is left
+        self._first_number = 0  # numbers below it belong to the old queue
 
     def add(self, node: Node) -> None:
         if self._leaving is not None or self._followed is not self._contest.followed:
@@ -201,7 +201,7 @@ class _FollowingQueue(EvictionPolicy):
 
 
 class AdaptivePolicy(_FollowingQueue):
-    """Follows `hit-density`, until another order has shown in its shadow that it finds more of what is asked for here."""
+    """Follows `hit-density`, until the shadow of another order has significantly more hits on this load."""
 
     __slots__ = ("_learner",)
 

@@ -1,4 +1,6 @@
-"""The latest entries of a record of bounded size, of which many are forgotten at a time and never so many that a call stops."""
+"""A map of bounded size that keeps the latest entries; it drops whole generations, in shards small enough not to stall a
+call.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _Value = TypeVar("_Value")
 
 
 class _Shard(Generic[_Value]):
-    """Two generations: when the young one has its share, it becomes the old one, and the old is forgotten."""
+    """Two generations: when the young one is full, it becomes the old one, and the old one is dropped."""
 
     __slots__ = ("old", "room", "young")
 
@@ -24,16 +26,16 @@ class _Shard(Generic[_Value]):
 
 
 class GenerationalMap(Generic[_Value]):
-    """Values by their names, which are hashes: at least the latest entries up to both bounds, and at most twice as many.
+    """Values by hashes: at least the latest entries up to both bounds, and at most twice as many.
 
-    Entries are spread over shards by their names, so the bounds hold for each within the spread of hashes. The last entry of a
-    generation may pass the bound on sizes by its own.
+    Entries are spread over shards by hash, so the bounds hold for each within the spread of hashes. The last entry of a
+    generation may exceed the bound on sizes by its own size.
     """
 
     __slots__ = ("_max_entries", "_max_size", "_shards")
 
     def __init__(self, max_entries: int, max_size: int) -> None:
-        """Remember `max_entries` entries, or such of `max_size` in all, in each of two generations."""
+        """Keep `max_entries` entries, or fewer if they reach `max_size` in all, in each of two generations."""
         num_shards = max(1, max_entries // ENTRIES_OF_A_SHARD)
         self._max_entries = max(1, max_entries // num_shards)
         self._max_size = max(1, max_size // num_shards)
@@ -43,7 +45,7 @@ class GenerationalMap(Generic[_Value]):
         return sum(len(shard.young) + len(shard.old) for shard in self._shards)
 
     def put(self, name: int, value: _Value, size: int = 0) -> None:
-        """Remember a value, in place of what had the name. O(1), and O(entries of a shard) once in as many calls."""
+        """Store a value, replacing one of that name. O(1), and O(entries of a shard) once in as many calls."""
         shard = self._shards[name % len(self._shards)]
         if len(shard.young) >= self._max_entries or shard.room <= 0:
             shard.old, shard.young = shard.young, {}
@@ -52,13 +54,13 @@ class GenerationalMap(Generic[_Value]):
         shard.young[name] = value
 
     def get(self, name: int) -> _Value | None:
-        """The value of that name, if it is remembered. O(1)."""
+        """The value of that name, or None. O(1)."""
         shard = self._shards[name % len(self._shards)]
         value = shard.young.get(name)
         return shard.old.get(name) if value is None else value
 
     def pop(self, name: int) -> _Value | None:
-        """The same, and it is forgotten. O(1)."""
+        """The same, and drop it. O(1)."""
         shard = self._shards[name % len(self._shards)]
         value = shard.young.pop(name, None)
         return shard.old.pop(name, None) if value is None else value

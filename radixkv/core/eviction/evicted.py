@@ -1,12 +1,12 @@
-"""The branches evicted last, remembered where they hung, so that a miss can be told from a first time.
+"""The branches evicted last, stored by their place, so that an evicted prompt is distinguished from a new one.
 
-A *place* is a position of one history from which something was evicted: a number that the node there keeps and an evicted
-edge takes along, so that what hung below it is found through it. Edges are found by their place and their first block:
+A *place* is a position of one history from which a branch was evicted: a number stored by the node there and by an evicted
+edge, so that the branches below it are found through it. Edges are found by their place and their first block:
 
     root ─┬─ [A] ── place 7          (7, first block of B) -> edge B, places 8 ── (8, first block of C) -> edge C
           └─ [D]                     B and C were evicted, C first; A + B + C is cached up to A, and B and C were
 
-Nodes are split, merged and lengthened, and what was said of a place stays true: no history is ever taken for another.
+Places stay valid when nodes are split, merged and lengthened: no history is ever taken for another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _EvictedEdge(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """A prompt was cached up to `end_bytes`; what followed its match went at `time_s`, for this reason."""
+    """A prompt was cached up to `end_bytes`; the part after its match was evicted at `time_s`, for `reason`."""
 
     end_bytes: int
     time_s: float
@@ -42,10 +42,9 @@ class Recall(NamedTuple):
 
 
 class EvictedBranches:
-    """A record of bounded size: the latest edges evicted, up to an eighth as many as the pool has blocks, and of their tokens
-    up to a quarter of what the pool holds; of a small pool up to 128 edges and 8,192 tokens; see `GenerationalMap`. Of a tail
-    nothing is remembered. Of 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes for each token that
-    the pool holds.
+    """A record of bounded size: the latest evicted edges, up to an eighth as many as the pool has blocks, and their tokens up
+    to a quarter of the pool's; in a small pool up to 128 edges and 8,192 tokens; see `GenerationalMap`. Tails are not
+    recorded. For 16,384 blocks of 16 tokens, evicted in leaves of 64 tokens, it takes 1.8 bytes per token of the pool.
     """
 
     __slots__ = ("_block_bytes", "_edges", "_num_places")
@@ -62,19 +61,19 @@ class EvictedBranches:
         return len(self._edges)
 
     def note(self, node: Node, reason: EvictionReason, now_s: float) -> None:
-        """The blocks of a node are about to match no more; those below it went before. O(1), or O(edge) of a locked one."""
+        """Record a node that is about to leave the tree; those below it went before. O(1), or O(edge) of a locked one."""
         key = node.key
         if len(key) < self._block_bytes:
             return
         if node.lock_ref:
-            key = bytes(key)  # its sequence goes on lengthening it
+            key = bytes(key)  # its sequence may lengthen it later
         name = hash((self._place_above(node), node.head))
         self._edges.put(name, _EvictedEdge(key, now_s, reason, node.evicted_at), len(key))
 
     def recall(self, namespace: str, tokens: bytes, node: Node, matched_bytes: int) -> Recall | None:
-        """How much further `tokens` were cached than the `matched_bytes` that match now, which end in `node`.
+        """How far `tokens` were cached beyond the `matched_bytes` that match now, which end in `node`.
 
-        None where nothing of that is remembered. A pure read. O(path + edges that agree).
+        None where nothing of that is recorded. A pure read. O(path + edges that agree).
         """
         edges, block_bytes = self._edges, self._block_bytes
         found: list[tuple[int, _EvictedEdge, _EvictedEdge | None]] = []
@@ -119,7 +118,7 @@ class EvictedBranches:
         return self._edges.get(hash((place, head)))
 
     def _place_above(self, node: Node) -> int | str:
-        """The place from which a node goes: that of its parent's end."""
+        """The place of a node: its parent's end."""
         parent = node.parent
         assert parent is not None, "a root is not evicted"
         if isinstance(parent, RootNode):

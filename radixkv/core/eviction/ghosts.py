@@ -1,4 +1,4 @@
-"""What is remembered of nodes that were evicted."""
+"""Records of evicted nodes, by which the policy recognises them when they return."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["Ghost", "Ghosts"]
 
 
 Ghost = tuple[int, int, int, int]
-"""The history of an evicted node: its `num_uses`, `reuse_class` and `access_number`, see `Node`, and how many blocks it had."""
+"""The history of an evicted node: its `num_uses`, `reuse_class` and `access_number`, see `Node`, and its number of blocks."""
 
 
 class Ghosts:
     """The latest evicted nodes, by namespace, position and first block: at least `capacity` of them, at most twice as many.
 
-    Two young histories that agree in all three are taken for one; that can cost a hit and never an answer.
+    Two histories that agree in all three are taken for one; that can cost a hit and never an answer.
     """
 
     __slots__ = ("_recent",)
@@ -32,8 +32,8 @@ class Ghosts:
         self._recent.put(name, (node.num_uses, node.reuse_class, node.access_number, len(node.blocks)))
 
     def recall(self, node: Node, namespace: str) -> list[Ghost]:
-        """The histories of the nodes that were evicted where this one now lies, from its start on as far as one follows the
-        other; they are forgotten. O(ghosts found).
+        """Take out the histories of nodes evicted from where this node now lies, from its start on, as far as they are
+        contiguous. O(ghosts found).
         """
         ghosts: list[Ghost] = []
         block_bytes, offset = len(node.head), 0

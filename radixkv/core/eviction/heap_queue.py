@@ -1,4 +1,4 @@
-"""A queue of leaves by a key that costs nothing to leave: an entry whose leaf is gone stays until its turn comes."""
+"""A queue of leaves by key with O(1) removal: the entry of a removed leaf stays until it reaches the front."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from radixkv.core.nodes.node import Node
 __all__ = ["MOST_GONE", "HeapQueue", "entry_numbers"]
 
 entry_numbers = count(1)
-"""One for all queues, rising, so that no entry that a leaf left behind in one is taken for its entry in another."""
+"""One counter for all queues, rising, so that a stale entry in one queue is never taken for an entry in another."""
 
 MOST_GONE = 64
-"""Entries of leaves that are gone, beyond as many as there are leaves."""
+"""Stale entries allowed beyond the number of leaves."""
 
 
 class HeapQueue(EvictionPolicy):
-    """The least key goes first, among equals the leaf used longest ago. O(log n) for each leaf, amortised.
+    """The least key goes first, among equals the least recently used leaf. O(log n) for each leaf, amortised.
 
     A leaf's `queue_entry` is the number of its entry while it is there.
     """

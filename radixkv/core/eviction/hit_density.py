@@ -1,13 +1,13 @@
-"""The leaf from which the fewest hits are to be expected for the room it takes goes first.
+"""Evicts the leaf with the fewest expected hits per block first.
 
-Nodes at rest are told apart by a *class*, which is how they came to be, and by their age at rest. How soon a node of each
-class and age is used again is learned while the cache runs, also from nodes that were evicted and came back (`reuse_times`,
-`ghosts`); there is nothing to tune. Where older means colder in every class alike, the order is that of LRU.
+Nodes at rest are grouped by *class*, which is how they came to be, and by their age at rest. How soon a node of each class and
+age is used again is learned while the cache runs, also from nodes that were evicted and came back (`reuse_times`, `ghosts`);
+there is nothing to tune. Where older means colder in every class alike, the order is that of LRU.
 
-    class       what tells nodes of it apart                     what it is in real chats
+    class       distinguished within it by                       in real chats
     ----------  -----------------------------------------------  ----------------------------------------------------
     tail                                                         a partly filled block: others go on differently
-    new branch  its length; whether few or many lie beside it    an edit, another question; the first turn of a chat
+    new branch  its length; whether it has few or many siblings  an edit, another question; the first turn of a chat
     grown       how often the history was used; by how much      the next turn of a chat: short ones are answered again
     used again  how often                                        a prefix that many share, a reply drawn again
 """
@@ -30,7 +30,7 @@ from radixkv.core.tokens import TOKEN_BYTES
 __all__ = ["CACHED_USE", "HitDensityPolicy"]
 
 USE_LEVELS = (2, 3, 5, 9)
-"""Uses at which a level above the first begins: the more there were, the less one more of them tells."""
+"""Uses at which a level above the first begins: each more use adds less information."""
 
 NUM_USE_LEVELS = len(USE_LEVELS) + 1
 LENGTH_LEVELS = (3, 9, 33, 129, 513)
@@ -56,18 +56,18 @@ MIN_BLOCKS_PER_TICK = 8
 """In a small pool: ticks cost the same in all, and a tick for every block would cost more than the rest of the cache."""
 
 MAX_USES = 255
-"""Uses are counted up to here."""
+"""The cap of the count of uses."""
 
 CACHED_USE = MAX_USES + 1
-"""`Node.num_uses` holds two counts: all uses, and times this each use since it was last cached but the first."""
+"""`Node.num_uses` holds two counts: all uses, and times this each use but the first since it was last cached."""
 
 
 class _Ranking:
-    """What is learned, and the order of the *cells* (class, age) by hit density that follows; worked out anew in every tick.
+    """Learned reuse times, and the order of the *cells* (class, age) by hit density; recomputed in every tick.
 
     Attributes:
         cells: the least dense first, and `densities` theirs; `density_of`: that of each cell.
-        runs: of each age its ticks: the first, and the first behind them.
+        runs: of each age its ticks: the first, and the end.
         times: of rests and finds.
     """
 
@@ -106,7 +106,7 @@ class _Ranking:
         return self.density_of[node.reuse_class * NUM_AGES + self._age(node.access_number)]
 
     def tick_of(self, access_number: int) -> int:
-        """The tick in which a node with that access number came to rest, or that of the horizon where it lies further back."""
+        """The tick in which a node with that access number came to rest, or that of the horizon if it is older."""
         return self._first_tick + bisect_right(self._first_numbers, access_number) - 1
 
     def _age(self, access_number: int) -> int:
@@ -114,7 +114,7 @@ class _Ranking:
         return bisect_right(AGE_EDGES, min(self.times.now_tick - self.tick_of(access_number), AGE_EDGES[-1] - 1)) - 1
 
     def advance(self, now: int) -> None:
-        """Let the ticks pass that have; none do where it was later already."""
+        """Advance to the tick of `now`; an earlier `now` changes nothing."""
         tick = now // self._blocks_per_tick
         num_passed = tick - self.times.now_tick
         if num_passed <= 0:
@@ -138,9 +138,9 @@ class _Ranking:
 class _Leaves(EvictionPolicy):
     """Leaves in the order of a ranking.
 
-    Those of a class lie by the tick in which they came to rest, so those of one age are a run of ticks: from the lowest cell
-    that holds a leaf the oldest goes. An entry whose leaf is gone stays until its turn comes, or until most are such. O(log n)
-    for each leaf, amortised, and O(classes * ages) once per tick.
+    Leaves of a class are grouped by the tick in which they came to rest, so those of one age are a run of ticks: from the
+    lowest cell that holds a leaf the oldest goes. The entry of a removed leaf stays until it reaches the front, or until most
+    entries are stale. O(log n) for each leaf, amortised, and O(classes * ages) once per tick.
     """
 
     __slots__ = ("_by_class", "_cursor", "_num_entries", "_num_leaves", "_ranked", "_ranking")
@@ -151,7 +151,7 @@ class _Leaves(EvictionPolicy):
         self._by_class: dict[int, _ByTick] = {}
         self._num_entries = self._num_leaves = 0
         self._cursor = 0  # no cell before it holds a leaf
-        self._ranked = ranking.cells  # the order that it is a place in
+        self._ranked = ranking.cells  # the order that `_cursor` refers to
 
     def _keep_up(self) -> None:
         if self._ranked is not self._ranking.cells:
@@ -209,7 +209,7 @@ class _Leaves(EvictionPolicy):
 
 
 class _ByTick:
-    """Leaves of one class: `ticks`, sorted, are those of which there is a run among `runs`."""
+    """Leaves of one class: `ticks` is the sorted list of keys of `runs`."""
 
     __slots__ = ("runs", "ticks")
 
@@ -225,7 +225,7 @@ class _ByTick:
         run.add(node)
 
     def take(self, first: float, end: float) -> tuple[Node | None, int]:
-        """The oldest leaf of ticks in [first, end), and how many entries went for it."""
+        """The oldest leaf of ticks in [first, end), and the number of entries removed for it."""
         ticks, num_gone = self.ticks, 0
         index = bisect_left(ticks, first)
         while index < len(ticks) and ticks[index] < end:
@@ -238,7 +238,7 @@ class _ByTick:
 
 
 class HitDensityPolicy(_Leaves):
-    """Least hit density first; the order is worked out anew in every tick, a share of the time in which the pool fills once."""
+    """Least hit density first; the order is recomputed in every tick, a fraction of the time in which the pool fills once."""
 
     __slots__ = ("_block_bytes", "_ghosts")
 
@@ -269,7 +269,7 @@ class HitDensityPolicy(_Leaves):
         self._ghosts.remember(node, namespace)
 
     def _next_class(self, node: Node) -> int:
-        """The class of a node that comes to rest once more; counts the use."""
+        """The class of a node that comes to rest again; counts the use."""
         if len(node.key) < self._block_bytes:
             return TAIL
         parent = node.parent
@@ -289,7 +289,7 @@ class HitDensityPolicy(_Leaves):
         return (NEW_UNDER_MANY if num_siblings >= FEW_CHILDREN else NEW_BESIDE) + length_level
 
     def _num_siblings(self, node: Node, parent: Node) -> int:
-        """Children of the parent beside this one that are no tails; counted up to a few."""
+        """Other children of the parent that are no tails; counted up to a few."""
         assert parent.children is not None, "a parent has children"
         if len(parent.children) > FEW_CHILDREN:
             return FEW_CHILDREN

@@ -1,4 +1,4 @@
-"""Leaves in the order of their last use, 16 bytes each, from which the oldest goes first and any other leaves for free."""
+"""Leaves in the order of their last use, 16 bytes each: the oldest is taken first, and any other is removed in O(1)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["LeafRun"]
 class LeafRun:
     """Leaves by their access numbers. Most arrive in order, so adding one appends it.
 
-    A leaf's `queue_entry` is its run while it is there. A leaf that leaves is not looked for: its entry stays until its turn
-    comes, and is then known to be stale by the leaf's run or access number.
+    A leaf's `queue_entry` is its run while it is queued. The entry of a removed leaf stays until it reaches the front; the
+    leaf's run or access number then shows that it is stale.
 
     Attributes:
         number: rises from run to run, over all queues.
@@ -26,11 +26,11 @@ class LeafRun:
     def __init__(self) -> None:
         self.number = next(entry_numbers)
         self._numbers = array("q")  # rising
-        self._leaves: list[Node | None] = []  # None below `_first`: these went
+        self._leaves: list[Node | None] = []  # None below `_first`: taken
         self._first = 0
 
     def add(self, node: Node) -> None:
-        """O(1) for the one used last, else O(entries) for a move of their 16 bytes."""
+        """O(1) for the most recently used leaf, else O(entries) for a move of their 16 bytes."""
         numbers, access_number = self._numbers, node.access_number
         node.queue_entry = self
         if not numbers or access_number >= numbers[-1]:
@@ -42,7 +42,7 @@ class LeafRun:
             self._leaves.insert(index, node)
 
     def take(self) -> tuple[Node | None, int]:
-        """Take out the oldest leaf, if one is left, and tell how many entries went for it. O(those), amortised."""
+        """Take out the oldest leaf, or None, and return the number of entries removed for it. O(those), amortised."""
         numbers, leaves, first = self._numbers, self._leaves, self._first
         oldest = None
         for index in range(first, len(leaves)):
@@ -60,7 +60,7 @@ class LeafRun:
         return oldest, num_gone
 
     def leaves(self) -> list[Node]:
-        """Those that are there, the oldest first, each once. O(entries)."""
+        """The queued leaves, the oldest first, each once. O(entries)."""
         entries = zip(self._leaves, self._numbers, strict=True)
         there = (n for n, number in entries if n is not None and n.queue_entry is self and n.access_number == number)
         return list(dict.fromkeys(there))

@@ -1,4 +1,4 @@
-"""The protocol of an eviction policy, and the queue in sorted order that most policies are.
+"""The protocol of an eviction policy, and the sorted queue that most policies use.
 
 acquire ── lock ──▶ in use ── last lock drops: rest() ──▶ at rest ──┬─ a leaf: add() ──▶ evictable
                                                                     └─ has children: waits until it is a leaf
@@ -20,9 +20,9 @@ __all__ = ["EvictionPolicy", "SortedPolicy"]
 
 
 class EvictionPolicy(ABC):
-    """Keeps the evictable leaves of all trees of a pool and says which goes first.
+    """Keeps the evictable leaves of all trees of a pool and picks the one to evict first.
 
-    Times are pool times: how many blocks have been taken from the pool so far. They pass only under pressure, and are the
+    Times are pool times: how many blocks have been taken from the pool so far. They advance only under pressure, and are the
     same in every run.
     """
 
@@ -31,13 +31,13 @@ class EvictionPolicy(ABC):
 
     @property
     def followed(self) -> str:
-        """The name of the order that leaves are in now; another than its own where it follows one of several."""
+        """The name of the current order of leaves; differs from `name` where the policy follows one of several."""
         return self.name
 
     def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:  # noqa: B027
-        """The last lock on a node has dropped, on a path leaf first; it bears a new `access_number`.
+        """The last lock on a node has dropped, on a path leaf first; the node has a new `access_number`.
 
-        `rested_before` is the number that it bore before, 0 where it never rested; it was found again at `node.found_at`.
+        `rested_before` is its earlier number, 0 where it never rested; it was found again at `node.found_at`.
         """
 
     @abstractmethod
@@ -46,18 +46,18 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def remove(self, node: Node) -> None:
-        """A leaf is locked, or is a leaf no more. Clears `node.queue_entry`. O(log n)."""
+        """A leaf is locked, or is no longer a leaf. Clears `node.queue_entry`. O(log n)."""
 
     @abstractmethod
     def take(self, now: int) -> Node:
-        """Take out the leaf to be evicted, of which there is one at least. Clears its `queue_entry`. O(log n)."""
+        """Take out the leaf to be evicted; there is at least one. Clears its `queue_entry`. O(log n)."""
 
-    def evicted(self, node: Node, namespace: str) -> None:  # noqa: B027  most policies remember nothing
+    def evicted(self, node: Node, namespace: str) -> None:  # noqa: B027  most policies keep no record
         """A leaf that was taken is about to leave the tree."""
 
     @abstractmethod
     def beside(self) -> EvictionPolicy:
-        """An empty queue for some of the leaves, in the same order; of rests and evictions it is not told."""
+        """An empty queue for some of the leaves, in the same order; it gets no `rest` and no `evicted`."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -69,9 +69,9 @@ class EvictionPolicy(ABC):
 
 
 class SortedPolicy(EvictionPolicy):
-    """A policy that is no more than a sort key, fixed when a node becomes an evictable leaf: the smallest goes first.
+    """A policy that is only a sort key, fixed when a node becomes an evictable leaf: the smallest goes first.
 
-    Keys of one policy must compare with each other; among equals the one used longest ago goes first.
+    Keys of one policy must compare with each other; among equals the least recently used goes first.
     """
 
     __slots__ = ("_entries",)

@@ -1,11 +1,11 @@
-"""Retention priorities: within a namespace what is worth least goes first, and no other namespace gains or loses by them.
+"""Retention priorities: within a namespace the lowest priority goes first; other namespaces are not affected.
 
-Of a namespace that has priorities a leaf whose turn comes stays where another one is worth less, and that goes in its stead: as
-many blocks of the namespace go, and as soon, as without priorities.
+When a leaf's turn comes and its namespace holds a leaf of lower priority, that one is evicted as its substitute: as many blocks
+of the namespace go, and as soon, as without priorities.
 
-    turn of         goes in its stead     then
-    L, 4 blocks     M, 1 block            L has 3 blocks more to pay, and it is its turn still
-                    N, 5 blocks           L is paid for, and its next turn comes when the older of M and N would have had theirs
+    turn of         substitute            then
+    L, 4 blocks     M, 1 block            L owes 3 more blocks, and it is still its turn
+                    N, 5 blocks           L owes nothing; its next turn is that of the older of M and N
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ __all__ = ["Place", "PriorityOrder", "PriorityPolicy"]
 
 
 class PriorityPolicy(LRUPolicy):
-    """LRU by the name that it bears where retention priorities are all that is to count before."""
+    """LRU, under a name for pools whose eviction order is set by retention priorities."""
 
     __slots__ = ()
     name: ClassVar[str] = "priority"
 
 
 class Place(Node):
-    """What a leaf of a namespace with priorities is to the policy of its share: a node as it was when its turn was set.
+    """The entry of a leaf in the policy of its partition, in a namespace with priorities: a node as of when its turn was set.
 
     Attributes:
-        leaf: whose turn it is.
+        leaf: the leaf whose turn it is.
         order: that of its namespace.
-        number: how many turns its namespace had set before; tells places apart whose nodes were one until they were split.
-        num_owed: blocks that are to go in its stead before its next turn is set.
-        oldest: of the places of those that went in its stead the oldest.
+        number: how many turns its namespace had set before; orders places whose nodes were one until they were split.
+        num_owed: blocks of substitutes to be evicted before its next turn is set.
+        oldest: the oldest of its substitutes' places.
     """
 
     __slots__ = ("leaf", "num_owed", "number", "oldest", "order")
 
     def __init__(self, order: PriorityOrder, leaf: Node, turn: Node) -> None:
-        """`turn`: whose history says when it comes."""
+        """`turn`: the node whose history sets the turn."""
         super().__init__(turn.parent, turn.key, turn.head, turn.blocks)
         self.access_number, self.last_access_s = turn.access_number, turn.last_access_s
         self.num_uses, self.reuse_class = turn.num_uses, turn.reuse_class
@@ -57,9 +57,9 @@ class Place(Node):
 
 
 class PriorityOrder:
-    """The evictable leaves of one namespace, by priority and then in the order of the policy; each has a place with the policy.
+    """The evictable leaves of one namespace, by priority and then in the order of the policy; each has a place in the policy.
 
-    A leaf is filed under the priority that it has when it is added; it must not change while it is filed. O(log n) per call.
+    A leaf is queued under the priority that it has when it is added, which must not change meanwhile. O(log n) per call.
     """
 
     __slots__ = ("_num_turns", "_places", "_policy", "_queues")
@@ -67,14 +67,14 @@ class PriorityOrder:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._num_turns = 0
-        self._queues: SortedDict = SortedDict()  # by priority, those that hold a leaf
+        self._queues: SortedDict = SortedDict()  # by priority, non-empty
         self._places: dict[Node, Place] = {}
 
     def __len__(self) -> int:
         return len(self._places)
 
     def add(self, leaf: Node) -> None:
-        """A leaf may be evicted from now on."""
+        """Queue a leaf that has become evictable."""
         queue: EvictionPolicy | None = self._queues.get(leaf.priority)
         if queue is None:
             queue = self._queues[leaf.priority] = self._policy.beside()
@@ -82,14 +82,12 @@ class PriorityOrder:
         self._set_turn(Place(self, leaf, leaf))
 
     def remove(self, leaf: Node) -> None:
-        """It may not any more."""
+        """Remove a leaf that is no longer evictable."""
         self._queues[leaf.priority].remove(leaf)
         self._policy.remove(self._forget(leaf))
 
     def take(self, place: Place, now: int, most: int) -> Node:
-        """Take out the leaf of which `most` blocks at most are to be evicted, now that the turn of `place` has come, which the
-        policy has given out.
-        """
+        """Take out the leaf to evict, `most` blocks of it at most, when the policy has given out `place`."""
         queue: EvictionPolicy = self._queues.peekitem(0)[1]
         leaf = queue.take(now)
         paid = self._forget(leaf)
@@ -103,7 +101,7 @@ class PriorityOrder:
         return leaf
 
     def next_number(self) -> int:
-        """The number of a turn that is set now."""
+        """The number for the turn that is set next."""
         self._num_turns += 1
         return self._num_turns
 

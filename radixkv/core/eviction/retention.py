@@ -1,4 +1,4 @@
-"""How long nodes are worth more or less than others: what was said of each, and when it is over."""
+"""Retention of nodes: each one's priority, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MIN_COMPACTED = 64
 
 
 class NodeRetention:
-    """What one node is worth: its `priority`, for `duration_s` from `since_s` on, which is its last use or when it was given.
+    """A node's `priority`, for `duration_s` from `since_s` on: the time of its last use, or when the retention was given.
 
-    `is_watched`: the node lies in the queue of those whose time will be over.
+    `is_watched`: it has an entry in `RetentionTimes`.
     """
 
     __slots__ = ("duration_s", "is_watched", "priority", "since_s")
@@ -28,25 +28,25 @@ class NodeRetention:
 
     @property
     def until_s(self) -> float:
-        """When it is over, unless the node is used before."""
+        """The end, unless the node is used before."""
         return self.since_s + self.duration_s
 
     def is_like(self, other: NodeRetention | None) -> bool:
-        """Whether it says the same, and ends at the same time."""
+        """Whether priority, duration and end are the same."""
         if other is None or (self.priority, self.duration_s) != (other.priority, other.duration_s):
             return False
         return self.since_s == other.since_s or self.duration_s == math.inf
 
     def copy(self) -> NodeRetention:
-        """The same for another node, which is not watched yet."""
+        """The same for another node, not watched yet."""
         return NodeRetention(self.priority, self.duration_s, self.since_s)
 
 
 class RetentionTimes:
-    """Nodes at rest by the time at which their retention is over. A use puts it off, which is noticed when it would have been.
+    """Nodes at rest by the end of their retention. A use defers the end, which is noticed at the earlier end.
 
-    O(log n) amortised per call; nodes that were removed or given another retention are dropped when their turn comes, or
-    as soon as they are half of all.
+    O(log n) amortised per call; entries of nodes that were removed or given another retention are dropped at their end, or as
+    soon as they are half of all.
     """
 
     __slots__ = ("_max_entries", "_num_added", "entries")
@@ -57,7 +57,7 @@ class RetentionTimes:
         self._max_entries = _MIN_COMPACTED
 
     def watch(self, node: Node) -> None:
-        """A node with a retention is at rest."""
+        """Add a node with a retention that has come to rest."""
         retention = node.retention
         assert retention is not None, "only a node with a retention is watched"
         if retention.is_watched or retention.duration_s == math.inf:
@@ -71,7 +71,7 @@ class RetentionTimes:
             self._max_entries = max(_MIN_COMPACTED, 2 * len(self.entries))
 
     def take_over(self, now_s: float) -> list[Node]:
-        """The nodes at rest whose retention is over, which are watched no more."""
+        """Take out the nodes at rest whose retention has ended."""
         over = []
         while self.entries and self.entries[0][0] <= now_s:
             entry = heapq.heappop(self.entries)
@@ -80,7 +80,7 @@ class RetentionTimes:
                 continue
             retention.is_watched = False
             if node.lock_ref:
-                continue  # it is watched again when it comes to rest
+                continue  # watched again when it comes to rest
             if retention.until_s <= now_s:
                 over.append(node)
             else:

@@ -1,9 +1,8 @@
 """How soon nodes at rest are used again: learned while the cache runs, by class of node and by age.
 
-A node at rest is a bet that its blocks will be found again before their room is needed. For every class this counts, per
-bucket of age, the blocks that came to that age at rest and those that were found in it. From the two follows the *hit
-density* of a node of that class and age: the most hits per block and unit of time that keeping it can give, over all times
-at which one may give it up. A cache that always gives up the least density is as good as its classes tell nodes apart
+For every class this counts, per bucket of age, the blocks that reached that age at rest and those that were found in it. From
+the two follows the *hit density* of a node of that class and age: the most hits per block and unit of time that keeping it can
+give, over all times at which it may be evicted. Evicting the least density is optimal as far as classes separate nodes
 (J. Gittins, "Bandit processes and dynamic allocation indices", 1979; N. Beckmann, H. Chen and A. Cidon, "LHD", NSDI 2018).
 """
 
@@ -15,10 +14,10 @@ from collections.abc import Sequence
 __all__ = ["AGE_EDGES", "NUM_AGES", "TICKS_PER_TURNOVER", "ReuseTimes", "hit_densities"]
 
 TICKS_PER_TURNOVER = 32
-"""A tick is the time in which this share of the pool's blocks is taken."""
+"""A tick is the time in which one in so many of the pool's blocks is taken."""
 
 HORIZON_TURNOVERS = 20
-"""Nodes at rest for longer than the pool takes to be filled that often are told apart no more."""
+"""Nodes at rest for longer than the pool takes to be filled that often are no longer distinguished by age."""
 
 
 def _age_edges() -> tuple[int, ...]:
@@ -29,31 +28,31 @@ def _age_edges() -> tuple[int, ...]:
 
 
 AGE_EDGES = _age_edges()
-"""In ticks: where each bucket of age begins, and as the last where the horizon lies."""
+"""In ticks: the start of each bucket of age, and last the horizon."""
 
 NUM_AGES = len(AGE_EDGES) - 1
 
 PRIOR_BLOCKS = 50.0
-"""How many blocks a class must have shown before its own times count for more than those of all classes together."""
+"""Blocks that a class must have counted before its own times weigh more than those of all classes together."""
 
 PRIOR_HAZARD = 0.1
-"""What is believed of every bucket before anything was seen: as the buckets widen, the younger is the better, as in LRU."""
+"""The initial estimate for every bucket: as the buckets widen, the younger is the better, as in LRU."""
 
 KEPT_PER_TURNOVER = 0.98
-"""What counts of an observation one turnover of the pool later."""
+"""The weight of an observation after one turnover of the pool."""
 
 
 CLASSES_PER_TICK = 6
-"""How many classes' densities are worked out anew in each tick, in turn: a share of the work each time, and no pause."""
+"""Classes whose densities are recomputed in each tick, in turn: it spreads the work, so that no tick is long."""
 
 MAX_SINGLE_TICKS = 2 * TICKS_PER_TURNOVER
-"""Ticks that are passed one by one: more than one call takes blocks for. Only a policy that nobody has used leaps further."""
+"""Ticks that are advanced one by one: more than one call takes blocks for. Only an unused policy leaps further."""
 
 
 class ReuseTimes:
     """Counts of blocks by class and age, and the hit densities that follow: `densities[reuse_class][age]`.
 
-    O(1) but for `advance`.
+    O(1) except `advance`.
     """
 
     __slots__ = ("_found", "_next_age", "_next_class", "_num_classes", "_resting", "_seen", "densities", "now_tick")
@@ -76,8 +75,8 @@ class ReuseTimes:
     def found(self, reuse_class: int, rest_tick: int, found_tick: int, num_blocks: int) -> None:
         """Blocks that came to rest at `rest_tick` were found again at `found_tick`, in the cache or as ghosts.
 
-        No more of them count than are known to rest: a node may have grown in use. None do that were never at rest in between,
-        as under a pin.
+        At most as many count as are recorded at rest: a node may have grown in use. Blocks that were never at rest in between,
+        as under a pin, do not count.
         """
         age = found_tick - rest_tick
         row = self._resting.get(rest_tick)
@@ -87,14 +86,14 @@ class ReuseTimes:
             self._found[bisect_right(AGE_EDGES, age) - 1][reuse_class] += num_found
 
     def advance(self, tick: int) -> None:
-        """It is `tick` now. O(classes * ages) for each of a few ticks, and once for many, whatever lies between."""
+        """Advance to `tick`. O(classes * ages) for each of a few ticks, and once for many."""
         if tick - self.now_tick > MAX_SINGLE_TICKS:
             self._leap(tick)
         while self.now_tick < tick:
             self._tick()
 
     def _leap(self, tick: int) -> None:
-        """Let many ticks pass in which nothing came to rest: each row goes through all ages that it reaches meanwhile."""
+        """Advance many ticks in which no node came to rest: each row passes through all ages that it reaches meanwhile."""
         before, resting = self.now_tick, self._resting
         self.now_tick = tick
         for rest_tick, row in resting.items():
@@ -112,7 +111,7 @@ class ReuseTimes:
             self._learn()
 
     def _tick(self) -> None:
-        """A tick has passed: what is at rest is older by one. O(classes * ages)."""
+        """Advance by a tick: blocks at rest are older by one. O(classes * ages)."""
         self.now_tick += 1
         now, resting = self.now_tick, self._resting
         for age in range(1, NUM_AGES):
@@ -131,7 +130,7 @@ class ReuseTimes:
             counts[age] = [count * KEPT_PER_ROUND for count in counts[age]]
 
     def _learn(self) -> None:
-        """Work out the densities of the next classes: their own times, and all classes' times where they have shown little."""
+        """Compute the densities of the next classes: from their own times, and from all classes' times where these are few."""
         common = [
             (sum(found) + PRIOR_HAZARD) / (sum(seen) + 1.0) for seen, found in zip(self._seen, self._found, strict=True)
         ]
@@ -153,16 +152,16 @@ KEPT_PER_ROUND = KEPT_PER_TURNOVER ** (NUM_AGES / TICKS_PER_TURNOVER)
 
 
 def hit_densities(hazards: Sequence[float]) -> list[float]:
-    """The hit density at the beginning of every bucket of age, in hits per tick, from the share found in each. O(ages).
+    """The hit density at the beginning of every bucket of age, in hits per tick, from the fraction found in each. O(ages).
 
-    Of a node of age `start` that is given up at the end of bucket `end`, if it was not found before:
+    Of a node of age `start` that is evicted at the end of bucket `end`, if it was not found before:
 
         density = P(found in start .. end) / E[ticks kept]        and the best `end` counts
 
-    From the oldest bucket on, each is joined with the run of buckets behind it for as long as that run is the denser.
+    From the oldest bucket on, each is joined with the following run of buckets for as long as that run is the denser.
     """
     densities: list[float] = []
-    runs: list[tuple[float, float, float]] = []  # of each run: hits, ticks kept, share left at its end
+    runs: list[tuple[float, float, float]] = []  # of each run: hits, ticks kept, fraction left at its end
     for age in range(len(hazards) - 1, -1, -1):
         hits = hazards[age]
         kept = (1.0 - hits / 2) * (AGE_EDGES[age + 1] - AGE_EDGES[age])

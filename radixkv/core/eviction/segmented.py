@@ -1,4 +1,4 @@
-"""Segmented LRU: what was used again is protected from what was used once.
+"""Segmented LRU: nodes used again are protected from nodes used once.
 
 Source: Karedla, Love and Wherry, "Caching strategies to improve disk system performance", 1994.
 """
@@ -15,7 +15,7 @@ from radixkv.core.nodes.node import Node
 __all__ = ["SLRUPolicy"]
 
 PROTECTED_SHARE = 0.8
-"""Of the pool's blocks: past it the leaf of the protected segment that was used longest ago goes on probation again."""
+"""Of the pool's blocks: past it the least recently used leaf of the protected segment returns to probation."""
 
 
 class SLRUPolicy(EvictionPolicy):

@@ -1,16 +1,16 @@
-"""What each of several orders would have found, had all of the pool been in it: small caches of keys alone, on a sample.
+"""Shadow caches: each measures the hits of one eviction order on the whole load, with keys alone and on a sample.
 
-A node of a path that comes to rest is in the sample where a hash of its first block says so, one of as many as the pool is
-larger than `MOST_BLOCKS`; a shadow is as much smaller as the sample is. So each takes as long and as much memory in a large
-pool as in a small one (C. Waldspurger and others, "Efficient MRC construction with SHARDS", FAST 2015).
+The sample takes a node of a path that comes to rest by a hash of its first block: one node in pool size / `MOST_BLOCKS`. A
+shadow is smaller by the same factor. So time and memory do not grow with the pool (C. Waldspurger and others, "Efficient MRC
+construction with SHARDS", FAST 2015).
 
-The pool's nodes are split and merged by what it holds itself; a shadow keeps apart what it knew of a node and what was new:
+The pool's nodes are split and merged by its own evictions; a shadow keeps the known part of a node apart from the new one:
 
-    rests in the pool     [ A ........................ ]     evicted before, so it is one node once more
+    rests in the pool     [ A ........................ ]     evicted before, so it is one node again
     in the shadow         [ A, used again ][ B, used once ]
 
-So a shadow of LRU finds just what LRU would, and one of LFU somewhat more: in a cache of LFU's own the two are one node where
-nothing else goes on behind A.
+So a shadow of LRU has exactly the hits of LRU, and one of LFU somewhat more: in an LFU cache the two are one node where no
+sibling of B follows A.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from radixkv.core.tokens import common_prefix_bytes
 __all__ = ["MOST_BLOCKS", "Rested", "Shadow"]
 
 MOST_BLOCKS = 4096
-"""A shadow holds no more. Its keys take as many bytes as the ids of twice that many blocks at most, and some 400 each."""
+"""Size limit of a shadow. Its keys take at most the bytes of the ids of twice that many blocks, and some 400 each."""
 
 
 class Rested(NamedTuple):
-    """A node as it came to rest: an edge that begins at byte `start`, and of its ids `key` those of `num_blocks` blocks."""
+    """A node as it came to rest: an edge that begins at byte `start`, and the part of its ids `key` in `num_blocks` blocks."""
 
     namespace: str
     start: int
@@ -41,7 +41,7 @@ class Rested(NamedTuple):
 
 
 class _Kept(Leaf):
-    """A part of an edge in a shadow: of a node it has only what orders read."""
+    """A part of an edge in a shadow: it has the fields of a node that orders read."""
 
     __slots__ = ("key", "name", "num_blocks", "start")
 
@@ -74,11 +74,11 @@ class Shadow:
         self._kept: dict[int, _Kept] = {}
 
     def __len__(self) -> int:
-        """Blocks that it holds."""
+        """Blocks held."""
         return self._num_blocks - self._num_free
 
     def serve(self, path: Sequence[Rested], now: int) -> int:
-        """Serve a request whose path came to rest, root first; how many of its blocks were found. O(path · log entries)."""
+        """Serve a request whose path came to rest, root first; returns its number of hit blocks. O(path · log entries)."""
         num_hit, num_left = 0, self._num_blocks
         parts: list[tuple[Rested, int, int, int]] = []
         is_whole = True
@@ -96,7 +96,7 @@ class Shadow:
         self._make_room(num_wanted, now)
         kept = []
         for rested, first, num_blocks, num_uses in parts:
-            num_kept = min(num_blocks, num_left)  # of a path longer than the cache its front is served
+            num_kept = min(num_blocks, num_left)  # of a path longer than the cache only the front is stored
             num_left -= num_kept
             kept.append((rested, first, num_kept, num_uses))
         for rested, first, num_blocks, num_uses in reversed(kept):
@@ -105,7 +105,7 @@ class Shadow:
         return num_hit
 
     def _take_out(self, rested: Rested) -> Iterator[tuple[int, int]]:
-        """Take out what is known of a node from its start on: of each part how many blocks, and its uses with this one."""
+        """Take out the known parts of a node from its start on: of each its number of blocks, and its uses with this one."""
         size, end = self._block_bytes, rested.num_blocks * self._block_bytes
         offset = 0
         while offset < end:
@@ -114,13 +114,13 @@ class Shadow:
                 break
             self._forget(kept)
             num_same = self._num_same(rested, offset, kept)
-            if num_same < kept.num_blocks:  # they go on differently: what lies behind stays
+            if num_same < kept.num_blocks:  # the histories part here: the rest stays
                 self._split_off(kept, kept.num_blocks - num_same, rested.namespace)
             yield num_same, kept.num_uses + CACHED_USE
             offset += num_same * size
 
     def _num_same(self, rested: Rested, offset: int, kept: _Kept) -> int:
-        """Blocks that a node from `offset` on and a part have in common; the first is."""
+        """Blocks that a node from `offset` on and a part have in common; at least the first is."""
         num_blocks = min(kept.num_blocks, rested.num_blocks - offset // self._block_bytes)
         end = num_blocks * self._block_bytes
         num_bytes = common_prefix_bytes(rested.key, offset, kept.key, min(end, len(kept.key)))

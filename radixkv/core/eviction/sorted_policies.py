@@ -1,4 +1,4 @@
-"""Policies that are one sort key each."""
+"""Policies with one sort key each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LRUPolicy(SortedPolicy):
 
 
 class LFUPolicy(SortedPolicy):
-    """Least frequently used first, as far as it is cached: what is evicted begins anew."""
+    """Least frequently used first. Uses are counted while cached: an eviction resets the count."""
 
     __slots__ = ()
     name: ClassVar[str] = "lfu"

@@ -1,4 +1,4 @@
-"""What a cache tells of itself.
+"""Reports of a cache's state.
 
 counters  counts since the cache was made
 listing   radix nodes in slices

@@ -1,13 +1,13 @@
 """The invariants of a cache, verified a slice at a time while it is used: cheap enough to run always.
 
-A slice is of one moment, and looks at what lies next on a walk over all nodes, then at the open sequences, then at the free
-list. Which node holds a block is remembered from one slice to the next, and believed only if that node still holds it:
+A slice sees one moment. It visits the next nodes of a walk over all nodes, then the open sequences, then the free list. The
+owner of each block is recorded across slices, and counts only while that node still holds the block:
 
     slice 1   node A holds block 7           noted: 7 is A's
     slice 9   node B holds block 7           A is in the tree and still holds it: two owners.  Otherwise: 7 is B's now.
 
-So a pass finds every block that two have had at once while the pass went over both, and nothing else. `check` finds more, at
-the price of a moment as long as the tree is large.
+So a pass finds every block with two owners at once while the pass visited both, and nothing else. `check` finds more, and stops
+the cache for as long as the tree is large.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from radixkv.core.tree.walk import TreeWalk
 __all__ = ["AUDIT_COST", "Audit"]
 
 AUDIT_COST = 512
-"""Blocks that one slice looks at, but for those of the last node or sequence: about a millisecond."""
+"""Blocks that one slice visits, not counting those of the last node or sequence: about a millisecond."""
 
 
 class Audit:
     """One pass. Made by `PrefixCache.audit`, and used on the thread that owns the cache.
 
     Args:
-        forest: the trees. sequences: the open ones, by their ids, as they are at any moment.
-        enter: makes sure of the thread.
+        forest: the trees. sequences: the open ones, by their ids, live.
+        enter: checks the thread.
     """
 
     def __init__(self, forest: Forest, sequences: Mapping[int, Sequence], enter: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class Audit:
         """Verify the next slice. O(max_cost + last node or sequence + open sequences).
 
         Raises:
-            CorruptionError: an invariant is broken. The pass is over.
+            CorruptionError: an invariant is broken. The pass has ended.
             WrongThreadError: another thread owns the cache.
         """
         self._enter()
@@ -89,7 +89,7 @@ class Audit:
         while self._seq_ids and max_cost > 0:
             seq = self._sequences.get(self._seq_ids.pop())
             if seq is None:
-                continue  # it has ended meanwhile
+                continue  # closed meanwhile
             check_sequence(self._forest, seq)
             for block_id in seq.private_blocks():
                 self._require_no_node(block_id)

@@ -1,4 +1,4 @@
-"""Invariants of the whole cache, recomputed from nothing but the tree and the sequences."""
+"""Invariants of the whole cache, recomputed from only the tree and the sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
 
@@ -33,7 +33,7 @@ def check_all(forest: Forest, sequences: Mapping[int, Sequence], single_flight: 
     _check_locks(nodes, roots.values(), sequences)
     _check_pins(forest, nodes, roots.values(), pins)
     _check_counts(forest, nodes, sequences)
-    _check_shares(forest, roots.values(), sequences)
+    _check_partitions(forest, roots.values(), sequences)
     _check_retentions(forest, nodes)
     _check_owners(forest, nodes, sequences)
     for seq in sequences.values():
@@ -103,8 +103,8 @@ def _history(node: Node) -> bytes:
 
 def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pins: PinBook) -> None:
     expected: Counter[int] = Counter()
-    num_pinned: Counter[Account] = Counter()
-    pinned: Counter[Account] = Counter()
+    num_pinned: Counter[NamespaceAccount] = Counter()
+    pinned: Counter[NamespaceAccount] = Counter()
     for root in roots:
         for tokens, pin in root.pins.items():
             expected[id(pin.node)] += 1
@@ -146,10 +146,10 @@ def _check_counts(forest: Forest, nodes: list[Node], sequences: Mapping[int, Seq
     require(forest.num_available >= 0, "free + evictable >= promised", forest.num_available)
 
 
-def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
-    """What each namespace and each share hold and use, and that every evictable leaf is queued in its own share."""
+def _check_partitions(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[int, Sequence]) -> None:
+    """Check the counts of each namespace and partition, and that each evictable leaf is queued in its own partition."""
     held, in_use = dict.fromkeys(forest.accounts, 0), dict.fromkeys(forest.accounts, 0)
-    leaves: dict[int, list[int]] = {id(share): [] for share in forest.shares}
+    leaves: dict[int, list[int]] = {id(partition): [] for partition in forest.partitions}
     for root in roots:
         owner = owner_of(root.namespace)
         require(forest.accounts.get(owner) is root.account, "a tree knows its owner's account")
@@ -157,7 +157,7 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
             held[owner] += len(node.blocks)
             in_use[owner] += len(node.blocks) if node.lock_ref else 0
             if node.queue_entry is not None:
-                leaves[id(root.account.share)].append(id(node))
+                leaves[id(root.account.partition)].append(id(node))
     for seq in sequences.values():
         num_private = len(seq.private_blocks())
         held[owner_of(seq.root.namespace)] += num_private
@@ -167,23 +167,23 @@ def _check_shares(forest: Forest, roots: Iterable[RootNode], sequences: Mapping[
         require(account.num_held == held[namespace], "a namespace's blocks are counted", namespace, account.num_held)
         require(account.num_in_use == in_use[namespace], "its blocks in use are", namespace, account.num_in_use)
         require(account.num_sequences == num_open, "its sequences are", namespace, account.num_sequences)
-        require(account.has_quota == (account.share is not forest.shares[0]), "a quota is a share of one's own")
+        require(account.has_quota == (account.partition is not forest.partitions[0]), "a quota is a share of one's own")
         require(not account.is_idle, "no idle account is left behind", namespace)
         if isinstance(account.leaves, PriorityOrder):
             num_leaves = sum(1 for root in roots if root.account is account for _ in forest.leaves(root))
             require(
                 len(account.leaves) == num_leaves, "leaves with priorities are in their namespace's order", namespace
             )
-    for share in forest.shares:
-        own = [account for account in forest.accounts.values() if account.share is share]
-        queued = share.leaves()
-        require(share.num_held == sum(account.num_held for account in own), "a share's blocks are its namespaces'")
-        require(share.num_in_use == sum(account.num_in_use for account in own), "what a share uses is, too")
-        require(sorted(map(id, queued)) == sorted(leaves[id(share)]), "a share queues its own leaves, each once")
-        require(len(queued) == len(share.policy), "queued leaves are counted", len(queued), len(share.policy))
-        require(share.num_blocks >= 0, "a share is not negative", share.num_blocks)
-    num_shared = sum(share.num_blocks for share in forest.shares)
-    require(num_shared == forest.pool.num_blocks, "shares make up the pool", num_shared)
+    for partition in forest.partitions:
+        own = [account for account in forest.accounts.values() if account.partition is partition]
+        queued = partition.leaves()
+        require(partition.num_held == sum(account.num_held for account in own), "a share's blocks are its namespaces'")
+        require(partition.num_in_use == sum(account.num_in_use for account in own), "what a share uses is, too")
+        require(sorted(map(id, queued)) == sorted(leaves[id(partition)]), "a share queues its own leaves, each once")
+        require(len(queued) == len(partition.policy), "queued leaves are counted", len(queued), len(partition.policy))
+        require(partition.num_blocks >= 0, "a share is not negative", partition.num_blocks)
+    num_partitioned = sum(partition.num_blocks for partition in forest.partitions)
+    require(num_partitioned == forest.pool.num_blocks, "shares make up the pool", num_partitioned)
 
 
 def _check_retentions(forest: Forest, nodes: list[Node]) -> None:

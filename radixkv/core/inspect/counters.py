@@ -1,10 +1,10 @@
-"""Counters of what a cache has done since it was made."""
+"""Counters of a cache's work since it was made."""
 
 from __future__ import annotations
 
 from radixkv.core.api import CacheStats
 from radixkv.core.sequences.single_flight import SingleFlight
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
 
@@ -37,7 +37,7 @@ class Counters:
         self.num_forks = 0
         self.num_copied_tokens = 0
 
-    def count_query(self, account: Account, num_tokens: int, num_hit_tokens: int) -> None:
+    def count_query(self, account: NamespaceAccount, num_tokens: int, num_hit_tokens: int) -> None:
         """One acquire of `num_tokens`, of which `num_hit_tokens` need not be computed."""
         self.num_queries += 1
         self.num_query_tokens += num_tokens
@@ -46,7 +46,7 @@ class Counters:
         account.num_hit_tokens += num_hit_tokens
 
     def snapshot(self, forest: Forest, num_sequences: int, single_flight: SingleFlight, pins: PinBook) -> CacheStats:
-        """The counters with the gauges of now. O(1)."""
+        """The counters with the current gauges. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
             num_blocks=num_blocks,
@@ -73,5 +73,5 @@ class Counters:
             num_missed_parted_tokens=self.num_missed_parted_tokens,
             num_missed_evicted_tokens=self.num_missed_evicted_tokens,
             eviction=forest.policy_name,
-            eviction_followed=forest.shares[0].policy.followed,
+            eviction_followed=forest.partitions[0].policy.followed,
         )

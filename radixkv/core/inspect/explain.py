@@ -1,10 +1,10 @@
-"""Why no more of a prompt is cached: the walk tells where it parts, its node who goes on there, the record what was evicted.
+"""Causes of a miss: from the walk, the siblings where it parts, and the record of evictions.
 
     prompt     system prompt │ question A │ ...
     cached     system prompt ├ question B            parted: B is the sibling
-                             └ ░░░░░░░░░░ ░░░        evicted: A hung here
+                             └ ░░░░░░░░░░ ░░░        evicted: A was here
 
-`explain` tells all of it of one prompt; `count_missed` counts the same causes at every acquire.
+`explain` reports all causes of one prompt; `count_missed` counts the same causes at every acquire.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from radixkv.core.explanation import EvictedTokens, Explanation, MissCause, Name
 from radixkv.core.inspect.counters import Counters
 from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest, Walk
 
 __all__ = ["count_missed", "explain"]
 
 
-def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) -> Explanation:
-    """Explain a prompt of one namespace, and find the best match among those of `also`. A pure read.
+def explain(forest: Forest, namespace: str, tokens: bytes, other_namespaces: Iterable[str]) -> Explanation:
+    """Explain a prompt of one namespace, and find the best match among `other_namespaces`. A pure read.
 
     O(prefix bytes of each namespace + siblings there + evicted edges that agree).
     """
-    root = forest.roots.get(namespace) or RootNode(namespace, Account(forest.shares[0]))
+    root = forest.roots.get(namespace) or RootNode(namespace, NamespaceAccount(forest.partitions[0]))
     walk = forest.walk(root, tokens)
     matched_bytes = walk.matched_bytes
     siblings: list[Node] = []
@@ -48,12 +48,12 @@ def explain(forest: Forest, namespace: str, tokens: bytes, also: Iterable[str]) 
         found=found,
         num_siblings=len(siblings),
         evicted=evicted,
-        elsewhere=_elsewhere(forest, tokens, also, matched_bytes),
+        elsewhere=_elsewhere(forest, tokens, other_namespaces, matched_bytes),
     )
 
 
 def count_missed(counters: Counters, forest: Forest, namespace: str, tokens: bytes, walk: Walk) -> None:
-    """Count what `walk` left of a prompt's whole blocks: evicted before, parted from a sibling, or new. O(path)."""
+    """Count the unmatched whole blocks of a prompt: evicted before, parted from a sibling, or new. O(path)."""
     block_bytes = forest.block_bytes
     matched = walk.matched_bytes // block_bytes
     num_missed = (len(tokens) // block_bytes - matched) * forest.block_size
@@ -77,7 +77,7 @@ def _has_siblings(walk: Walk, tokens: bytes, block_bytes: int) -> bool:
 
 
 def _siblings(walk: Walk, tokens: bytes, block_bytes: int) -> Iterator[Node]:
-    """Those that share all that matches and go on otherwise; of a tail matched to its end, others that share as much."""
+    """Nodes that share the whole match and then part; of a tail matched to its end, others that share as much."""
     child, common = walk.child, walk.common_bytes
     if child is not None and common >= block_bytes:
         yield child
@@ -96,10 +96,12 @@ def _evicted(forest: Forest, namespace: str, tokens: bytes, walk: Walk) -> Evict
     return EvictedTokens(num_tokens, max(0.0, forest.clock() - recall.time_s), recall.reason)
 
 
-def _elsewhere(forest: Forest, tokens: bytes, also: Iterable[str], matched_bytes: int) -> NamespaceMatch | None:
-    """The namespace of `also` where most matches, of equals the first named; None where none has more than `matched_bytes`."""
+def _elsewhere(
+    forest: Forest, tokens: bytes, other_namespaces: Iterable[str], matched_bytes: int
+) -> NamespaceMatch | None:
+    """The longest match above `matched_bytes` in one of `other_namespaces`, of equals the first named; or None."""
     best, best_bytes = None, matched_bytes
-    for name in also:
+    for name in other_namespaces:
         root = forest.roots.get(name)
         if root is not None and (found_bytes := forest.walk(root, tokens).matched_bytes) > best_bytes:
             best, best_bytes = name, found_bytes

@@ -14,7 +14,7 @@ from radixkv.core.tree.walk import TreeWalk, path_bytes
 __all__ = ["LISTING_COST", "TreeListing"]
 
 LISTING_COST = 512
-"""Blocks that one `take` looks at, but for those of the last node: about a millisecond."""
+"""Blocks that one `take` visits, not counting those of the last node: about a millisecond."""
 
 _ALL = 1 << 62
 
@@ -23,14 +23,14 @@ class TreeListing:
     """Made by `PrefixCache.list_nodes`, and used on the thread that owns the cache.
 
     Parents come before children, siblings by their bytes; ids hold within one listing. One slice is of one moment. Between two,
-    edges may split and merge; then what was listed stays as it was told, and what lies ahead is told below it:
+    edges may split and merge; listed nodes keep their ids and edges, and later nodes are listed below them:
 
         listed  ── 5 [aaaa bbbb] ─┬─ ...         then split:   ── [aaaa] ─┬─ [bbbb] ─┬─ ...
                                                                           └─ [cccc]  └─ ...
         next    a node of 5 at the position where [aaaa] ends, inside 5's edge: its history is 5's up to there, and [cccc]
 
-    So every history that is cached all the time is listed once, but for a partly filled block that grew meanwhile: it may be
-    told as it was and as it is.
+    So every history that is cached all the time is listed once. Only a partly filled block that grew meanwhile may be listed
+    twice, before and after.
     """
 
     def __init__(self, forest: Forest, namespace: str | None, enter: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class TreeListing:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was listed."""
+        """Whether every node was listed."""
         return self._walk.is_done
 
     def take(self, max_cost: int | None = LISTING_COST) -> list[NodeInfo]:
@@ -75,7 +75,7 @@ class TreeListing:
         return listed
 
     def _told(self, node: Node) -> int:
-        """How much of the first edge of a slice was listed before it merged with what follows, in whole blocks."""
+        """How many bytes of a slice's first edge were listed before it merged with its child, in whole blocks."""
         if not self._path_bytes:
             return 0
         history = path_bytes(node)
@@ -83,7 +83,7 @@ class TreeListing:
         return max(0, common - common % self._forest.block_bytes - node.start_bytes)
 
     def _parent_id(self, node: Node, ids: dict[int, int], skipped: int) -> int:
-        """The deepest node listed that begins above; leaves `_path` ending there."""
+        """The deepest listed node that begins above; leaves `_path` ending there."""
         start = (node.start_bytes + skipped) // TOKEN_BYTES
         above = None if skipped or node.parent is None else ids.get(id(node.parent))
         while self._path and (self._path[-1].node_id != above if above else self._path[-1].position >= start):

@@ -23,7 +23,7 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 if TYPE_CHECKING:
     from radixkv.core.eviction.retention import NodeRetention
     from radixkv.core.nodes.sequence import Sequence
-    from radixkv.core.tree.accounts import Account
+    from radixkv.core.tree.accounts import NamespaceAccount
     from radixkv.core.tree.pins import Pin
 
 __all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
@@ -31,12 +31,12 @@ __all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Pla
 Places = tuple[tuple[int, int], ...]
 """Positions in bytes with the numbers of their places, rising; see `eviction.evicted`."""
 
-FEW_CHILDREN = 8  # up to here a scan finds the nearest sibling sooner than a sorted index pays for itself
+FEW_CHILDREN = 8  # up to this many, a scan finds the nearest sibling faster than a sorted index pays off
 MOST_STALE = 128
 
 
 class PinMark:
-    """That pins protect a node: `num_refs` counts those on it, `pins`, and its children that are marked."""
+    """Protection of a node by pins: `num_refs` counts the `pins` on it and its children that are marked."""
 
     __slots__ = ("num_refs", "pins")
 
@@ -46,7 +46,7 @@ class PinMark:
 
 
 class Extras:
-    """What few nodes have: see the attributes of these names of `Node`."""
+    """Attributes that few nodes have: see the attributes of these names of `Node`."""
 
     __slots__ = ("evicted_at", "pin_mark", "retention", "writer")
 
@@ -58,7 +58,7 @@ class Extras:
 
 
 class Leaf:
-    """All that an eviction order reads of a leaf: see the attributes of these names of `Node`."""
+    """The fields of a leaf that an eviction order reads: see the attributes of these names of `Node`."""
 
     __slots__ = ("access_number", "num_uses", "queue_entry", "reuse_class")
 
@@ -73,24 +73,24 @@ class Node(Leaf):
 
     Attributes:
         key: the edge's packed token ids.
-        head: its first block's ids (of a tail: all of `key`); the name under which the parent knows it.
+        head: its first block's ids (of a tail: all of `key`); its key among the parent's children.
         blocks: ids of the blocks that hold its KV, one per `block_size` tokens.
         end_bytes: length of the history from the root to the end of this edge.
-        used_bytes: history up to here has been used by others than the sequence that published it, or was released with
-            keep; a release without keep leaves it in place.
+        used_bytes: history up to here has been used by sequences other than its publisher, or was released with keep; a
+            release without keep leaves it in place.
         lock_ref: sequences and pins that stand here (or hold this tail's append right) + children with a lock ref > 0.
         pin_mark: present where a pin stands here or below.
         writer: of a tail: the sequence that holds the append right.
-        last_access_s, access_number: recency, set when the lock drops; the number is that of the use. Where there are
-            pins, what stays locked is stamped too.
+        last_access_s, access_number: recency, set when the lock drops; the number is that of the use. With pins, nodes that
+            stay locked are stamped too.
         stored_s: when the first of its blocks was published.
-        found_at: when it was last locked after a rest, in blocks taken for its share of the pool until then.
-        queue_entry: its place with the eviction policy while it is an unlocked leaf.
-        num_uses, rested_blocks, reuse_class: what the eviction policy remembers of it: uses, how many of its first blocks
-            have rested before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the
-            greater stays.
-        evicted_at: the block boundaries on its edge from which branches were evicted, as `eviction.evicted` knows them.
-        retention: what it is worth to be kept, where somebody has said so; a split leaves it to both halves.
+        found_at: when it was last locked after a rest, in blocks taken for its partition of the pool until then.
+        queue_entry: its entry in the eviction policy while it is an unlocked leaf.
+        num_uses, rested_blocks, reuse_class: state of the eviction policy: uses, how many of its first blocks have rested
+            before, and how it came to be. A split leaves them to both halves; of a merge's two numbers of uses the greater
+            stays.
+        evicted_at: the block boundaries on its edge from which branches were evicted, with their places in `eviction.evicted`.
+        retention: its retention, if set; a split leaves it to both halves.
     """
 
     __slots__ = (
@@ -195,7 +195,7 @@ class Node(Leaf):
         return self.lock_ref - locked_children
 
     def has_standers(self) -> bool:
-        """Whether anything but locked children locks this node. O(children)."""
+        """Whether sequences or pins, not only locked children, lock this node. O(children)."""
         return self.num_standers() > 0
 
 
@@ -203,14 +203,14 @@ class RootNode(Node):
     """The empty prefix of one namespace.
 
     `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
-    opened it shares with nobody; its sequences and their forks share among themselves, and what they leave is freed at once.
-    `account`: what the namespace's owner holds of the pool. `pins`: the namespace's by their tokens, the oldest first.
-    `cut_pins`: the lengths in bytes of those that end inside a block, with how many have each, by where that block begins.
+    opened it does not share; its sequences and their forks share among themselves, and the nodes they leave are freed at once.
+    `account`: pool usage of the namespace's owner. `pins`: the namespace's by their tokens, the oldest first. `cut_pins`:
+    the lengths in bytes of those that end inside a block, with their number, by where that block begins.
     """
 
     __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "pins")
 
-    def __init__(self, namespace: str, account: Account, *, is_hidden: bool = False) -> None:
+    def __init__(self, namespace: str, account: NamespaceAccount, *, is_hidden: bool = False) -> None:
         super().__init__(None, b"", b"", array("i"))
         self.namespace = namespace
         self.account = account
@@ -223,8 +223,8 @@ class Children(dict[bytes, Node]):
     """Children and tails of one node by their heads, with the heads kept sorted once there are many.
 
     The longest common prefix of a probe with any head is found at one of the probe's two neighbours in sorted order, so it
-    costs O(log children) also among thousands of few-shot siblings. Of those that went up to `MOST_STALE` still stand in that
-    order until somebody looks: most parents whose children are evicted are looked at no more.
+    costs O(log children) also among thousands of few-shot siblings. Up to `MOST_STALE` heads of removed children stay in the
+    index until it is read: the index of most parents whose children are evicted is never read again.
     """
 
     __slots__ = ("_sorted_heads", "_stale_heads")
@@ -281,7 +281,7 @@ class Children(dict[bytes, Node]):
         return (self[head] for head in heads)
 
     def following(self, head: bytes) -> Iterator[Node]:
-        """The children whose heads come after `head`, in order, while nobody adds or discards any. O(log n) to begin."""
+        """The children whose heads come after `head`, in order; add or discard none meanwhile. O(log n) to begin."""
         heads: Iterable[bytes]
         if self._sorted_heads is None:
             heads = sorted(other for other in self if other > head)
@@ -294,7 +294,7 @@ class Children(dict[bytes, Node]):
         return None if self._sorted_heads is None else list(self._in_order())
 
     def _in_order(self) -> SortedList:
-        """The heads in order, where they are kept in it, without those that went. O(log n) for each that did."""
+        """The heads in sorted order, after removing the stale ones. O(log n) for each of these."""
         heads = self._sorted_heads
         assert heads is not None, "few children are not kept in order"
         if self._stale_heads:

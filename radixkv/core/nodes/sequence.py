@@ -2,8 +2,8 @@
 
 Its block table, as half-open ranges of logical blocks:
 
-    [0, private_from)    owned by the tree, on the locked path to `node` (but for `kept_blocks` and `left_tails`)
-    [private_from, ...)  private: nobody else reads them; insert publishes them from the front
+    [0, private_from)    owned by the tree, on the locked path to `node` (except `kept_blocks` and `left_tails`)
+    [private_from, ...)  private: no other sequence reads them; insert publishes them from the front
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Sequence:
         table: logical block index -> block id.
         root, node: the tree it belongs to, and the deepest node that it stands on (one lock ref).
         published_bytes: its history up to here is covered by the path to `node`.
-        shares_last_block: its last, partly filled block is another's: at its first write it takes the append right or
-            gets a copy. Until then `node` is the node whose last block that is.
+        shares_last_block: its last, partly filled block is another's: at its first write it takes the append right or gets a
+            copy. Until then `node` is the node with that block as its last.
         private_from: index of the first private block of the table's end.
-        kept_blocks: private blocks below that, whose tokens another had published first (its table is never remapped).
+        kept_blocks: private blocks below that, whose tokens another sequence had published first (its table is never remapped).
         left_tails: tails whose append right it holds though it stands elsewhere; one lock ref each, until release.
-        num_stored, num_computed, room: see `api`; `room` is where its writable positions end.
-        retention: what its history will be worth once it is released.
+        num_stored, num_computed, room: see `api`; `room` is the end of its writable positions.
+        retention: set on its history once it is released.
         promised_table_length, num_promised: blocks of table that `reserve` promised, and how many of them are not taken.
     """
 
@@ -78,9 +78,9 @@ class Sequence:
         self.tokens += packed
 
     def table_is_the_path(self) -> bool:
-        """Whether its table lists just what the tree holds on its path (so that children may copy it)."""
+        """Whether its table lists exactly the tree's blocks on its path (so that children may copy it)."""
         return not self.kept_blocks and not self.left_tails
 
     def private_blocks(self) -> array[int]:
-        """Every block that only this sequence owns."""
+        """Every block that this sequence owns alone."""
         return self.table[self.private_from :] + self.kept_blocks

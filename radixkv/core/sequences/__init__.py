@@ -1,6 +1,6 @@
-"""The life of a sequence.
+"""The stages of a sequence.
 
-plan           where a new sequence will stand and what it costs, before anything changes
+plan           node and cost of a new sequence, before anything changes
 lifecycle      opening, forking, releasing
 publish        computed KV becomes part of the tree
 single_flight  one sequence computes a prefix, others wait for it

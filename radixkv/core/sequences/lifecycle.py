@@ -1,6 +1,6 @@
-"""Opening sequences as planned, on what is cached of a prompt or at a position of another sequence; and ending them.
+"""Opening a planned sequence, on the cached prefix of a prompt or at a position of another sequence; and ending it.
 
-Nothing here fails: whoever calls has checked the arguments and what the pool can give.
+No function here fails: its caller has checked the arguments and the capacity of the pool.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from radixkv.core.sequences.plan import AcquirePlan
 from radixkv.core.sequences.publish import publish_for_good, withdraw
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import surgery
-from radixkv.core.tree.allocation import note_withdrawn, take
+from radixkv.core.tree.allocation import allocate, note_withdrawn
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.retain import retain_path
 from radixkv.core.tree.surgery import stand_node
@@ -24,7 +24,7 @@ __all__ = ["close_sequence", "open_child", "open_sequence", "promise"]
 def open_sequence(
     forest: Forest, seq_id: int, root: RootNode, tokens: bytes, walk: Walk, plan: AcquirePlan
 ) -> Sequence:
-    """Open a sequence on a prompt of which `walk` is cached: lock what it keeps, take the rest, evicting what must go.
+    """Open a sequence on a prompt of which `walk` is cached: lock the kept blocks, take the rest, evicting as needed.
 
     O(path) + O(evicted · log n).
     """
@@ -35,7 +35,7 @@ def open_sequence(
     root.account.num_sequences += 1
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
     if plan.num_taken:
-        seq.table.extend(take(forest, root.account, plan.num_taken))
+        seq.table.extend(allocate(forest, root.account, plan.num_taken))
     seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
     seq.room = len(tokens) // TOKEN_BYTES
     seq.shares_last_block = plan.shares_last
@@ -50,7 +50,7 @@ def open_sequence(
 
 
 def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, position: int, table: array[int]) -> Sequence:
-    """Open a sequence that shares all of a parent up to `position`, of which `node` holds the end and `table` the blocks."""
+    """Open a sequence that shares all of a parent up to `position`: `node` holds that position, `table` its blocks."""
     end = position * TOKEN_BYTES
     forest.lock(parent.root, node)
     parent.root.account.num_sequences += 1
@@ -64,11 +64,11 @@ def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, positi
 
 
 def promise(forest: Forest, seq: Sequence, table_length: int, num_promised: int) -> None:
-    """Promise a sequence a table of that length, for which `num_promised` blocks are still to be taken."""
+    """Promise a sequence a table of `table_length` blocks, of which `num_promised` are still to be taken."""
     account, num_more = seq.root.account, num_promised - seq.num_promised
     forest.num_promised += num_more
     account.num_in_use += num_more
-    account.share.num_in_use += num_more
+    account.partition.num_in_use += num_more
     seq.promised_table_length, seq.num_promised = table_length, num_promised
 
 

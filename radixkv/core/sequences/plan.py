@@ -1,4 +1,4 @@
-"""Where a new sequence will stand and what it will cost, decided before anything changes."""
+"""The node and the cost of a new sequence, decided before anything changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = [
 
 
 class AcquirePlan(NamedTuple):
-    """How a prompt of `table_length` blocks shares the walk that it matched.
+    """A prompt of `table_length` blocks, and the part that shares the walk that it matched.
 
     num_kept: blocks at the table's front that stay in the tree. shares_last: the last of them is shared as it is, partly
-    filled. takes_right: the last of them is a tail that the sequence will append to. source: block whose filled part is
-    to be copied into the first block taken. num_taken: blocks to take. promised_table_length, num_promised: what `reserve`
-    adds. num_needed: all blocks that this costs the pool, with those that it locks.
+    filled. takes_right: the last of them is a tail that the sequence will append to. source: block whose filled part is to be
+    copied into the first block taken. num_taken: blocks to take. promised_table_length, num_promised: added by `reserve`.
+    num_needed: all blocks that this costs the pool, including those that it locks.
     """
 
     num_kept: int
@@ -42,7 +42,7 @@ def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> A
     shares_last = takes_right = False
     source = None
     if child is not None and matched_bytes % forest.block_bytes:
-        # With a reserve the sequence will write here: the right or the copy is had at once, so that neither is promised twice.
+        # With a reserve the sequence will write here: it takes the right or the copy now, so that neither is promised twice.
         shares_last = matched_bytes == num_tokens * TOKEN_BYTES and not reserve
         takes_right = not shares_last and walk.common_bytes == len(child.key) and child.writer is None
         if not (shares_last or takes_right):
@@ -64,7 +64,7 @@ def plan_acquire(forest: Forest, walk: Walk, num_tokens: int, reserve: int) -> A
 def shared_node(forest: Forest, seq: Sequence, end_bytes: int, cover: Node | None) -> Node:
     """The node that holds `end_bytes` of a sequence's computed history as its end or within its last block.
 
-    `cover` is another's node for the fragment that the sequence could not publish itself. O(path), splitting at most once.
+    `cover` is another's node for the fragment that the sequence could not publish. O(path), splitting at most once.
     """
     ceiling = -(-end_bytes // forest.block_bytes) * forest.block_bytes
     if end_bytes > seq.published_bytes:

@@ -1,8 +1,8 @@
-"""How a sequence's computed KV becomes part of the tree.
+"""Publishing: a sequence's computed KV becomes part of the tree.
 
-Publishing never allocates, never fails and never lowers what is available; a live block table is never remapped. Where the
-tree holds the same tokens already, an unlocked node gives way (its blocks are freed, the sequence's take their place) and a
-locked one stays (the sequence keeps its own blocks privately and stands on that node).
+Publishing never allocates, never fails and never lowers the number of available blocks; a live block table is never remapped.
+Where the tree holds the same tokens already, the blocks of an unlocked node are freed and the sequence's replace them; a locked
+node stays (the sequence keeps its own blocks as private ones and stands on that node).
 
 A partly filled block is published as a tail, whose append right the sequence holds; the tail grows in place under others'
 locks, and once it is full it becomes an ordinary node:
@@ -22,7 +22,7 @@ __all__ = ["fragment_cover", "publish", "publish_for_good", "right_is_free", "ta
 
 
 def publish(forest: Forest, seq: Sequence) -> None:
-    """Publish all that is computed, as far as no other node covers a partly filled end. O(new + path)."""
+    """Publish all computed tokens, except for a partly filled end that another node covers. O(new + path)."""
     target = seq.num_computed * TOKEN_BYTES
     if target <= seq.published_bytes:
         return
@@ -46,7 +46,7 @@ def fragment_cover(forest: Forest, seq: Sequence) -> Node | None:
 
 
 def publish_for_good(forest: Forest, seq: Sequence) -> None:
-    """Publish all that is computed and mark it as used, so that no other's release without keep takes it away."""
+    """Publish all computed tokens and mark them as used, so that no other's release without keep removes them."""
     publish(forest, seq)
     seq.node.used_bytes = max(seq.node.used_bytes, seq.published_bytes)
     computed = seq.num_computed * TOKEN_BYTES
@@ -56,7 +56,7 @@ def publish_for_good(forest: Forest, seq: Sequence) -> None:
 
 
 def _grow_tail(forest: Forest, seq: Sequence, target: int) -> bool:
-    """Grow the tail that the sequence writes; True once it is no tail any more, and publishing may go on below it."""
+    """Grow the tail that the sequence writes; True once it is no longer a tail, and publishing may go on below it."""
     tail = seq.node
     start = tail.start_bytes
     if target - start >= forest.block_bytes:
@@ -69,7 +69,7 @@ def _grow_tail(forest: Forest, seq: Sequence, target: int) -> bool:
 
 
 def _fill_tail(forest: Forest, seq: Sequence, key: bytes) -> None:
-    """The block of the sequence's tail is full: the tail becomes an ordinary node, or gives way to one that was first."""
+    """Handle a full tail: it becomes an ordinary node, unless a locked node with the same block was first."""
     tail, block_bytes = seq.node, forest.block_bytes
     parent = tail.parent
     assert parent is not None, "a tail has a parent"
@@ -94,7 +94,7 @@ def _fill_tail(forest: Forest, seq: Sequence, key: bytes) -> None:
 
 
 def _step_aside(forest: Forest, seq: Sequence, tail: Node, first: Node) -> None:
-    """Another locked node holds the full block: stand there, and keep the own block out of the tree."""
+    """Another locked node holds the full block: stand there, and keep the own block as a private one."""
     forest.lock(seq.root, first)
     if tail.lock_ref == 1:
         seq.kept_blocks.extend(surgery.take_out(forest, seq.root, tail))
@@ -131,7 +131,7 @@ def _publish_blocks(forest: Forest, seq: Sequence, full_end: int) -> None:
 
 
 def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
-    """Publish whole blocks that the tree does not hold: lengthen the edge, or hang a new one below it."""
+    """Publish whole blocks that the tree does not hold: lengthen the edge, or attach a new one below it."""
     node, position = seq.node, seq.published_bytes
     first_block, end_block = position // forest.block_bytes, full_end // forest.block_bytes
     key = seq.tokens[position:full_end]
@@ -142,13 +142,13 @@ def _publish_new(forest: Forest, seq: Sequence, full_end: int) -> None:
         child = forest.attach(seq.root, node, key, blocks)
         forest.move_lock(seq.root, node, child)
         seq.node = child
-    seq.published_bytes = seq.node.end_bytes  # the same object: a number that two share is kept once
+    seq.published_bytes = seq.node.end_bytes  # the same int object: stored once
     seq.private_from = end_block
     forest.record_stored(seq.root, seq.node, key, blocks)
 
 
 def _common_blocks_bytes(forest: Forest, seq: Sequence, child: Node, position: int, full_end: int) -> int:
-    """How much of the child's edge the sequence's history repeats from `position` on, in whole blocks."""
+    """Bytes of the child's edge that the sequence's history repeats from `position` on, in whole blocks."""
     limit = min(len(child.key), full_end - position)
     low, high = 1, limit // forest.block_bytes
     while low < high:
@@ -174,14 +174,14 @@ def _publish_tail(forest: Forest, seq: Sequence, target: int) -> None:
 
 
 def right_is_free(forest: Forest, seq: Sequence) -> bool:
-    """Whether the shared last block is a tail published just as far as the sequence reads, with no writer."""
+    """Whether the shared last block is a tail published exactly as far as the sequence reads, with no writer."""
     fill = seq.published_bytes % forest.block_bytes
     return len(seq.node.key) == fill and seq.node.writer is None
 
 
 def take_right_or_copy(forest: Forest, seq: Sequence) -> int | None:
-    """The first write into a shared, partly filled block: take its append right if it is free; else stand above it, and
-    answer the block id to copy from.
+    """Prepare the first write into a shared, partly filled block. Take its append right if it is free; else stand above it,
+    and return the block id to copy from.
     """
     node = seq.node
     seq.shares_last_block = False
@@ -205,7 +205,7 @@ def take_right_or_copy(forest: Forest, seq: Sequence) -> int | None:
 
 
 def withdraw(forest: Forest, root: RootNode, node: Node) -> None:
-    """Remove from a childless, unlocked `node` upward what only its own sequence published and nobody has used."""
+    """Remove from a childless, unlocked `node` upward the nodes that only their own sequence published and used."""
     while node.parent is not None and not node.lock_ref and not node.children:
         if node.used_bytes > node.start_bytes:
             if node.used_bytes < node.end_bytes:

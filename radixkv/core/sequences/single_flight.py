@@ -1,7 +1,7 @@
-"""Who is about to compute what, who waits for it, and the notices that come of it: beside the matched tree, never in it.
+"""Single flight: records which sequence is about to compute which tokens, so that acquires of the same tokens wait for it.
 
 An intent is an open sequence with a block or more left to compute: its history as far as it has room for it. The intents of a
-namespace are kept sorted by their tokens, so the one that shares most with a prompt is a neighbour of the prompt's own place:
+namespace are sorted by their tokens, so the one that shares most with a prompt is a neighbour of the prompt's own place:
 
     intents, sorted            AAAB····   AABA······   ABAA···
     a prompt's place                    ▲ AABAC           its longest common prefix with any of them is with one of these two
@@ -26,19 +26,19 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 __all__ = ["MAX_WAITS", "SingleFlight"]
 
 MAX_WAITS = 65_536
-"""Watches and untaken notices of one cache, unless it is told otherwise."""
+"""Default limit of the watches and untaken notices of one cache."""
 
-_Intent = tuple[bytes, int, Sequence]  # tokens that will be published, order of opening, who publishes them
+_Intent = tuple[bytes, int, Sequence]  # tokens to be published, order of opening, publisher
 
 
 class SingleFlight:
     """The intents, watches and untaken notices of one cache.
 
     It costs nothing until the first acquire that may wait: only then does it begin to follow the sequences. From then on an
-    intent costs O(log intents) compares when it comes and goes, a look-up the same, and any other call O(1).
+    intent costs O(log intents) compares when it is added and removed, a look-up the same, and any other call O(1).
 
     Attributes:
-        is_active: whether sequences are followed; the cache asks before it tells of one.
+        is_active: whether sequences are followed; the cache calls `update` and `ended` only then.
         num_pending: `Pending` answers so far. num_notices: notices so far, taken or not.
     """
 
@@ -66,26 +66,26 @@ class SingleFlight:
         self._intents: dict[int, _Intent] = {}  # by sequence id
         self._watches: dict[
             int, list[int]
-        ] = {}  # by sequence id: lengths in tokens, sorted, each above what is computed
+        ] = {}  # by sequence id: lengths in tokens, sorted, each above the computed tokens
         self._num_watches = 0
         self._num_added = 0
         self._notices: deque[Notice] = deque()
 
     def activate(self, sequences: Iterable[Sequence]) -> None:
-        """Follow sequences from now on, those that are open already among them. O(sequences), once."""
+        """Follow all open and future sequences from now on. O(sequences), once."""
         self.is_active = True
         for seq in sequences:
             self.update(seq)
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------------------------
 
-    def wait(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
-        """Watch the sequence that will publish the longest prefix of `tokens`, if that is a block or more above what matches.
+    def join(self, namespace: str, tokens: bytes, num_matched: int) -> Pending | None:
+        """Watch the sequence that will publish the longest prefix of `tokens`, if it is a block or more beyond the match.
 
-        The two histories that stand next to `tokens` in sorted order are compared, and of two that get equally far the one that
-        has computed more is chosen. Of equal histories it is the one opened first, or the one opened last where `tokens` goes
-        on behind them. None where nobody gets far enough, or as many watches and untaken notices are outstanding as there may
-        be. O(log intents) compares.
+        The two neighbours of `tokens` in sorted order are compared; of two with equally long prefixes the one with more
+        computed tokens is chosen. Of equal histories it is the one opened first, or the one opened last where `tokens` is
+        longer. None where no sequence gets far enough, or where the limit of watches and untaken notices is reached.
+        O(log intents) compares.
         """
         seq, num_tokens = self._furthest(namespace, tokens)
         if seq is None or num_tokens - num_matched < self._block_size:
@@ -102,7 +102,7 @@ class SingleFlight:
         return Pending(seq.seq_id, num_tokens)
 
     def _furthest(self, namespace: str, tokens: bytes) -> tuple[Sequence | None, int]:
-        """The sequence that will publish most of `tokens`, and how many of them."""
+        """The sequence that will publish the longest prefix of `tokens`, and the length of that prefix."""
         intents = self._by_namespace.get(namespace)
         best, best_common = None, 0
         if intents is not None:
@@ -124,7 +124,7 @@ class SingleFlight:
     # -- following the sequences --------------------------------------------------------------------------------------
 
     def update(self, seq: Sequence) -> None:
-        """A sequence was opened, has computed more, or has got more tokens or room: keep its intent, tell who waits."""
+        """Update a sequence that was opened, has computed more, or has got more tokens or room: its intent, its watches."""
         watches = self._watches.get(seq.seq_id)
         if watches is not None and watches[0] <= seq.num_computed:
             num_reached = bisect_right(watches, seq.num_computed)
@@ -145,7 +145,7 @@ class SingleFlight:
             self._by_namespace.setdefault(seq.root.namespace, SortedList()).add(intent)
 
     def ended(self, seq: Sequence) -> None:
-        """A sequence computes no more for those who may match: it was released, or its namespace was cleared."""
+        """End the intent and watches of a sequence that was released, or whose namespace was cleared."""
         if seq.seq_id in self._intents:
             self._withdraw(seq)
         watches = self._watches.pop(seq.seq_id, None)
@@ -167,10 +167,10 @@ class SingleFlight:
     # -- checking -----------------------------------------------------------------------------------------------------
 
     def check(self, sequences: Mapping[int, Sequence]) -> None:
-        """Verify that just the open sequences with a block or more to compute are here, and every watch is one's. O(tokens).
+        """Verify that the intents are the open sequences with a block or more to compute, and every watch has one. O(tokens).
 
         Raises:
-            CorruptionError: an intent or a watch is missing, stale or left behind.
+            CorruptionError: an intent or a watch is missing or stale.
         """
         expected: dict[int, bytes] = {}
         for seq in sequences.values() if self.is_active else ():

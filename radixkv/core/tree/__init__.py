@@ -10,6 +10,6 @@ quotas       setting quotas, reporting usage
 pins         protected prefixes and their expiry
 retain       retention priorities of ranges of a history
 block_times  histograms of lifetime, idle time, reuse
-change_log   changes noted for events
-journal      changes a holder tells again to a restarted cache
+change_log   changes recorded for events
+journal      changes that a holder replays to a restarted cache
 """

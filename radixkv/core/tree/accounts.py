@@ -1,14 +1,14 @@
-"""How a pool is shared out: what each namespace holds of it, and the part of it that it may fill.
+"""Partitions of a pool, and the blocks that each namespace holds.
 
-A namespace with a quota has a *share* of the pool to itself, of that many blocks; all others have the common share together,
-which is what the quotas leave. What is in use in a share never exceeds it, so that no neighbour can take from it what its
-sequences need:
+A namespace with a quota has a *partition* of the pool to itself, of that many blocks; all others together have the common
+partition, the rest of the pool. Blocks in use in a partition never exceed its size, so that no other namespace can take the
+blocks that its sequences need:
 
-    a share        [ in use: private, locked or promised | evictable ][ idle ]
-    may be asked for                                     └────────────────────┘
+    a partition    [ in use: private, locked or promised | evictable ][ idle ]
+    available                                            └────────────────────┘
 
-Cached branches may exceed it: blocks that lie idle in one share are lent to the branches of another, and reclaimed by
-evicting them. Whoever needs room while its share is full evicts its own branches first.
+Cached branches may exceed it: idle blocks of one partition are lent to the branches of another, and reclaimed by evicting them.
+A namespace that needs room while its partition is full evicts its own branches first.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from radixkv.core.nodes.node import Node
 if TYPE_CHECKING:
     from radixkv.core.tree.pins import Pin
 
-__all__ = ["Account", "Share"]
+__all__ = ["NamespaceAccount", "Partition"]
 
 
-class Share:
+class Partition:
     """A part of the pool, and the policy that keeps its evictable leaves.
 
     Args:
         num_blocks: its size.
-        make_policy: makes the policy of a share of so many blocks.
+        make_policy: makes the policy of a partition of so many blocks.
 
     Attributes:
         num_blocks: its size.
-        num_held: blocks that its namespaces own, cached or private. More than its size: the rest is borrowed.
-        num_in_use: those of them that cannot be evicted, and what is promised to sequences.
-        num_taken: blocks taken for its namespaces so far: its time, by which the eviction policy goes.
+        num_held: blocks that its namespaces own, cached or private. Blocks beyond its size are borrowed.
+        num_in_use: those of them that cannot be evicted, and those promised to sequences.
+        num_taken: blocks taken for its namespaces so far: the clock of its eviction policy.
     """
 
     __slots__ = ("num_blocks", "num_held", "num_in_use", "num_taken", "policy")
@@ -49,7 +49,7 @@ class Share:
         self.policy = make_policy(max(1, num_blocks))
 
     def take_leaf(self, most: int) -> Node:
-        """Take out the leaf of which `most` blocks at most are to be evicted; there is one at least. O(log n)."""
+        """Take out the leaf to evict, `most` blocks of it at most; there is at least one. O(log n)."""
         leaf = self.policy.take(self.num_taken)
         return leaf.order.take(leaf, self.num_taken, most) if isinstance(leaf, Place) else leaf
 
@@ -59,23 +59,23 @@ class Share:
 
     @property
     def num_borrowed(self) -> int:
-        """Blocks that its namespaces own beyond its size; below 0 where some of it lies idle."""
+        """Blocks that its namespaces own beyond its size; below 0 where part of it is idle."""
         return self.num_held - self.num_blocks
 
 
-class Account:
-    """What one owner holds of the pool, all trees of its namespaces together.
+class NamespaceAccount:
+    """One owner's use of the pool, over all trees of its namespaces.
 
     Attributes:
-        share: its own where it has a quota, else the common one.
-        leaves: where its evictable leaves are filed: with the policy of its share, or in an order of its own once it has
-            retention priorities.
-        has_quota: whether the share is its own.
-        max_sequences: how many sequences may be open in it; None: as many as fit.
-        num_held, num_in_use: as in `Share`.
+        partition: its own where it has a quota, else the common one.
+        leaves: the queue of its evictable leaves: the policy of its partition, or an order of its own once it has retention
+            priorities.
+        has_quota: whether the partition is its own.
+        max_sequences: limit of its open sequences; None: as many as fit.
+        num_held, num_in_use: as in `Partition`.
         num_sequences: open ones.
         pins, num_pinned: those of all its namespaces, the oldest first, and the blocks that they protect.
-        num_query_tokens, num_hit_tokens: of prompts acquired since it held nothing, and of these found.
+        num_query_tokens, num_hit_tokens: of prompts acquired since it was last empty, and the cached ones of these.
     """
 
     __slots__ = (
@@ -88,13 +88,13 @@ class Account:
         "num_pinned",
         "num_query_tokens",
         "num_sequences",
+        "partition",
         "pins",
-        "share",
     )
 
-    def __init__(self, share: Share) -> None:
-        self.share = share
-        self.leaves: EvictionPolicy | PriorityOrder = share.policy
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.leaves: EvictionPolicy | PriorityOrder = partition.policy
         self.has_quota = False
         self.max_sequences: int | None = None
         self.num_held = 0
@@ -107,22 +107,22 @@ class Account:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether leaves of several retention priorities may come to rest in it."""
+        """Whether its leaves may have different retention priorities."""
         return isinstance(self.leaves, PriorityOrder)
 
-    def move(self, share: Share, leaves: Iterable[Node], *, has_priorities: bool) -> None:
-        """File its leaves anew in a share; their recency stays. O(leaves · log leaves)."""
+    def move(self, partition: Partition, leaves: Iterable[Node], *, has_priorities: bool) -> None:
+        """Move its leaves to the queue of a partition; their recency stays. O(leaves · log leaves)."""
         moved = sorted(leaves, key=lambda leaf: leaf.access_number)
         for leaf in moved:
             self.leaves.remove(leaf)
-        self.share = share
-        self.leaves = PriorityOrder(share.policy) if has_priorities else share.policy
+        self.partition = partition
+        self.leaves = PriorityOrder(partition.policy) if has_priorities else partition.policy
         for leaf in moved:
             self.leaves.add(leaf)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is lost by forgetting it."""
+        """Whether it holds nothing and has no limits, so that it can be dropped."""
         return not (self.num_held or self.num_in_use or self.num_sequences or self.has_quota) and (
             self.max_sequences is None
         )

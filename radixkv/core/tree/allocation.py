@@ -1,4 +1,4 @@
-"""Room in the pool: what may be had of it, and how unlocked leaves are evicted for what is taken."""
+"""Capacity checks and allocation; unlocked leaves are evicted for the blocks taken."""
 
 from __future__ import annotations
 
@@ -8,81 +8,84 @@ from radixkv.core.errors import OutOfBlocksError, QuotaError
 from radixkv.core.explanation import EvictionReason
 from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.journal import Dropped
 from radixkv.core.tree.surgery import split_off
 
-__all__ = ["evict", "evict_branch", "note_dropped", "note_withdrawn", "require", "take"]
+__all__ = ["allocate", "check_capacity", "evict", "evict_branch", "note_dropped", "note_withdrawn"]
 
 
-def require(forest: Forest, namespace: str, account: Account, num_needed: int, num_sequences: int = 0) -> None:
+def check_capacity(
+    forest: Forest, namespace: str, account: NamespaceAccount, num_needed: int, num_sequences: int = 0
+) -> None:
     """Raise unless a namespace may take so many blocks and open so many sequences. O(1).
 
     Raises:
-        QuotaError: its quota does not leave them.
-        OutOfBlocksError: the pool, or the share of it that namespaces without a quota have together, does not.
+        QuotaError: its quota does not allow it.
+        OutOfBlocksError: the pool, or the common partition of namespaces without a quota, does not have the blocks.
     """
-    share = account.share
-    num_left = share.num_blocks - share.num_in_use
+    partition = account.partition
+    num_left = partition.num_blocks - partition.num_in_use
     most = account.max_sequences
     if num_needed <= num_left and num_needed <= forest.num_available and most is None:
         return
     if most is not None and num_sequences and account.num_sequences + num_sequences > most:
         raise QuotaError(namespace, "sequences", num_sequences, max(0, most - account.num_sequences), most)
     if num_needed > num_left and num_needed > 0 and account.has_quota:
-        raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), share.num_blocks)
+        raise QuotaError(namespace, "blocks", num_needed, max(0, num_left), partition.num_blocks)
     num_left = min(num_left, forest.num_available)
     if num_needed > num_left and num_needed > 0:
         raise OutOfBlocksError(num_needed, max(0, num_left))
 
 
-def take(forest: Forest, account: Account, num_blocks: int) -> array[int]:
-    """Take private blocks for a sequence, evicting what must go. The caller has checked what is available.
+def allocate(forest: Forest, account: NamespaceAccount, num_blocks: int) -> array[int]:
+    """Take private blocks for a sequence, evicting as needed. The caller has checked the capacity.
 
-    Where room must be made, a namespace that passes its share gives up its own branches for what it is over; the rest comes
-    from those that have borrowed most. O(evicted · log leaves), with quotas O(shares) more.
+    To make room, a namespace over its partition first evicts its own branches, as far as it is over; the rest comes from the
+    partitions that have borrowed most. O(evicted · log leaves), with quotas O(partitions) more.
     """
-    share = account.share
-    share.num_taken += num_blocks
+    partition = account.partition
+    partition.num_taken += num_blocks
     missing = num_blocks - forest.pool.num_free
-    if missing > 0 and len(forest.shares) > 1:
-        missing -= _evict_from(forest, share, min(missing, share.num_borrowed + num_blocks), "quota")
+    if missing > 0 and len(forest.partitions) > 1:
+        missing -= _evict_from(forest, partition, min(missing, partition.num_borrowed + num_blocks), "quota")
     if missing > 0:
         evict(forest, missing)
     account.num_held += num_blocks
     account.num_in_use += num_blocks
-    share.num_held += num_blocks
-    share.num_in_use += num_blocks
+    partition.num_held += num_blocks
+    partition.num_in_use += num_blocks
     return forest.pool.take(num_blocks)
 
 
 def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") -> int:
-    """Evict leaves, of a longer one its end, until `num_blocks` blocks are freed or nothing evictable is left; how many were.
+    """Evict leaves, of a longer one its end, until `num_blocks` blocks are freed or nothing is evictable; returns how many
+    were.
 
-    Of several shares the one goes first whose branches have borrowed most. O(leaves evicted · log leaves).
+    Of several partitions the one that has borrowed most evicts first. O(leaves evicted · log leaves).
     """
     evicted = 0
     while evicted < num_blocks:
         missing, why = num_blocks - evicted, reason
-        share = forest.shares[0]
-        if len(forest.shares) > 1:
-            share = max(forest.shares, key=lambda share: (len(share.policy) > 0, share.num_borrowed))
-            missing = min(missing, max(1, share.num_borrowed))
-            if share.num_borrowed > 0 and reason == "pressure":
+        partition = forest.partitions[0]
+        if len(forest.partitions) > 1:
+            partition = max(forest.partitions, key=lambda each: (len(each.policy) > 0, each.num_borrowed))
+            missing = min(missing, max(1, partition.num_borrowed))
+            if partition.num_borrowed > 0 and reason == "pressure":
                 why = "quota"
-        if not len(share.policy):
+        if not len(partition.policy):
             break
-        evicted += _evict_from(forest, share, missing, why)
+        evicted += _evict_from(forest, partition, missing, why)
     return evicted
 
 
-def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionReason) -> int:
-    policy = share.policy
+def _evict_from(forest: Forest, partition: Partition, num_blocks: int, reason: EvictionReason) -> int:
+    policy = partition.policy
     evicted, now_s = 0, forest.clock()
     while evicted < num_blocks and len(policy):
         missing = num_blocks - evicted
-        leaf = share.take_leaf(missing)
+        leaf = partition.take_leaf(missing)
         root = forest.root_above(leaf)
         if len(leaf.blocks) > missing:
             leaf = split_off(forest, leaf, missing)
@@ -96,7 +99,7 @@ def _evict_from(forest: Forest, share: Share, num_blocks: int, reason: EvictionR
 
 
 def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
-    """Evict every unlocked node whose history begins with `tokens`; how many blocks were freed. O(nodes below)."""
+    """Evict every unlocked node whose history begins with `tokens`; returns how many blocks were freed. O(nodes below)."""
     evicted, now_s = 0, forest.clock()
     for top in _tops(forest, root, tokens):
         parent = top.parent
@@ -112,7 +115,7 @@ def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
 
 
 def note_dropped(forest: Forest, namespace: str, tokens: bytes) -> None:
-    """Note for the journal that what was cached beyond `tokens` was dropped, but for what is there still. O(nodes below)."""
+    """Journal that the branches beyond `tokens` were dropped, except for those still there. O(nodes below)."""
     if not forest.journal.is_kept or note_withdrawn(forest, namespace, tokens):
         return
     root, kept = forest.roots.get(namespace), array("i")
@@ -123,7 +126,7 @@ def note_dropped(forest: Forest, namespace: str, tokens: bytes) -> None:
 
 
 def note_withdrawn(forest: Forest, namespace: str, tokens: bytes) -> bool:
-    """Note for the journal that the end of a history was dropped, if it was; whether so. O(path)."""
+    """Journal that the end of a history was dropped, if it was; returns whether so. O(path)."""
     root = forest.roots.get(namespace)
     num_left = 0 if root is None else forest.walk(root, tokens).matched_bytes
     if num_left < len(tokens):
@@ -145,9 +148,9 @@ def _tops(forest: Forest, root: RootNode, tokens: bytes) -> list[Node]:
 
 
 def _evict_leaf(forest: Forest, root: RootNode, leaf: Node, reason: EvictionReason, now_s: float) -> Node:
-    """Remove a leaf, and remember it where the evicted are remembered; its parent."""
+    """Remove a leaf and record its eviction; returns its parent."""
     forest.times.evicted(leaf, now_s)
-    root.account.share.policy.evicted(leaf, root.namespace)
+    root.account.partition.policy.evicted(leaf, root.namespace)
     forest.evicted.note(leaf, reason, now_s)
     return forest.remove(root, leaf)
 

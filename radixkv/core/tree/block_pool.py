@@ -8,9 +8,9 @@ __all__ = ["BlockPool"]
 
 
 class BlockPool:
-    """Free list over block ids 0 .. num_blocks - 1. Who owns a block that is not free is not its business.
+    """Free list over block ids 0 .. num_blocks - 1. It does not record the owners of other blocks.
 
-    `can_claim`: no block was taken yet, so that those may be named that somebody owns already.
+    `can_claim`: no block was taken yet, so that owners may claim blocks by id.
     """
 
     __slots__ = ("_free", "_num_unclaimed", "_shrunk_at", "_unclaimed", "can_claim", "num_blocks")
@@ -28,7 +28,7 @@ class BlockPool:
         return len(self._free) if self._unclaimed is None else self._num_unclaimed
 
     def num_claimable(self, block_ids: array[int]) -> int:
-        """How many of these, from the first on, are free and named once. O(len(block_ids))."""
+        """How many of these, from the first on, are free and distinct. O(len(block_ids))."""
         unclaimed = self._unclaimed
         seen: set[int] = set()
         for index, block_id in enumerate(block_ids):
@@ -39,7 +39,7 @@ class BlockPool:
         return len(block_ids)
 
     def claim(self, block_ids: array[int]) -> None:
-        """Take just these, which are claimable; before anything else is taken. O(len(block_ids)), the first O(num_blocks)."""
+        """Take exactly these claimable blocks, before any `take`. O(len(block_ids)), the first O(num_blocks)."""
         assert self.can_claim, "blocks are claimed before others are taken"
         if self._unclaimed is None:
             self._unclaimed = bytearray(b"\1") * self.num_blocks
@@ -58,10 +58,10 @@ class BlockPool:
             )
 
     def take(self, num_blocks: int) -> array[int]:
-        """Take `num_blocks` free blocks, the most recently freed first. O(num_blocks). The caller has made sure of them.
+        """Take `num_blocks` free blocks, the most recently freed first. O(num_blocks). The caller has checked `num_free`.
 
-        Ids that were freed in a row come back in that order, so that a fresh table mostly ascends: kernels read such a run
-        where it lies.
+        Ids that were freed in a row are taken again in that order, so that a fresh table mostly ascends: kernels read such a
+        run in place.
         """
         if self.can_claim and num_blocks:
             self._end_claims()
@@ -70,13 +70,13 @@ class BlockPool:
         taken = self._free[start:]
         del self._free[start:]
         if len(self._free) < self._shrunk_at:
-            self._free = self._free[:]  # small deletions give no memory back, a copy does
+            self._free = self._free[:]  # small deletions return no memory, a copy does
             self._shrunk_at = len(self._free) // 2
         taken.reverse()
         return taken
 
     def give_back(self, block_ids: array[int]) -> None:
-        """Free blocks that nobody owns any more. O(len(block_ids))."""
+        """Free blocks that have no owner any longer. O(len(block_ids))."""
         if self._unclaimed is not None:
             for block_id in block_ids:
                 self._unclaimed[block_id] = 1
@@ -86,7 +86,7 @@ class BlockPool:
         self._shrunk_at = max(self._shrunk_at, len(self._free) // 4)
 
     def free_slice(self, start: int, num_blocks: int) -> array[int]:
-        """Part of the free list as it is now, for checks. O(num_blocks), while blocks are claimed O(pool)."""
+        """Part of the current free list, for checks. O(num_blocks), while blocks are claimed O(pool)."""
         if self._unclaimed is not None:
             return array("i", self.free_block_ids()[start : start + num_blocks])
         return self._free[start : start + num_blocks]

@@ -1,4 +1,4 @@
-"""How long cached blocks live, lie idle and wait to be used again: histograms over fixed buckets."""
+"""How long cached blocks live, stay idle and wait for reuse: histograms over fixed buckets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BlockTimer:
         self._reuse_gap = _Histogram()
 
     def evicted(self, node: Node, now_s: float) -> None:
-        """A node is about to be evicted."""
+        """Record a node that is about to be evicted."""
         num_blocks, lifetime, idle = len(node.blocks), self._lifetime, self._idle
         lived_s, idle_s = now_s - node.stored_s, now_s - node.last_access_s
         lifetime.counts[bisect_left(BOUNDS_S, lived_s)] += num_blocks  # as `add` does, at half its time
@@ -53,7 +53,7 @@ class BlockTimer:
         idle.sum_s += idle_s * num_blocks
 
     def found(self, node: Node, clock: Callable[[], float]) -> None:
-        """An acquire is about to lock this node, and with it the idle part of the path above. See `REUSE_SAMPLE`."""
+        """Record that an acquire is about to lock this node and the idle part of the path above. See `REUSE_SAMPLE`."""
         self._num_found += 1
         if self._num_found % REUSE_SAMPLE != 1 % REUSE_SAMPLE:
             return
@@ -64,5 +64,5 @@ class BlockTimer:
             above = above.parent
 
     def snapshot(self) -> BlockTimes:
-        """The histograms of now. O(buckets)."""
+        """The current histograms. O(buckets)."""
         return BlockTimes(self._lifetime.snapshot(), self._idle.snapshot(), self._reuse_gap.snapshot())

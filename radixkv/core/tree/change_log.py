@@ -1,9 +1,9 @@
-"""What insert and evict note of a change while somebody follows the cache: a few references, to be read elsewhere.
+"""The log of changes by insert and evict, kept while the cache has event readers: a few references each, read elsewhere.
 
     insert, evict, clear ──Record──> EventLog ──(drained by readers)──> EventFeed ──> EventSubscription, one per reader
 
-While nobody follows nothing is noted. A log that is not drained stops by itself once it is full: whoever comes later gets a
-snapshot, so nothing is lost by it.
+Without readers nothing is recorded. A log that is not drained stops once it is full; nothing is lost, as a later reader gets a
+snapshot.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ NO_BLOCK = -1
 """In place of the block above the first block of a history."""
 
 BLOCKS_PER_CHANGE = 64
-"""Blocks removed, for each change that a log may hold, that it may hold on to."""
+"""Removed blocks that a log may hold, per change of its capacity."""
 
 StoredRecord: TypeAlias = "tuple[Literal['stored'], str, int, bytes | bytearray, array[int], int, int]"
-"""The namespace, the length in bytes of the history up to the end of what was stored, its packed ids, its blocks, how many they
-are, and the block above the first.
+"""The namespace, the length in bytes of the history up to the end of the stored blocks, the packed ids, the blocks, their
+number, and the block above the first.
 
-Tokens and blocks are those of a node, which goes on and may have grown at its end since: what is read of them is that number
-of blocks. So whoever notes a change copies nothing."""
+Tokens and blocks are the node's own arrays, not copies. The node may have grown at its end since, so readers read only that
+number of blocks."""
 
 RemovedRecord: TypeAlias = "tuple[Literal['removed'], int, array[int]]"
-"""The length in bytes of the history up to the end of what was removed, and its blocks."""
+"""The length in bytes of the history up to the end of the removed blocks, and these blocks."""
 
 ClearedRecord: TypeAlias = "tuple[Literal['cleared'], str]"
 """The namespace."""
@@ -38,15 +38,15 @@ Record: TypeAlias = "StoredRecord | RemovedRecord | ClearedRecord"
 
 
 class EventLog:
-    """Changes in order that nobody has taken: at most `capacity`, and few that hold on to much of what is cached no more.
+    """Untaken changes in order: at most `capacity`, with a bound on the removed blocks that they hold.
 
-    What is stored is noted unchecked: the oldest goes when there are too many. Whoever removes something looks whether readers
-    are still there, since without removals a tree is full before long.
+    Stored blocks are recorded unchecked: the oldest change is dropped at the limit. Each removal checks that readers are still
+    there, since without removals a tree is soon full.
 
     Attributes:
-        is_recording: whether changes are to be noted.
-        append: notes one, O(1). Whoever notes a removal takes its blocks from `room`, and calls `bound` in the end.
-        room: how many more blocks may be removed.
+        is_recording: whether changes are to be recorded.
+        append: records a change, O(1). The caller subtracts removed blocks from `room`, and calls `bound` at the end.
+        room: how many more removed blocks may be held.
         on_stop: called when the log has stopped.
     """
 
@@ -64,11 +64,11 @@ class EventLog:
         return len(self._records)
 
     def start(self) -> None:
-        """Note changes from now on."""
+        """Record changes from now on."""
         self.is_recording = True
 
     def bound(self) -> None:
-        """Stop, and forget everything, where some change went or holds too much: nobody reads. O(1) otherwise."""
+        """Stop and drop everything where a change was dropped or `room` is used up: nothing is reading. O(1) otherwise."""
         if len(self._records) > self._capacity or self.room < 0:
             self.is_recording = False
             self._records.clear()
@@ -77,7 +77,7 @@ class EventLog:
                 self.on_stop()
 
     def take(self) -> Record:
-        """The oldest change that nobody has taken. There must be one."""
+        """Take out the oldest change. There must be one."""
         record = self._records.popleft()
         if record[0] == "removed":
             self.room += len(record[2])

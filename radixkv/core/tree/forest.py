@@ -1,7 +1,7 @@
-"""The radix trees of all namespaces over one block pool: walking, locking, hanging and removing nodes, evicting.
+"""The radix trees of all namespaces over one block pool: walking, locking, attaching and removing nodes, evicting.
 
-Lock refs count the sequences that stand on a node plus its locked children, so a path costs O(1) to lock once somebody else
-holds it. The number of evictable blocks is kept at every change, so what can be had is known in O(1).
+Lock refs count the sequences and pins that stand on a node plus its locked children, so locking a path that is locked already
+costs O(1). The number of evictable blocks is updated at every change, so the number of available blocks is known in O(1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from radixkv.core.namespaces import covers, owner_of
 from radixkv.core.nodes.node import Children, Node, RootNode
 from radixkv.core.reports import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.block_pool import BlockPool
 from radixkv.core.tree.block_times import BlockTimer
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog
@@ -28,7 +28,7 @@ __all__ = ["Forest", "Walk"]
 
 
 class Walk(NamedTuple):
-    """How far a history is cached: up to `matched_bytes`.
+    """The cached part of a history: up to `matched_bytes`.
 
     `node` is matched to its end, at `node.end_bytes`, a block boundary; of `child`, if any, `common_bytes` more are matched
     (a tail is always a `child`, never a `node`).
@@ -41,10 +41,10 @@ class Walk(NamedTuple):
 
 
 class Forest:
-    """Trees by namespace, the pool under them and how it is shared out.
+    """Trees by namespace, their pool and its partitions.
 
-    `shares`: the common share first, then those of the namespaces with a quota. `accounts`: by owner, so that what is derived
-    of a namespace counts as its own.
+    `partitions`: the common one first, then those of the namespaces with a quota. `accounts`: by owner, so that derived
+    namespaces count as the owner's.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Forest:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.pool = BlockPool(num_blocks)
-        self.make_policy = lambda share_blocks: make_policy(share_blocks, block_size)
-        self.shares = [Share(num_blocks, self.make_policy)]
-        self.policy_name = self.shares[0].policy.name
+        self.make_policy = lambda partition_blocks: make_policy(partition_blocks, block_size)
+        self.partitions = [Partition(num_blocks, self.make_policy)]
+        self.policy_name = self.partitions[0].policy.name
         self.retentions = RetentionTimes()
         self.journal = Journal()
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, NamespaceAccount] = {}
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
@@ -73,38 +73,38 @@ class Forest:
 
     @property
     def num_available(self) -> int:
-        """Blocks that a call may still ask for, whatever its share leaves."""
+        """Free and evictable blocks less the promised ones, over all partitions."""
         return self.pool.num_free + self.num_evictable - self.num_promised
 
     def table_length(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
-    def account_of(self, namespace: str) -> Account:
+    def account_of(self, namespace: str) -> NamespaceAccount:
         """The account of a namespace's owner, opened if it has none; `forget_if_empty` closes it again."""
         owner = owner_of(namespace)
         account = self.accounts.get(owner)
         if account is None:
-            account = self.accounts[owner] = Account(self.shares[0])
+            account = self.accounts[owner] = NamespaceAccount(self.partitions[0])
         return account
 
     def roots_of(self, namespace: str) -> list[RootNode]:
-        """The trees of a namespace, and those of what is derived of it. O(namespaces)."""
+        """The trees of a namespace and of those derived of it. O(namespaces)."""
         return [root for name, root in self.roots.items() if covers(namespace, name)]
 
-    def leaves_of(self, account: Account) -> Iterator[Node]:
+    def leaves_of(self, account: NamespaceAccount) -> Iterator[Node]:
         """The evictable leaves of all trees of an account. O(namespaces + nodes of its own)."""
         return (leaf for root in self.roots.values() if root.account is account for leaf in self.leaves(root))
 
     def forget_if_empty(self, root: RootNode) -> None:
-        """Drop the root of a namespace that holds nothing any more, and its account unless that bears a quota."""
+        """Drop the root of a namespace that is empty now, and its account unless that has a quota."""
         if not root.lock_ref and not root.children:
             if self.roots.get(root.namespace) is root:
                 del self.roots[root.namespace]
             self.forget_if_idle(root.namespace)
 
     def forget_if_idle(self, namespace: str) -> None:
-        """Drop the account of a namespace's owner that neither holds anything nor has a quota."""
+        """Drop the account of a namespace's owner if it is empty and has no quota."""
         owner = owner_of(namespace)
         account = self.accounts.get(owner)
         if account is not None and account.is_idle:
@@ -176,7 +176,7 @@ class Forest:
     def lock(self, root: RootNode, node: Node) -> None:
         """Add one lock ref. O(1) where the path is locked already, else O(path above that was not)."""
         account = root.account
-        share = account.share
+        partition = account.partition
         num_locked = 0
         above: Node | None = node
         while above is not None:
@@ -186,26 +186,26 @@ class Forest:
             if above.parent is not None:
                 num_locked += len(above.blocks)
                 if above.access_number:  # a node that never rested keeps the 0 that costs no memory
-                    above.found_at = share.num_taken
+                    above.found_at = partition.num_taken
                 if above.queue_entry is not None:
                     account.leaves.remove(above)
             above = above.parent
         if num_locked:
             self.num_evictable -= num_locked
             account.num_in_use += num_locked
-            share.num_in_use += num_locked
+            partition.num_in_use += num_locked
 
     def unlock(self, root: RootNode, node: Node, *, is_use: bool = True) -> Node:
-        """Drop one lock ref; what it frees becomes evictable, stamped as used at once.
+        """Drop one lock ref; nodes that it frees become evictable, stamped as used now.
 
-        A pin's lock is no use: what it frees bears the time of its last use. So where there are pins, a use also stamps what
-        stays locked above. Answers the node, or its nearest ancestor left where the node was of no more use and is gone.
-        O(path freed), with pins in the namespace O(path).
+        A pin's lock does not count as a use: freed nodes keep the time of their last use. So in a namespace with pins, a use
+        also stamps the nodes that stay locked above. Returns the node, or the nearest ancestor left if the node was removed as
+        redundant. O(path freed), with pins in the namespace O(path).
         """
         now_s = self.clock()
         self._num_accesses += is_use
         account = root.account
-        share = account.share
+        partition = account.partition
         num_unlocked = 0
         above = node
         while True:
@@ -217,14 +217,14 @@ class Forest:
             if is_use:
                 rested_before = self._stamp(above, now_s)
                 if not root.is_hidden:
-                    share.policy.rest(above, rested_before, root.namespace, share.num_taken)
+                    partition.policy.rest(above, rested_before, root.namespace, partition.num_taken)
             if above.extras is not None and above.extras.retention is not None:
                 self.retentions.watch(above)
             above = above.parent
         if num_unlocked:
             self.num_evictable += num_unlocked
             account.num_in_use -= num_unlocked
-            share.num_in_use -= num_unlocked
+            partition.num_in_use -= num_unlocked
         if is_use and root.pins:
             self._stamp_above(root, above, now_s)
         if node.lock_ref == 0 and node.parent is not None:
@@ -232,7 +232,7 @@ class Forest:
         return node
 
     def _stamp(self, node: Node, now_s: float) -> int:
-        """Note a use that has ended; the access number before."""
+        """Stamp the end of a use; returns the access number before."""
         number_before = node.access_number
         node.access_number = self._num_accesses
         node.last_access_s = now_s
@@ -241,12 +241,12 @@ class Forest:
         return number_before
 
     def _stamp_above(self, root: RootNode, node: Node, now_s: float) -> None:
-        """Stamp a locked node and those above it, as if they came to rest: a pin may be all that locks them."""
-        share = root.account.share
+        """Stamp a locked node and those above it, as if they came to rest: they may be locked by pins alone."""
+        partition = root.account.partition
         above = node
         while above.parent is not None:
             if not self._stamp(above, now_s):
-                share.policy.rest(above, 0, root.namespace, share.num_taken)
+                partition.policy.rest(above, 0, root.namespace, partition.num_taken)
             above = above.parent
 
     def move_lock(self, root: RootNode, node: Node, child: Node) -> None:
@@ -265,7 +265,7 @@ class Forest:
         return cost
 
     def _settle(self, root: RootNode, node: Node) -> Node:
-        """A node has just lost its last lock ref: queue it if it is a leaf, drop it if it is of no use any more."""
+        """A node has just lost its last lock ref: queue it if it is a leaf, remove it if it is redundant."""
         if root.is_hidden:
             while node.parent is not None and not node.lock_ref and not node.children:
                 node = self.remove(root, node)
@@ -295,10 +295,10 @@ class Forest:
     # -- retention ----------------------------------------------------------------------------------------------------
 
     def set_retention(self, root: RootNode, node: Node, retention: NodeRetention | None) -> None:
-        """Give a node another retention, None for an ordinary one's. O(log n), first O(namespaces + the owner's nodes)."""
+        """Set a node's retention; None for the default. O(log n), first O(namespaces + the owner's nodes)."""
         account = root.account
         if retention is not None and not account.has_priorities:
-            account.move(account.share, self.leaves_of(account), has_priorities=True)
+            account.move(account.partition, self.leaves_of(account), has_priorities=True)
         is_queued = node.queue_entry is not None
         if is_queued:
             account.leaves.remove(node)
@@ -310,21 +310,21 @@ class Forest:
         self.note_retention(node)
 
     def note_retention(self, node: Node) -> None:
-        """Note what the blocks of a node are worth now, where it is or was said."""
+        """Journal the current retention of a node's blocks."""
         if self.journal.is_kept:
             has = node.retention
             priority, duration_s = (DEFAULT_PRIORITY, math.inf) if has is None else (has.priority, has.duration_s)
             self.journal.add(Retained(node.blocks[:], priority, duration_s))
 
     def end_retentions(self) -> None:
-        """Make ordinary every node at rest whose retention is over. O(ended · log n)."""
+        """End the retention of every node at rest for which it is over. O(ended · log n)."""
         for node in self.retentions.take_over(self.clock()):
             self.set_retention(self.root_above(node), node, None)
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
     def attach(self, root: RootNode, parent: Node, key: bytes | bytearray, blocks: array[int]) -> Node:
-        """A new child of a locked parent, made of a sequence's private blocks; unlocked, and the caller locks it next."""
+        """Add a child to a locked parent, made of a sequence's private blocks; unlocked, and the caller locks it next."""
         node = Node(parent, key, bytes(key[: self.block_bytes]), blocks)
         node.stored_s = self.clock()
         if parent.children is None:
@@ -337,7 +337,7 @@ class Forest:
         return node
 
     def detach(self, root: RootNode, node: Node) -> Node:
-        """Unlink a childless node from its parent, on both sides, leaving its blocks to the caller; the parent."""
+        """Unlink a childless node from its parent, on both sides, leaving its blocks to the caller; returns the parent."""
         parent = node.parent
         assert parent is not None, "a root is not detached"
         assert parent.children is not None, "a parent without children"
@@ -358,7 +358,7 @@ class Forest:
         return parent
 
     def remove(self, root: RootNode, node: Node) -> Node:
-        """Detach an unlocked childless node and free its blocks; the parent, which may now be an unqueued leaf."""
+        """Detach an unlocked childless node and free its blocks; returns the parent, which may now be an unqueued leaf."""
         assert not node.lock_ref, "a locked node is never removed"
         self.record_removed(node)
         parent = self.detach(root, node)
@@ -366,7 +366,7 @@ class Forest:
         return parent
 
     def note_cleared(self, root: RootNode) -> None:
-        """Remember all below a root as cleared, children first. O(nodes)."""
+        """Record all nodes below a root as evicted by a clear, children first. O(nodes)."""
         now_s = self.clock()
         for node in reversed(list(self.nodes(root))):
             self.evicted.note(node, "clear", now_s)
@@ -377,16 +377,16 @@ class Forest:
             if not node.lock_ref:
                 self.remove(root, node)
 
-    def give_back(self, account: Account, blocks: array[int]) -> None:
+    def give_back(self, account: NamespaceAccount, blocks: array[int]) -> None:
         """Free blocks of a namespace that were not in use."""
         account.num_held -= len(blocks)
-        account.share.num_held -= len(blocks)
+        account.partition.num_held -= len(blocks)
         self.pool.give_back(blocks)
 
-    def no_longer_in_use(self, account: Account, num_blocks: int) -> None:
-        """A sequence's private blocks hang in the tree now, unlocked, or are about to be freed."""
+    def no_longer_in_use(self, account: NamespaceAccount, num_blocks: int) -> None:
+        """A sequence's private blocks are in the tree now, unlocked, or are about to be freed."""
         account.num_in_use -= num_blocks
-        account.share.num_in_use -= num_blocks
+        account.partition.num_in_use -= num_blocks
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ class Forest:
         return node
 
     def record_stored(self, root: RootNode, node: Node, key: bytes | bytearray, blocks: array[int]) -> None:
-        """Note that whole blocks were published: `key` and `blocks` are the end of `node`. O(1)."""
+        """Record that whole blocks were published: `key` and `blocks` are the end of `node`. O(1)."""
         events = self.events
         if not events.is_recording or root.is_hidden:
             return
@@ -412,7 +412,7 @@ class Forest:
         events.append(("stored", root.namespace, node.end_bytes, key, blocks, num_blocks, parent_block))
 
     def record_swapped(self, root: RootNode, node: Node, index: int, old: int) -> None:
-        """Note that another block has taken the place of a whole one on an edge. O(1)."""
+        """Record that another block has replaced a whole one on an edge. O(1)."""
         events, end = self.events, (index + 1) * self.block_bytes
         if events.is_recording and not root.is_hidden and end <= len(node.key):
             assert node.parent is not None, "blocks lie below the root"
@@ -422,7 +422,7 @@ class Forest:
             events.append(("stored", root.namespace, node.start_bytes + end, key, blocks, 1, above[-1]))
 
     def record_removed(self, node: Node) -> None:
-        """Note that the blocks of a node are about to leave the tree, or an old one that is matched no more. O(1)."""
+        """Record that the blocks of a node are about to leave the tree, or no longer match. O(1)."""
         events = self.events
         if events.is_recording and len(node.key) >= self.block_bytes:
             events.append(("removed", node.end_bytes, node.blocks))
@@ -431,10 +431,10 @@ class Forest:
                 events.bound()
 
     def record_cleared(self, root: RootNode) -> None:
-        """Note that nothing below a root will match any more, children first. O(nodes) while followed."""
+        """Record that nothing below a root matches any longer, children first. O(nodes) while recording."""
         if self.events.is_recording:
             for node in reversed(list(self.nodes(root))):
                 self.record_removed(node)
-                node.blocks = node.blocks[:]  # a locked node may go on growing; what was noted may not
+                node.blocks = node.blocks[:]  # a locked node may grow later; the record must not
             if self.events.is_recording:
                 self.events.append(("cleared", root.namespace))

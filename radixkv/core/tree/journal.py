@@ -1,4 +1,4 @@
-"""What was done to a pool beside computing in it, for its holder, who tells it again to a cache that was lost."""
+"""The journal: changes to a pool other than computed tokens, for its holder, which replays them to a restarted cache."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from radixkv.core.api import ClearOp, PinOp, SetQuotaOp, UnpinOp
 
 __all__ = ["Dropped", "Journal", "JournalEntry", "Retained"]
 
-_ENTRY_BYTES = 256  # of each, beside its tokens and blocks
+_ENTRY_BYTES = 256  # of each entry, without its tokens and blocks
 
 
 class Retained(NamedTuple):
-    """What blocks are worth now; see `Retention`. `priority` 35: as any others."""
+    """The current retention of blocks; see `Retention`. `priority` 35: the default."""
 
     block_ids: array[int]
     priority: int
@@ -22,7 +22,7 @@ class Retained(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Histories that begin with `tokens` were dropped on purpose, but for what is in the blocks `kept`."""
+    """Histories that begin with `tokens` were dropped on purpose, except for those in the blocks `kept`."""
 
     tokens: bytes
     namespace: str
@@ -30,13 +30,13 @@ class Dropped(NamedTuple):
 
 
 JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped
-"""A pin or quota as it is from now on, whoever asked for it and whatever ended it."""
+"""A pin or quota as it is from now on, whichever call or expiry changed it."""
 
 
 class Journal:
-    """Entries that nobody has taken yet, oldest first. O(1) per entry.
+    """Untaken entries, oldest first. O(1) per entry.
 
-    `is_kept`: whether somebody takes them; else none are added. `size_bytes`: of those that wait, about.
+    `is_kept`: whether a holder takes entries; else none are added. `size_bytes`: of the untaken entries, approximately.
     """
 
     __slots__ = ("_entries", "is_kept", "size_bytes")
@@ -47,13 +47,13 @@ class Journal:
         self.size_bytes = 0
 
     def add(self, entry: JournalEntry) -> None:
-        """Note what was done."""
+        """Add an entry, if the journal is kept."""
         if self.is_kept:
             self._entries.append(entry)
             self.size_bytes += size_of(entry)
 
     def take(self, max_bytes: int) -> list[JournalEntry]:
-        """The oldest that together are no larger than that, or one that is; they are forgotten."""
+        """Take out the oldest entries of at most `max_bytes` together, or one larger entry."""
         taken: list[JournalEntry] = []
         while self._entries and (not taken or size_of(self._entries[0]) <= max_bytes):
             taken.append(self._entries.popleft())
@@ -64,6 +64,6 @@ class Journal:
 
 
 def size_of(entry: JournalEntry) -> int:
-    """What an entry takes, in bytes, about."""
+    """The approximate size of an entry, in bytes."""
     num_blocks = len(getattr(entry, "block_ids", ())) + len(getattr(entry, "kept", ()))
     return _ENTRY_BYTES + len(getattr(entry, "tokens", b"")) + 4 * num_blocks

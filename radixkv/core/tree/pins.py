@@ -1,12 +1,12 @@
 """Pins: prefixes that are protected until a time.
 
-A pin is a lock ref with an expiry and without private blocks; its tokens are its name within their namespace. It stands on a
-node whose last block holds the last of them. A use of all that it protects puts its expiry off; past that, the branch is an
-ordinary one, as old as its last use.
+A pin is a lock ref with an expiry and without private blocks; its tokens are its name within their namespace. It stands on the
+node whose last block holds the last of them. A use of all its tokens renews its ttl; after its end, the branch is an ordinary
+one, as old as its last use.
 
 Two bounds hold them: the pins of an owner, in all its namespaces, cost blocks x ttl each, together at most its budget of
 block-seconds; and all pins of a pool together protect at most a part of its blocks, where a block that several pins protect
-counts once. Owners that have pins share that part evenly. What one leaves idle of its share another may pin, until it wants
+counts once. Owners that have pins share that part evenly. Another owner may pin the idle part of a share, until its owner wants
 it: then the newest pins of the owner furthest above its share end.
 """
 
@@ -23,7 +23,7 @@ from radixkv.core.nodes.node import Node, PinMark, RootNode
 from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import surgery
-from radixkv.core.tree.accounts import Account
+from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.surgery import stand_node
 
@@ -31,16 +31,16 @@ __all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]
 
 HOUR_S = 3600.0
 MAX_PINNED_SHARE = 0.5
-"""Of a pool's blocks; the rest is for what runs."""
+"""Of a pool's blocks; the rest is for running sequences."""
 
 MAX_TOLD = 16
-"""Pins told by a refusal, the costliest first."""
+"""Pins listed in a `PinBudgetError`, the costliest first."""
 
 
 class Pin:
     """One protected prefix: the last of its packed `tokens` lies in the last block of `node`. Times by the cache's clock.
 
-    `queued_s`: when it will be looked at; earlier than `expires_s` where that was put off since.
+    `queued_s`: time of its entry in the heap; earlier than `expires_s` where a use has renewed it since.
     """
 
     __slots__ = ("cost", "expires_s", "node", "num_blocks", "queued_s", "root", "tokens", "ttl_s")
@@ -56,7 +56,7 @@ class Pin:
         self.cost = 0.0
 
     def info(self, now_s: float) -> PinInfo:
-        """What is told of it."""
+        """The pin as `pins` lists it."""
         remaining_s = max(0.0, self.expires_s - now_s)
         num_tokens = len(self.tokens) // TOKEN_BYTES
         return PinInfo(self.root.namespace, self.tokens, num_tokens, self.num_blocks, self.ttl_s, remaining_s)
@@ -75,12 +75,12 @@ class PinBook:
         self.max_blocks = math.floor(MAX_PINNED_SHARE * forest.pool.num_blocks)
         self.num_blocks = 0
         self.num_pins = 0
-        self._accounts: dict[Account, None] = {}  # those with pins
+        self._accounts: dict[NamespaceAccount, None] = {}  # those with pins
         self._expiries: list[tuple[float, int, Pin]] = []  # a heap by `queued_s`
         self._num_queued = 0
 
     def check(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> None:
-        """Raise `PinBudgetError` where a pin of `tokens`, all of them walked, passes a bound. O(path + the pins there are)."""
+        """Raise `PinBudgetError` where a pin of `tokens`, all of them walked, exceeds a bound. O(path + pins of the owner)."""
         same, account = root.pins.get(tokens), root.account
         num_blocks = self._num_blocks(tokens)
         used = sum(pin.cost for pin in account.pins if pin is not same)
@@ -96,7 +96,7 @@ class PinBook:
             raise PinBudgetError("blocks of the pool", num_new, num_left, account.num_pinned + num_left, told)
 
     def lock_cost(self, root: RootNode, tokens: bytes, walk: Walk) -> int:
-        """Evictable blocks that a pin of `tokens`, of which `walk` is all, takes from the pool. O(unlocked path)."""
+        """Evictable blocks that a pin of `tokens`, all of them walked, takes from the pool. O(unlocked path)."""
         if tokens in root.pins:
             return 0
         forest = self._forest
@@ -106,9 +106,9 @@ class PinBook:
         return cost
 
     def set(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> Pin:
-        """Pin `tokens`, of which `walk` is all, or set the time of their pin anew; it was checked. O(path + log pins).
+        """Pin `tokens`, all of them walked and checked, or set a new `ttl_s` of their pin. O(path + log pins).
 
-        Where others hold what is left of its owner's share, pins of theirs end: O(path + owners with pins) each.
+        Where others hold the rest of its owner's share, pins of theirs end: O(path + owners with pins) each.
         """
         pin = root.pins.get(tokens)
         if pin is None:
@@ -141,7 +141,7 @@ class PinBook:
             self.drop(pin)
 
     def drop_expired(self) -> None:
-        """End every pin whose time is over. O(1) where none is."""
+        """End every expired pin. O(1) where there is none."""
         now_s = self._forest.clock()
         while self._expiries and self._expiries[0][0] <= now_s:
             entry = heapq.heappop(self._expiries)
@@ -155,9 +155,10 @@ class PinBook:
                 self._queue(pin)
 
     def used(self, seq: Sequence, matched_bytes: int, child: Node | None = None) -> None:
-        """A sequence was opened, with `matched_bytes` of its history stored, the last of them copied from `child` if given: all
-        pins whose tokens that covers last their whole time from now, also where one stands beside it, in a block that holds
-        other tokens behind the pin's. O(path + lengths of pins that end in a block behind a node of it).
+        """Renew every pin whose tokens are all covered by a sequence that was opened with `matched_bytes` stored.
+
+        If `child` is given, the last of these bytes were copied from it. A pin may also end inside a sibling's block, where
+        other tokens follow the pin's. O(path + lengths of pins that end in a block right below a node of it).
         """
         now_s, root = self._forest.clock(), seq.root
         above: Node | None = seq.node if child is None or child.pin_mark is None else child
@@ -183,12 +184,12 @@ class PinBook:
         return -(-len(tokens) // self._forest.block_bytes)
 
     def _cut_at(self, pin: Pin) -> int | None:
-        """Where the block begins inside which a pin ends; None where it ends with a block."""
+        """The start of the block inside which a pin ends; None where it ends with a block."""
         cut = len(pin.tokens) % self._forest.block_bytes
         return len(pin.tokens) - cut if cut else None
 
     def _num_unpinned(self, walk: Walk, num_kept: int) -> int:
-        """Blocks of the walk's first `num_kept` that no pin protects yet. O(path that none does)."""
+        """Blocks of the walk's first `num_kept` that no pin protects yet. O(that part of the path)."""
         count = 0
         if walk.child is not None and walk.child.pin_mark is None:
             count += num_kept - walk.node.end_bytes // self._forest.block_bytes
@@ -198,38 +199,38 @@ class PinBook:
             above = above.parent
         return count
 
-    def _share_with(self, account: Account) -> int:
-        """What each owner may pin where all that have pins do, and this one. O(1)."""
+    def _share_with(self, account: NamespaceAccount) -> int:
+        """The share of each owner with pins, this one included. O(1)."""
         return self.max_blocks // (len(self._accounts) + (account not in self._accounts))
 
-    def _make_room(self, account: Account, num_new: int) -> None:
-        """End pins of others until an owner can pin so many more blocks, which leave it within its share or fit as it is.
+    def _make_room(self, account: NamespaceAccount, num_new: int) -> None:
+        """End pins of others until an owner can pin `num_new` more blocks, which fit its share or the pool's limit.
 
-        Where they do not fit somebody else is above its share, since all shares together are no more than may be pinned.
+        While they do not fit, another owner is above its share, since all shares together are at most the limit.
         """
         while self.num_blocks + num_new > self.max_blocks:
             others = (other for other in self._accounts if other is not account)
             self.drop(next(reversed(max(others, key=lambda other: other.num_pinned).pins)))
 
     def _costliest(self, root: RootNode) -> tuple[PinInfo, ...]:
-        """Of this namespace alone: a refusal tells nothing of another salt's."""
+        """The costliest pins of this namespace alone: an error reveals nothing of another salt's."""
         now_s = self._forest.clock()
         costliest = heapq.nlargest(MAX_TOLD, root.pins.values(), key=lambda pin: pin.cost)
         return tuple(pin.info(now_s) for pin in costliest)
 
     def _queue(self, pin: Pin) -> None:
-        """Look at it when its time is over, unless it is looked at before. O(log pins), amortised."""
+        """Queue a pin at its expiry, unless an earlier entry is queued. O(log pins), amortised."""
         if pin.expires_s >= pin.queued_s:
             return
         pin.queued_s = pin.expires_s
         self._num_queued += 1
         heapq.heappush(self._expiries, (pin.queued_s, self._num_queued, pin))
-        if len(self._expiries) > 2 * self.num_pins + 64:  # ended pins must not pile up until their time would have come
+        if len(self._expiries) > 2 * self.num_pins + 64:  # entries of ended pins must not accumulate until their time
             self._expiries = list(filter(_is_current, self._expiries))
             heapq.heapify(self._expiries)
 
     def _mark(self, pin: Pin) -> None:
-        """Count the pin on its node and, where it is the first below, on those above. O(path that no pin protects yet)."""
+        """Count the pin on its node and, up to the first marked one, on those above. O(path that no pin protects yet)."""
         root = pin.root
         root.pins[pin.tokens] = pin
         if (start := self._cut_at(pin)) is not None:

@@ -1,11 +1,11 @@
-"""Setting quotas, and telling what namespaces have of the pool; see `accounts` for what a quota means."""
+"""Setting quotas and reporting the usage of namespaces; see `accounts` for the meaning of a quota."""
 
 from __future__ import annotations
 
 from radixkv.core.api import NamespaceUsage
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import is_derived, owner_of
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.forest import Forest
 from radixkv.core.validation import check_int
 
@@ -13,66 +13,66 @@ __all__ = ["set_quota", "usage_of"]
 
 
 def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequences: int | None) -> None:
-    """Set both bounds of a namespace anew; None: no such bound. O(namespaces + nodes of its own).
+    """Set both bounds of a namespace; None: no such bound. O(namespaces + nodes of its own).
 
     Raises:
-        InvalidArgumentError: a derived namespace, a negative number, or more blocks than the other quotas leave. Nothing has
+        InvalidArgumentError: a derived namespace, a negative number, or more blocks than the other quotas leave. Nothing
             changed.
     """
     if is_derived(namespace):
         raise InvalidArgumentError("namespace", namespace, f"{owner_of(namespace)!r}, whose quota counts it")
     if max_sequences is not None:
         check_int("sequences", max_sequences, 0)
-    account, common = forest.accounts.get(namespace), forest.shares[0]
+    account, common = forest.accounts.get(namespace), forest.partitions[0]
     if num_blocks is not None:
-        own_now = account.share.num_blocks if account is not None and account.has_quota else 0
+        own_now = account.partition.num_blocks if account is not None and account.has_quota else 0
         check_int("blocks", num_blocks, 0, common.num_blocks + own_now)
     account = forest.account_of(namespace)
     account.max_sequences = max_sequences
     if num_blocks is None:
         if account.has_quota:
-            _close_share(forest, account)
+            _close_partition(forest, account)
     elif account.has_quota:
-        common.num_blocks += account.share.num_blocks - num_blocks
-        account.share.num_blocks = num_blocks
+        common.num_blocks += account.partition.num_blocks - num_blocks
+        account.partition.num_blocks = num_blocks
     else:
         common.num_blocks -= num_blocks
-        share = Share(num_blocks, forest.make_policy)
-        forest.shares.append(share)
+        partition = Partition(num_blocks, forest.make_policy)
+        forest.partitions.append(partition)
         account.has_quota = True
-        _move(forest, account, share)
+        _move(forest, account, partition)
     forest.forget_if_idle(namespace)
 
 
 def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
-    """What the owner of a namespace has, nothing where it is not known. O(1)."""
+    """The usage of a namespace's owner, zeros where it is unknown. O(1)."""
     owner = owner_of(namespace)
-    account = forest.accounts.get(owner) or Account(forest.shares[0])
+    account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
     return NamespaceUsage(
         owner,
         account.num_held,
         account.num_in_use,
         account.num_sequences,
-        account.share.num_blocks if account.has_quota else None,
+        account.partition.num_blocks if account.has_quota else None,
         account.max_sequences,
         account.num_query_tokens,
         account.num_hit_tokens,
     )
 
 
-def _close_share(forest: Forest, account: Account) -> None:
-    own, common = account.share, forest.shares[0]
+def _close_partition(forest: Forest, account: NamespaceAccount) -> None:
+    own, common = account.partition, forest.partitions[0]
     _move(forest, account, common)
     account.has_quota = False
-    forest.shares.remove(own)
+    forest.partitions.remove(own)
     common.num_blocks += own.num_blocks
 
 
-def _move(forest: Forest, account: Account, share: Share) -> None:
-    """Put all that an account holds into another share; its leaves keep their recency."""
-    old = account.share
+def _move(forest: Forest, account: NamespaceAccount, partition: Partition) -> None:
+    """Move all blocks of an account to another partition; its leaves keep their recency."""
+    old = account.partition
     old.num_held -= account.num_held
     old.num_in_use -= account.num_in_use
-    share.num_held += account.num_held
-    share.num_in_use += account.num_in_use
-    account.move(share, forest.leaves_of(account), has_priorities=account.has_priorities)
+    partition.num_held += account.num_held
+    partition.num_in_use += account.num_in_use
+    account.move(partition, forest.leaves_of(account), has_priorities=account.has_priorities)

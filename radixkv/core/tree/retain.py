@@ -1,4 +1,4 @@
-"""Giving retention priorities to ranges of a history that is cached."""
+"""Setting the retention of ranges of a cached history."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def retain_path(
     end_bytes: float = math.inf,
     is_used: bool = False,
 ) -> None:
-    """Give the path to `node`, down to `end_bytes`, what `ranges` say of it, the later of two that overlap; what none covers
-    stays as it is.
+    """Set the retention of the path to `node`, down to `end_bytes`. Of overlapping `ranges` the later counts; nodes outside
+    every range keep theirs.
 
-    Edges are split where a range that changes something begins or ends, rounded up to a block. Where the path `is_used`, all
-    that it bears lasts anew once its locks drop; else what says the same again lasts anew from now. O(path + ranges), O(log
-    leaves) per node.
+    Edges are split at bounds of ranges where the retention differs, rounded up to a block. Where the path `is_used`, all its
+    durations restart once its locks drop; else only those of equal ranges restart now. O(path + ranges), O(log leaves) per
+    node.
     """
     end = math.ceil(end_bytes / forest.block_bytes) * forest.block_bytes if end_bytes < math.inf else end_bytes
     given = _Given(forest, ranges, end, is_used)
@@ -42,11 +42,11 @@ def retain_path(
 
 
 class _Given:
-    """What is said of a path, by the bytes of whole blocks."""
+    """The ranges of a path, by the bytes of whole blocks."""
 
     def __init__(self, forest: Forest, ranges: Sequence[Retention], end: float, is_used: bool) -> None:
         def bytes_at(position: int | None) -> float:
-            """Where the block begins whose first token is the first at or behind `position`."""
+            """Start of the block whose first token is the first at or after `position`."""
             return end if position is None else min(end, forest.table_length(position) * forest.block_bytes)
 
         self._forest = forest
@@ -56,12 +56,12 @@ class _Given:
         self.bounds = sorted({bound for start, end, _, _ in self._spans for bound in (start, end)})
 
     def changes_at(self, node: Node, bound: float) -> bool:
-        """Whether what lies before a bound within a node's edge will be worth something else than what lies behind it."""
+        """Whether the parts of a node's edge before and after a bound will have different retentions."""
         before, behind = self._at(bound - 1), self._at(bound)
         return before != behind and (self._is_news(node, before) or self._is_news(node, behind))
 
     def give(self, root: RootNode, node: Node) -> None:
-        """Give a node what is said of its first token, which is said of all of it."""
+        """Set a node's retention to that of its first token."""
         wanted = self._at(node.start_bytes)
         if wanted is None or not self._is_news(node, wanted):
             return
@@ -75,7 +75,7 @@ class _Given:
             self._forest.set_retention(root, node, NodeRetention(priority, duration_s, self._now_s))
 
     def _at(self, position: float) -> tuple[int, float] | None:
-        """The priority and duration that are wanted there."""
+        """The priority and duration wanted at a position, or None."""
         return next(
             (
                 (priority, duration_s)

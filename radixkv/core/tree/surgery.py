@@ -1,12 +1,12 @@
 """Tree surgery: splitting, merging, growing and cutting edges while others stand on them.
 
-Every operation keeps the lock refs of all nodes, the recency of what was used, and the counts of cached and evictable blocks.
+Every operation keeps the lock refs of all nodes, the recency of used nodes, and the counts of cached and evictable blocks.
 
-A split makes a new upper node; the old object stays below, so whoever stands on it stands where he stood:
+A split makes a new upper node. The old object stays below, so sequences and pins on it need no change:
 
     parent ── N [aaaa bbbb cccc]            parent ── U [aaaa] ── N [bbbb cccc]
 
-A merge goes the other way and is made where nobody stands in between.
+A merge is the reverse, made where no sequence or pin stands in between.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
-    """Split an edge after `upper_bytes` (a whole number of blocks, 0 < upper_bytes < len(key)); the upper node.
+    """Split an edge after `upper_bytes` (a whole number of blocks, 0 < upper_bytes < len(key)); returns the upper node.
 
     Lock refs and recency stay: the upper node is locked if the lower one is, and as old as it. O(edge).
     """
@@ -73,7 +73,7 @@ def split(forest: Forest, node: Node, upper_bytes: int) -> Node:
 
 
 def split_off(forest: Forest, leaf: Node, num_lower: int) -> Node:
-    """Split the last blocks off an unlocked leaf that is not queued, for them to be evicted; the lower node. O(edge)."""
+    """Split the last blocks off an unlocked leaf that is not queued, to be evicted; returns the lower node. O(edge)."""
     upper_bytes = len(leaf.key) - num_lower * forest.block_bytes
     key, blocks, places = leaf.key[upper_bytes:], leaf.blocks[-num_lower:], leaf.evicted_at
     leaf.key, leaf.blocks, leaf.end_bytes = leaf.key[:upper_bytes], leaf.blocks[:-num_lower], leaf.end_bytes - len(key)
@@ -97,19 +97,19 @@ def _places_around(places: Places, end_bytes: int) -> tuple[Places, Places]:
 
 
 def _inherit(heir: Node, node: Node) -> None:
-    """What a node that takes another's place keeps of what the eviction policy knew of it."""
+    """Pass the eviction policy's count of uses to the node that takes another's place."""
     heir.num_uses = max(heir.num_uses, node.num_uses)
 
 
 def end_at(forest: Forest, node: Node, end_bytes: int) -> Node:
-    """The node that ends at the block boundary `end_bytes` on the path through `node`, splitting if none does."""
+    """The node that ends at the block boundary `end_bytes` on the path through `node`, after a split if none does."""
     if node.end_bytes <= end_bytes:
         return node
     return split(forest, node, end_bytes - node.start_bytes)
 
 
 def merge_down(forest: Forest, node: Node) -> None:
-    """Merge a node into its only child where nobody stands between them and both were last used at once. O(edge)."""
+    """Merge a node into its only child, if no sequence or pin stands between and both were last used together. O(edge)."""
     child = node.only_child()
     parent = node.parent
     if child is None or parent is None or len(child.key) < forest.block_bytes or node.has_standers():
@@ -117,7 +117,7 @@ def merge_down(forest: Forest, node: Node) -> None:
     if not _retained_alike(node, child):
         return
     if node.access_number > child.access_number and (not child.lock_ref or child.pin_mark is not None):
-        return  # a hot prefix does not keep its cold continuation young
+        return  # a hot prefix must not keep its cold continuation young
     assert parent.children is not None, "a parent without children"
     child.key = bytearray(node.key) + child.key
     child.rested_blocks += len(node.blocks)
@@ -134,18 +134,18 @@ def merge_down(forest: Forest, node: Node) -> None:
 
 
 def _retained_alike(node: Node, child: Node) -> bool:
-    """Whether two nodes are worth the same, so that they may be one."""
+    """Whether two nodes have the same retention, so that they may be merged."""
     return node.retention is child.retention if node.retention is None else node.retention.is_like(child.retention)
 
 
 def leave(forest: Forest, root: RootNode, node: Node) -> None:
-    """Unlock, and mend the split that is of no more use where nobody stands."""
+    """Unlock, and undo a split that is redundant where no sequence or pin stands."""
     mend(forest, forest.unlock(root, node))
 
 
 def mend(forest: Forest, left: Node) -> None:
-    """Mend the splits around a node that somebody has left: the one below, and those above of what was one edge and was used
-    at once again. O(edges merged).
+    """Undo the splits around a node that a sequence has left: the one below, and those above if the parts were one edge and
+    were used together again. O(edges merged).
     """
     merge_down(forest, left)
     above = left.parent
@@ -178,7 +178,7 @@ def absorb(forest: Forest, node: Node, child: Node) -> None:
 
 
 def rename(node: Node, key: bytes) -> None:
-    """Give a tail another key: it grew, was filled, or was cut back."""
+    """Give a tail another key: it grew, was filled, or was cut."""
     parent = node.parent
     assert parent is not None, "a root has no name"
     assert parent.children is not None, "a parent without children"
@@ -189,7 +189,7 @@ def rename(node: Node, key: bytes) -> None:
 
 
 def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) -> None:
-    """Put a sequence's blocks in place of an unlocked node's, which are freed."""
+    """Replace an unlocked node's blocks, which are freed, by a sequence's."""
     forest.record_removed(node)
     forest.give_back(root.account, node.blocks)
     forest.no_longer_in_use(root.account, len(blocks))
@@ -201,8 +201,8 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
 
 
 def swap_block(forest: Forest, root: RootNode, node: Node, index: int, block_id: int) -> None:
-    """Put a block of the same tokens in place of one on an edge; what becomes of both is the caller's. O(edge)."""
-    old, node.blocks = node.blocks[index], node.blocks[:]  # what was noted of them stays
+    """Replace a block on an edge by one of the same tokens; the caller disposes of the old one. O(edge)."""
+    old, node.blocks = node.blocks[index], node.blocks[:]  # a copy, since change records refer to the old array
     node.blocks[index] = block_id
     forest.record_swapped(root, node, index, old)
     if node.retention is not None:
@@ -210,7 +210,7 @@ def swap_block(forest: Forest, root: RootNode, node: Node, index: int, block_id:
 
 
 def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> None:
-    """An unlocked sibling `node` gives way to `heir`, a tail about to hold the same block, which takes over its children."""
+    """Remove an unlocked sibling `node` in favour of `heir`, a tail about to hold the same block, which gets its children."""
     children, node.children = node.children, None
     heir.used_bytes = max(heir.used_bytes, node.used_bytes)
     heir.evicted_at = node.evicted_at
@@ -228,7 +228,7 @@ def adopt_children(forest: Forest, root: RootNode, heir: Node, node: Node) -> No
 
 
 def take_out(forest: Forest, root: RootNode, tail: Node) -> array[int]:
-    """Take a tail on which one sequence stands out of the tree; its block is that sequence's alone from now on."""
+    """Take a tail on which one sequence stands out of the tree; its block becomes private to that sequence."""
     assert tail.lock_ref == 1, "nobody else reads a block that leaves the tree"
     parent = forest.detach(root, tail)
     parent.lock_ref -= 1

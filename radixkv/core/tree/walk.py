@@ -9,21 +9,21 @@ from radixkv.core.tree.forest import Forest
 
 __all__ = ["TreeWalk", "path_bytes"]
 
-NODE_COST = 4  # a visit costs as much as that many blocks, before those of the node
+NODE_COST = 4  # a visit costs as much as this many blocks, in addition to those of the node
 
 
 class TreeWalk:
-    """Visits nodes parents first, siblings by their bytes, and remembers by content how far it came, not by node.
+    """Visits nodes parents first, siblings by their bytes, and stores its position by content, not by node.
 
-    So nothing that surgery does to nodes can mislead it: what was in the tree all the time is visited, as a whole or in
-    parts, and what lies behind the walk is what the tree held there when the walk passed, with all changes since.
+    So tree surgery cannot mislead it: each node that stays in the tree is visited, as a whole or in parts. Nodes before the
+    walk's position are known as of its passing, plus all changes since.
 
-        behind │ ahead            stored behind the walk: a change to be told
-        ───────┼─────────▶        stored ahead of it: it will come by, if it is still there
+        before │ ahead            stored before the position: reported as a change
+        ───────┼─────────▶        stored ahead of it: visited later, if still there
 
     Args:
         forest: the trees.
-        namespaces: whose trees; None: all that there are now.
+        namespaces: names of the trees; None: all present ones.
     """
 
     def __init__(self, forest: Forest, namespaces: Iterable[str] | None) -> None:
@@ -33,7 +33,7 @@ class TreeWalk:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything was visited."""
+        """Whether every node was visited."""
         return not self._names
 
     def advance(self, max_cost: int) -> Iterator[tuple[RootNode, Node]]:
@@ -61,7 +61,7 @@ class TreeWalk:
             self._path = b""
 
     def _ahead(self, root: RootNode) -> list[Iterator[Node]]:
-        """What lies ahead of the walk below a root: for each level on its path, the siblings behind it."""
+        """The nodes ahead of the walk below a root: for each level on its path, the following siblings."""
         path, position = self._path, 0
         block_bytes = self._forest.block_bytes
         levels: list[Iterator[Node]] = []

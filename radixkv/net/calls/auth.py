@@ -1,7 +1,7 @@
-"""What stands in front of a gRPC server: who calls, whether they may, and how many calls each may have under way.
+"""The guard of a gRPC server: authenticates callers, checks their rights, and bounds the calls of each.
 
-A call without a credential is refused at once, its request unread and unawaited. One with a credential holds a place of its
-caller's share for as long as it lasts, and has to send its request in time. Health is everybody's and counts by itself.
+A call without a credential is rejected at once, its request unread. A call with one holds a place of its caller's share until
+it ends, and has to send its request in time. Health checks need no credential and are counted separately.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from radixkv.wire.errors import message_of, status_of, trailing_metadata
 __all__ = ["MAX_CALLS", "REQUEST_S", "AsyncGuard", "Door", "behaviour_of", "late_request", "no_request"]
 
 MAX_CALLS = 4096
-"""Of one server at once, unless it is told another number."""
+"""Default limit of concurrent calls of one server."""
 
 REQUEST_S = 60.0
-"""How long a caller may take to send its request, unless a server is told another time."""
+"""Default time for a caller to send its request."""
 
 MAX_HOLDERS = 256
-"""Streams of holders at once, which count apart from other calls: no reader keeps a worker from its cache."""
+"""Concurrent streams of holders, counted apart from other calls, so that readers cannot keep a worker from its cache."""
 
 RESET_S = 0.2
 """A call that its caller resets ends without a request, too, and is cancelled by then. gRPC never frees an answer that is cut
@@ -43,23 +43,23 @@ _ATTACH = "/radixkv.v1.Workers/Attach"
 
 
 class Door:
-    """Who may pass. `ring`: the credentials that are known."""
+    """Authentication of callers. `ring`: the known credentials."""
 
     def __init__(self, ring: KeyRing) -> None:
         self._ring = ring
 
     def turns_away(self, metadata: Any) -> bool:
-        """Whether a caller is nobody by what it sent alone, whatever its certificate says."""
+        """Whether the metadata alone show that the caller is unknown, whatever its certificate is."""
         if self._ring.is_open:
             return False
         key = _bearer_key(metadata)
         return self._ring.find(key) is None and (key is not None or not self._ring.knows_certificates)
 
     def identify(self, metadata: Any, context: Any) -> Caller | None:
-        """Who calls; None where callers need no credential.
+        """The caller; None where callers need no credential.
 
         Raises:
-            UnauthenticatedError: it is nobody who is known.
+            UnauthenticatedError: the caller is unknown.
         """
         if self._ring.is_open:
             return None
@@ -78,7 +78,7 @@ class Door:
 
 
 def late_request(request_s: float) -> DeadlineExceededError:
-    """The error of a call whose request does not come."""
+    """The error of a call whose request does not arrive."""
     return DeadlineExceededError(f"the request of this call did not come within {request_s:g} s")
 
 
@@ -88,7 +88,7 @@ def no_request() -> InvalidArgumentError:
 
 
 def _bearer_key(metadata: Any) -> str | None:
-    """The key that a call's metadata bring; None where they bring none."""
+    """The key in a call's metadata, or None."""
     for name, value in metadata or ():
         if name == "authorization":
             scheme, _, key = str(value).partition(" ")
@@ -100,9 +100,9 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
     """Guards a server of an event loop. Outermost of its interceptors.
 
     Args:
-        ring: the credentials that are known.
-        max_calls: calls under way at once, but for those of health and of holders.
-        request_s: how long a request may take to come. unread_s: how long a caller may take nothing of a single answer.
+        ring: the known credentials.
+        max_calls: concurrent calls, not counting those of health and of holders.
+        request_s: how long a request may take to arrive. unread_s: how long a caller may leave a single answer unread.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
         return make(serve, handler.request_deserializer, handler.response_serializer)
 
     async def _serve_open(self, handler: Any, call: _Call) -> Any:
-        """A call that anybody may make."""
+        """Serve a call that needs no credential."""
         token = self._openers.enter(call.give_way)
         call.at_end(lambda: self._openers.leave(token))
         request = await call.read()
@@ -163,7 +163,7 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """A call and its times. What it holds is given back where its task ends, which is when its answer has been taken."""
+    """A call and its times. Its resources are released when its task ends, which is when its answer has been read."""
 
     __slots__ = ("_is_read", "_loop", "_request_s", "_task", "_unread_s", "context")
 
@@ -180,10 +180,10 @@ class _Call:
         self._task.add_done_callback(lambda _task: act())
 
     async def read(self) -> Any:
-        """Its one request.
+        """Read its one request.
 
         Raises:
-            DeadlineExceededError: it did not come in time. InvalidArgumentError: it is no message, or there is none.
+            DeadlineExceededError: it did not arrive in time. InvalidArgumentError: it does not parse, or there is none.
         """
         late = self._loop.call_later(self._request_s, self._end_unread, late_request(self._request_s))
         try:
@@ -200,13 +200,13 @@ class _Call:
         return request
 
     def answer(self, message: Any) -> Any:
-        """The one answer, which its caller has to take in time."""
+        """Return the one answer, which its caller has to read in time."""
         late = self._loop.call_later(self._unread_s, self._task.cancel)
         self.at_end(late.cancel)
         return message
 
     def give_way(self) -> None:
-        """End it for others."""
+        """End the call to make room for others."""
         if self._is_read:
             self._task.cancel()
         else:
@@ -215,13 +215,13 @@ class _Call:
             )
 
     def _end_unread(self, error: RadixKVError) -> None:
-        """End it by a status from beside it, upon which the wait for its request raises."""
+        """End the call by a status from another task; the wait for its request then raises."""
         ending = self._loop.create_task(_end(self.context, error))
         self.at_end(ending.cancel)
 
 
 async def _stream(behaviour: Any, request: Any, context: Any) -> None:
-    """Serve a method that answers with a stream, in either way that grpc.aio knows."""
+    """Serve a method that answers with a stream, in either form of grpc.aio."""
     if not inspect.isasyncgenfunction(behaviour):
         await behaviour(request, context)
         return
@@ -231,7 +231,7 @@ async def _stream(behaviour: Any, request: Any, context: Any) -> None:
 
 
 def behaviour_of(handler: Any) -> Any:
-    """What a handler does, whichever its kind."""
+    """The function of a handler, whichever its kind."""
     return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
 
@@ -240,7 +240,7 @@ async def _refuse(_requests: Any, context: Any) -> None:
 
 
 async def _end(context: Any, error: RadixKVError) -> None:
-    """End a call from beside it, upon which what it waits for raises."""
+    """End a call from another task; the await in the call then raises."""
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.BaseError):
         await _abort(context, error)
 

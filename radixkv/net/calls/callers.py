@@ -1,4 +1,4 @@
-"""Who makes the call that is being served, for those who serve it: set by the guard in front of them."""
+"""The caller of the call that is being served: set by the guard, read by servicers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Caller:
     """A tenant, for as long as its credential is good.
 
     Args:
-        tenant: who it is.
+        tenant: the authenticated tenant.
         find: looks the same credential up again.
     """
 
@@ -29,14 +29,14 @@ class Caller:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Tells callers apart whose answers must not be mixed up."""
+        """Identifies callers whose answers must not be mixed up."""
         return self.tenant.name, self.tenant.namespace
 
     def check_alive(self) -> None:
-        """Make sure that the credential is still good, and for the same as before. For streams: at each message.
+        """Check that the credential is still valid, with unchanged rights. For streams: at each message.
 
         Raises:
-            UnauthenticatedError: it was taken back or changed.
+            UnauthenticatedError: it was revoked or changed.
         """
         if self._find() != self.tenant:
             raise UnauthenticatedError(
@@ -44,7 +44,7 @@ class Caller:
             )
 
     def check_pool(self, name: str) -> None:
-        """Make sure that it may attach to a pool.
+        """Check that the caller may attach to a pool.
 
         Raises:
             PermissionDeniedError: it may not.
@@ -53,7 +53,7 @@ class Caller:
             raise PermissionDeniedError(f"this credential may not hold pool {name[:MAX_TOLD_CHARACTERS]!r}")
 
     def denial(self, namespace: str) -> RadixKVError | None:
-        """Why it may not name a namespace, the same whether there is one of that name or not; None if it may."""
+        """The error for a namespace outside the caller's, whether that namespace exists or not; None if it may name it."""
         if self.tenant.may_name(namespace):
             return None
         return PermissionDeniedError(f"this credential may not name namespace {namespace[:MAX_TOLD_CHARACTERS]!r}")
@@ -63,22 +63,22 @@ _CALLER: ContextVar[Caller | None] = ContextVar("radixkv_caller", default=None)
 
 
 def current_caller() -> Caller | None:
-    """Whose call this task or thread serves; None where callers need no credential."""
+    """The caller that this task or thread serves; None where callers need no credential."""
     return _CALLER.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """What this task or thread serves from now on is this caller's."""
+    """Set the caller that this task or thread serves from now on."""
     _CALLER.set(caller)
 
 
 def share_key(caller: Caller | None) -> str | None:
-    """Against whose share a call counts; None where callers need no credential."""
+    """The tenant whose share a call counts against; None where callers need no credential."""
     return None if caller is None else caller.tenant.name
 
 
 def unknown_caller() -> UnauthenticatedError:
-    """The error of whoever sent no credential or one that is nobody's; it does not say which."""
+    """The error for a missing or unknown credential; it does not distinguish the two."""
     return UnauthenticatedError(
         "who calls is not known: send a key as metadata 'authorization: Bearer KEY' (radixkv: --token-file FILE), or a client "
         "certificate that the server knows"

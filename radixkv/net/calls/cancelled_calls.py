@@ -1,10 +1,9 @@
-"""Tasks of calls on an event loop that leave nothing behind when their callers go away before their request is there.
+"""Tasks of calls on an event loop that leak nothing when their callers go away before their request arrives.
 
-gRPC cancels a call that its caller resets at what it waits for: that is its request, in a flood of calls taken back at once.
-grpc.aio frees the operation that receives a message only where the wait for it comes to its end, so that every such call left
-96 bytes in the C library's heap for ever (grpc/grpc#43360), 150 KiB for a connection that opens two thousand streams and resets
-them. The core ends what a cancelled call receives by itself, at once and with no message, upon which grpc.aio lets the call go:
-so the wait is let come to its end, and only what is left then is cancelled.
+gRPC cancels a call that its caller resets while it awaits its request, as in a flood of calls reset at once. grpc.aio frees the
+receiving operation only when that wait ends, so that every such call left 96 bytes in the C library's heap forever
+(grpc/grpc#43360): 150 KiB for a connection that opens two thousand streams and resets them. The core itself ends what a
+cancelled call receives, at once and with no message. So the wait is left to end, and only then the rest is cancelled.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any
 __all__ = ["CallTask", "awaiting_request", "new_task"]
 
 LONGEST_WAIT_S = 1.0
-"""For a message to come, or none, before the wait for it is cut off after all."""
+"""How long a cancelled wait for a message may take to end, before it is cut off."""
 _CALL = "_handle_exceptions"
-"""The name of grpc.aio's coroutine of a call. Where it changes, calls are cancelled as ever."""
+"""The name of grpc.aio's coroutine of a call. Under another name, calls are cancelled as usual."""
 
 
 def new_task(
@@ -31,7 +30,7 @@ def new_task(
 
 
 class CallTask(asyncio.Task[Any]):
-    """The task of a call. Cancelled while it waits for its request, it ends with that wait."""
+    """The task of a call. If cancelled while it waits for its request, it ends with that wait."""
 
     awaits_request = False
     _is_ending = False
@@ -48,7 +47,7 @@ class CallTask(asyncio.Task[Any]):
             late.cancel()
             self._end()
 
-        request.add_done_callback(end)  # runs after the task's own, so that it has gone on by then
+        request.add_done_callback(end)  # runs after the task's own callback, which resumes the task
         return True
 
     def _end(self) -> None:
@@ -58,7 +57,7 @@ class CallTask(asyncio.Task[Any]):
 
 @contextmanager
 def awaiting_request() -> Iterator[None]:
-    """Within it the running task waits for the request of its call and for nothing else."""
+    """Mark that the running task waits only for the request of its call."""
     task = asyncio.current_task()
     if not isinstance(task, CallTask):
         yield

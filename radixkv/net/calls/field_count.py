@@ -1,4 +1,4 @@
-"""How many fields a serialised message has, told before it is parsed.
+"""The number of fields of a serialised message, counted before it is parsed.
 
 An empty message inside a list is two bytes on the wire and some seventy in memory: 16 MiB of them took 577 MiB to parse, and
 gigabytes as Python objects.
@@ -11,16 +11,16 @@ from typing import Any
 __all__ = ["MAX_FIELDS", "has_few_fields"]
 
 MAX_FIELDS = 65_536
-"""Of one request, those of the messages within it among them."""
+"""Of one request, fields of nested messages included."""
 
 _LEAST_BYTES = 2
-"""Of a field."""
+"""Of one field."""
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
 
 
 def has_few_fields(serialised: bytes, descriptor: Any) -> bool:
-    """Whether a message has at most `MAX_FIELDS`; what cannot be read counts as too many. O(MAX_FIELDS), O(1) below 128 KiB.
+    """Whether a message has at most `MAX_FIELDS`; unreadable bytes count as too many. O(MAX_FIELDS), O(1) below 128 KiB.
 
     Args:
         serialised: the message. descriptor: of its type.
@@ -54,7 +54,7 @@ def has_few_fields(serialised: bytes, descriptor: Any) -> bool:
 
 
 def _varint(serialised: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and where it ends: beyond `end` where it does not."""
+    """A number and its end offset; an offset beyond `end` if it is cut off."""
     value = 0
     for shift in range(_MAX_VARINT_BYTES):
         if at >= end:

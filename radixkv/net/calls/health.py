@@ -1,10 +1,10 @@
-"""gRPC's health service, which answers whoever asks, so that whoever asks can hold little of the process.
+"""gRPC's health service. It answers every client, and bounds the resources that clients can hold.
 
-Check    a call is answered at once; of those whose request does not come the oldest is ended for the next
-Watch    few streams, shared among the addresses that they come from; one more is refused
+Check    a call is answered at once; over the limit, the oldest call without a request is ended for the next
+Watch    few streams, shared among the addresses that they come from; streams over the limit are rejected
 
 Neither counts among the calls of a server, nor holds one of its threads. grpc_health's own servicers write to watchers under a
-lock, so that a watcher that takes nothing keeps everybody from the health of the process, and the process from its end.
+lock, so that a watcher that reads nothing blocks every health check, and the end of the process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from radixkv.net.shares import Shares
 __all__ = ["MAX_CHECKS", "MAX_WATCHERS", "AsyncHealth", "HealthStatus", "Newest", "address_of", "watcher_places"]
 
 MAX_WATCHERS = 64
-"""Streams of `Watch` at once; of one address half as many at the most, see `Shares`."""
+"""Concurrent streams of `Watch`; of one address at most half as many, see `Shares`."""
 
 MAX_CHECKS = 64
-"""Calls of `Check` that are not answered yet."""
+"""Unanswered calls of `Check`."""
 
 _IPV6_NETWORK_BITS = 64
-"""What one owner of IPv6 addresses has at least."""
+"""The smallest IPv6 network of one owner."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -58,7 +58,7 @@ def watcher_places() -> Shares:
 
 
 class HealthStatus:
-    """Which services of a process serve. Any thread may ask and tell.
+    """The status of each service of a process. Thread-safe.
 
     Args:
         names: of the services; the empty one, for the whole process, is always there.
@@ -70,13 +70,13 @@ class HealthStatus:
         self._is_refusing = False
 
     def serve(self) -> None:
-        """Everything serves from now on."""
+        """Set all services to SERVING."""
         with self._lock:
             if not self._is_refusing:
                 self._status = dict.fromkeys(self._status, _SERVING)
 
     def refuse(self) -> None:
-        """Nothing serves any more, for good."""
+        """Set all services to NOT_SERVING, permanently."""
         with self._lock:
             self._is_refusing = True
             self._status = dict.fromkeys(self._status, _NOT_SERVING)
@@ -87,12 +87,12 @@ class HealthStatus:
         return None if status is None else health_pb2.HealthCheckResponse(status=status)
 
     def watched(self, request: Any) -> Any:
-        """As `find`, with a status of its own where no service has that name."""
+        """Like `find`, with SERVICE_UNKNOWN where no service has that name."""
         return self.find(request) or health_pb2.HealthCheckResponse(status=_UNKNOWN)
 
 
 class Newest:
-    """Calls that wait for something from their callers: one too many ends the oldest. Any thread may use it."""
+    """Calls that wait for their callers: over the limit, the oldest is ended. Thread-safe."""
 
     def __init__(self, max_calls: int) -> None:
         self._max_calls = max_calls
@@ -100,7 +100,7 @@ class Newest:
         self._ends: OrderedDict[object, Callable[[], object]] = OrderedDict()
 
     def enter(self, end: Callable[[], object]) -> object:
-        """Be one of them, until `leave` is called with what this returns; another's entering may call `end` meanwhile."""
+        """Add a call, until `leave` is called with the returned token; `end` may be called meanwhile by a later `enter`."""
         token, oldest = object(), None
         with self._lock:
             if len(self._ends) >= self._max_calls:
@@ -111,7 +111,7 @@ class Newest:
         return token
 
     def leave(self, token: object) -> None:
-        """Be one of them no longer; harmless when repeated."""
+        """Remove a call; may be repeated."""
         with self._lock:
             self._ends.pop(token, None)
 
@@ -129,12 +129,12 @@ class AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ship
         self._changed = asyncio.Event()
 
     def serve(self) -> None:
-        """Everything serves from now on."""
+        """Set all services to SERVING."""
         self._status.serve()
         self._tell()
 
     def refuse(self) -> None:
-        """Nothing serves any more, for good; those who watch are told."""
+        """Set all services to NOT_SERVING, permanently, and notify watchers."""
         self._status.refuse()
         self._tell()
 
@@ -150,14 +150,14 @@ class AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ship
         return answer
 
     async def List(self, _request: Any, context: Any) -> None:  # noqa: N802
-        """Not served: names are to be known."""
+        """Not served: clients must know the names."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask for a service by its name")
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
         """See health.proto.
 
         Raises:
-            LimitError: enough streams watch.
+            LimitError: too many streams watch.
         """
         with self._watchers.take(address_of(context.peer())):
             told = None

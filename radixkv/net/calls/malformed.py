@@ -1,4 +1,4 @@
-"""Requests that are no message of their type: refused with INVALID_ARGUMENT, before any handler sees them.
+"""Requests that do not parse as their type: rejected with INVALID_ARGUMENT, before any handler sees them.
 
 gRPC itself calls such a request a fault of the server, INTERNAL, and writes a traceback.
 """
@@ -21,9 +21,9 @@ __all__ = ["AsyncMalformedRefuser", "Malformed", "reader"]
 
 
 class Malformed:
-    """Stands for a request that could not be read.
+    """Stands for a request that could not be parsed.
 
-    Every message answers `WhichOneof`; this one answers with the error, so that a stream's reader needs no further check.
+    Every message has `WhichOneof`; here it raises the error, so that the reader of a stream needs no other check.
     """
 
     __slots__ = ("_bound", "_num_bytes")
@@ -34,7 +34,7 @@ class Malformed:
 
     @property
     def error(self) -> InvalidArgumentError:
-        """What its caller is told."""
+        """The error for its caller."""
         return InvalidArgumentError("request", f"{self._num_bytes} bytes", self._bound)
 
     def WhichOneof(self, _name: str) -> str:  # noqa: N802  # protobuf's name
@@ -43,8 +43,8 @@ class Malformed:
 
 
 def reader(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """As `parse`, a message type's `FromString`, with a `Malformed` for what cannot be read or has too many fields."""
-    descriptor = getattr(parse, "__self__").DESCRIPTOR  # noqa: B009  # no type tells that it is a class's method
+    """Wrap `parse`, a message type's `FromString`: unreadable bytes, or too many fields, give a `Malformed`."""
+    descriptor = getattr(parse, "__self__").DESCRIPTOR  # noqa: B009  # its type does not show that it is a class's method
 
     def read(serialised: bytes) -> Any:
         if not has_few_fields(serialised, descriptor):
@@ -80,8 +80,8 @@ _MAKERS = {
 
 
 def _with_behaviour(handler: Any, checked: Callable[[Any, bool, bool], Any]) -> Any:
-    """The same handler behind a check of what it is given."""
-    if handler.request_deserializer is None:  # raw bytes are whatever they are
+    """The same handler, after a check of its requests."""
+    if handler.request_deserializer is None:  # raw bytes need no check
         return handler
     name, make = _MAKERS[handler.request_streaming, handler.response_streaming]
     behaviour = checked(getattr(handler, name), handler.request_streaming, handler.response_streaming)

@@ -1,4 +1,4 @@
-"""What reflection lists and describes: our own services, and those whose `SubscribeKvEvents` routers call."""
+"""Services listed and described by reflection: our own, and those whose `SubscribeKvEvents` routers call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["enable_reflection"]
 
 
 def enable_reflection(server: grpc.aio.Server, service_names: tuple[str, ...]) -> None:
-    """Have `server` describe itself.
+    """Add reflection to `server`.
 
-    The routers' services are described in a pool of their own, by our messages, which are theirs number by number. In the
-    process's pool they would stand in the way of the routers' own stubs.
+    The routers' services are described in a separate pool, by our messages, which have the same field numbers. In the process's
+    pool they would conflict with the routers' own stubs.
 
     Args:
         server: not started yet.
-        service_names: of services whose descriptors this process has.
+        service_names: services whose descriptors this process has.
     """
     own = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
     pool = DescriptorPool()

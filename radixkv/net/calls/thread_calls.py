@@ -1,10 +1,11 @@
-"""Calls of a gRPC server of threads: none holds a thread before it is known who calls and that there is a place for it.
+"""Calls of a gRPC server of threads: a call gets a thread only after its caller is authenticated and has a place.
 
-gRPC gives every call a thread first and waits on it for the request, so that calls without one shut everybody out. Here the
-thread that takes calls from the network looks at who calls, refuses at once, and hands on what is to be served:
+gRPC gives every call a thread first and waits on it for the request, so that calls without a request block all others. Here the
+thread that takes calls from the network authenticates the caller, rejects at once, and hands on the calls to be served:
 
     call ── unknown, or no place ──> its status, at once
          ── health ───────────────> `thread_health`
+         ── a place of its share ──> a thread: request, in time ──> rights ──> the servicer ──> answers, read in time
          ── a place of its share ──> a thread: request, in time ──> rights ──> the servicer ──> answers, taken in time
 """
 
@@ -33,7 +34,7 @@ from radixkv.wire.errors import message_of, status_of, trailing_metadata
 __all__ = ["Begin", "ThreadCall", "ThreadCalls", "leave_calls"]
 
 LOOK_S = 1.0
-"""How often calls are looked at whose callers take too long."""
+"""Interval between checks for callers that take too long."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,21 +42,21 @@ Begin = Callable[["ThreadCall"], None]
 """Begins to serve a call, on the thread that takes calls, and returns at once.
 
 Raises:
-    RadixKVError: the call is refused.
+    RadixKVError: the call is rejected.
 """
 
 _PLACE: ContextVar[Place | None] = ContextVar("radixkv_place", default=None)
 
 
 def leave_calls() -> None:
-    """The call that this thread serves counts no longer among those under way: it has a place elsewhere. It goes on."""
+    """Stop counting this thread's call among those under way: it is counted elsewhere. It goes on."""
     place = _PLACE.get()
     if place is not None:
         place.close()
 
 
 class _AtOnce(ThreadPoolExecutor):
-    """What is submitted runs on the thread that submits it."""
+    """Runs each submitted function at once, on the submitting thread."""
 
     def submit(self, run: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -68,7 +69,7 @@ _AT_ONCE = _AtOnce(1)
 
 
 class _Waits:
-    """What callers may take their time for, and no longer."""
+    """Timeouts of waits for callers."""
 
     def __init__(self) -> None:
         self._ends: dict[object, tuple[float, Callable[[], object]]] = {}
@@ -76,7 +77,7 @@ class _Waits:
 
     @contextmanager
     def within(self, seconds: float, end: Callable[[], object]) -> Iterator[None]:
-        """Have `end` called, once and on another thread, where what is done meanwhile takes longer."""
+        """Call `end` once, on another thread, if the body takes longer."""
         token = object()
         self._ends[token] = (time.monotonic() + seconds, end)
         try:
@@ -99,10 +100,10 @@ class _Waits:
 
 
 class ThreadCall:
-    """One call, for whoever serves it: its request, its answers, its end.
+    """One call, as its servicer uses it: its request, its answers, its end.
 
     Attributes:
-        context: what gRPC tells of the call.
+        context: gRPC's context of the call.
     """
 
     __slots__ = ("_is_over", "_lock", "_requests", "_send", "_times", "_waits", "context")
@@ -117,7 +118,7 @@ class ThreadCall:
         self._is_over = False
 
     def serve(self, act: Callable[[ThreadCall], None]) -> None:
-        """Act for it on this thread; an error of radixkv ends it with its status and details."""
+        """Run `act` on this thread; an error of radixkv ends the call with its status and details."""
         try:
             act(self)
         except RadixKVError as error:
@@ -129,10 +130,10 @@ class ThreadCall:
             self.fail(RadixKVError("the server failed; its log tells why"))
 
     def read(self, parse: Callable[[bytes], Any]) -> Any:
-        """Its one request. Waits for it.
+        """Wait for its one request.
 
         Raises:
-            DeadlineExceededError: it did not come in time. InvalidArgumentError: it is no message, or there is none.
+            DeadlineExceededError: it did not arrive in time. InvalidArgumentError: it does not parse, or there is none.
         """
         for request in self.requests(parse):
             return request
@@ -142,7 +143,7 @@ class ThreadCall:
         """Its requests. Waits for each of them.
 
         Raises:
-            DeadlineExceededError: the next did not come in time. InvalidArgumentError: it is no message.
+            DeadlineExceededError: the next did not arrive in time. InvalidArgumentError: it does not parse.
         """
         request_s = self._times[0]
         while True:
@@ -158,13 +159,13 @@ class ThreadCall:
             yield request
 
     def send(self, answer: Any) -> bool:
-        """Send an answer and wait until it is taken; False where nobody takes any."""
+        """Send an answer and wait until it is read; False where the call has ended."""
         with self._waits.within(self._times[1], self.context.cancel):
             self._send(answer)
         return bool(self.context.is_active())
 
     def finish(self) -> None:
-        """End it: everything was answered."""
+        """End the call after its last answer."""
         with self._lock:
             if self._is_over:
                 return
@@ -172,7 +173,7 @@ class ThreadCall:
         self._send(None)
 
     def fail(self, error: RadixKVError) -> None:
-        """End it by an error; nothing happens where it is over."""
+        """End the call by an error; does nothing if it has ended."""
         with self._lock:
             if self._is_over:
                 return
@@ -187,11 +188,11 @@ class ThreadCalls(grpc.ServerInterceptor):
     """Serves the calls of a server of threads. Its only interceptor; the server's own threads are never used.
 
     Args:
-        ring: the credentials that are known.
-        max_calls: calls under way at once, but for those of health and those that `leave_calls`.
-        max_elsewhere: how many those may be.
-        open_handler: serves a method that anybody may call, by its name; None where it knows none.
-        request_s: how long a request may take to come. unread_s: how long a caller may take nothing of an answer.
+        ring: the known credentials.
+        max_calls: concurrent calls, not counting those of health and those that called `leave_calls`.
+        max_elsewhere: limit of the latter.
+        open_handler: serves a method without credential, by its name; None for an unknown one.
+        request_s: how long a request may take to arrive. unread_s: how long a caller may leave an answer unread.
     """
 
     def __init__(
@@ -212,11 +213,11 @@ class ThreadCalls(grpc.ServerInterceptor):
         self._times = (request_s, unread_s)
 
     def start(self) -> None:
-        """Look after calls whose callers take too long."""
+        """Start the timeouts."""
         self._waits.start()
 
     def stop(self) -> None:
-        """Wait for the calls under way, which the server has ended, and let the threads go."""
+        """Wait for the calls under way, which the server has ended, and end the threads."""
         self._threads.shutdown()
         self._waits.stop()
 
@@ -244,7 +245,7 @@ class ThreadCalls(grpc.ServerInterceptor):
         return self._handler(begin, handler.response_serializer)
 
     def _handler(self, begin: Begin, serializer: Any) -> Any:
-        """A method whose calls begin at once, with neither their request nor a thread."""
+        """A method whose calls begin at once, without their request and without a thread."""
 
         def behave(requests: Any, context: Any, send: Any) -> None:
             call = ThreadCall(requests, context, send, self._waits, self._times)
@@ -253,13 +254,13 @@ class ThreadCalls(grpc.ServerInterceptor):
             except RadixKVError as error:
                 call.fail(error)
 
-        behave.experimental_non_blocking = True  # type: ignore[attr-defined]  # gRPC's way to ask for it
+        behave.experimental_non_blocking = True  # type: ignore[attr-defined]  # gRPC's way to request it
         behave.experimental_thread_pool = _AT_ONCE  # type: ignore[attr-defined]
         return grpc.stream_stream_rpc_method_handler(behave, None, serializer)
 
 
 class _Served:
-    """What is to be done for a call that has a place, from its request to its end."""
+    """The service of a call that has a place, from its request to its end."""
 
     __slots__ = ("_caller", "_handler", "_metadata", "_method", "_place")
 

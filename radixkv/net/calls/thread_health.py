@@ -1,4 +1,4 @@
-"""gRPC's health service of a server of threads, apart from its threads and from the bounds of its calls; see `health`."""
+"""gRPC's health service of a server of threads, outside its threads and the limit of its calls; see `health`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _parse = reader(health_pb2.HealthCheckRequest.FromString)
 
 
 class _Watcher:
-    """Somebody who is told of every change. One thread at a time writes to it."""
+    """A client that gets every change of status. One thread at a time writes to it."""
 
     __slots__ = ("_lock", "_status", "_told", "call", "request")
 
@@ -39,7 +39,7 @@ class _Watcher:
 
 
 class ThreadHealth:
-    """Health for `ThreadCalls`. Whoever watches holds a thread only while it takes what it is told.
+    """Health for `ThreadCalls`. A watcher holds a thread only while it reads a status.
 
     Args:
         names: of the services.
@@ -54,21 +54,21 @@ class ThreadHealth:
         self._lock = threading.Lock()
 
     def serve(self) -> None:
-        """Everything serves from now on."""
+        """Set all services to SERVING."""
         self._status.serve()
         self._tell()
 
     def refuse(self) -> None:
-        """Nothing serves any more, for good; those who watch are told."""
+        """Set all services to NOT_SERVING, permanently, and notify watchers."""
         self._status.refuse()
         self._tell()
 
     def stop(self) -> None:
-        """Let the threads go, once the server has ended all calls."""
+        """End the threads, once the server has ended all calls."""
         self._threads.shutdown()
 
     def handler(self, method: str) -> tuple[Begin, Any] | None:
-        """What begins a call of a method, and what serialises its answers; None for a method that is not there."""
+        """The begin function of a method, and its serialiser of answers; None for an unknown method."""
         begin = {"Check": self._begin_check, "Watch": self._begin_watch}.get(method.rpartition("/")[2])
         return None if begin is None else (begin, health_pb2.HealthCheckResponse.SerializeToString)
 

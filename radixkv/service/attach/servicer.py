@@ -1,4 +1,4 @@
-"""`Workers.Attach` over gRPC: streams between their holders and the pool table. What they say to each other is in `session`."""
+"""`Workers.Attach` over gRPC: streams between their holders and the pool table. Their protocol is in `session`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
 
 
 class _AttachStream:
-    """A holder's stream: what is posted is written in order, and the pool table can end it or send notices from outside.
+    """A holder's stream: posted messages are written in order, and the pool table can end it or send notices from outside.
 
-    Messages are posted at the moment they arise, so that a notice never overtakes the answer to the Step that it belongs to;
-    whoever comes first writes them all, since gRPC takes one message at a time.
+    Messages are posted at the moment they arise, so that a notice never overtakes the answer to the Step that it belongs to.
+    The first task to write writes them all, since gRPC takes one message at a time.
     """
 
     def __init__(self, context: Any, pools: PoolTable) -> None:
@@ -41,7 +41,7 @@ class _AttachStream:
         self._is_receiving = False
 
     async def receive(self, request: workers.AttachRequest) -> None:
-        """Act upon a message; returns once what it caused is on its way."""
+        """Handle a message; returns once the messages it caused are written."""
         self._is_receiving = True
         try:
             self.holding.receive(request)
@@ -62,19 +62,19 @@ class _AttachStream:
                 await self._context.write(self._outbox.popleft())
 
     async def _flush_or_leave(self) -> None:
-        """Whatever keeps this stream from being written to, its notices are left to the next."""
+        """Write, or on any failure leave the notices to the next stream."""
         with contextlib.suppress(Exception):
             await self._flush()
 
     def left(self) -> None:
-        """The stream is over: nothing more is written."""
+        """The stream has ended: nothing else is written."""
         self.holding.lost()
         self._outbox.clear()
         for flush in list(self._flushes):
             flush.cancel()
 
     def end(self, error: RadixKVError) -> None:
-        """Note why, and wake the serving task; if it is itself the caller it sees an exception of its own."""
+        """Store the error, and wake the serving task; a call from that task itself gets an exception of its own."""
         if self.ending is None:
             self.ending = error
             if self._task is not None and self._task is not asyncio.current_task():
@@ -86,7 +86,7 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
 
     Args:
         pools: the pool table, owned by the event loop's thread.
-        changed: called after each message, for those who follow events.
+        changed: called after each message, to wake event subscribers.
     """
 
     def __init__(self, pools: PoolTable, changed: Callable[[], None]) -> None:
@@ -96,7 +96,7 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
         self._streams: set[_AttachStream] = set()
 
     def stop(self) -> None:
-        """Refuse new holders and send the present ones away; their leases are left as they are."""
+        """Reject new holders and end the present streams; their leases are left as they are."""
         self._is_stopping = True
         for stream in list(self._streams):
             stream.end(UnavailableError("the service is stopping"))

@@ -22,12 +22,12 @@ class AttachSession:
     """One stream, as the pool table and the transport see it.
 
     Args:
-        pools: the pool table; whoever owns it calls this.
-        send: takes what is to be sent to the holder, in order. Never raises, never waits.
-        end: takes the error that ends this stream, where something else than its own messages does. Never raises.
-        caller: whose rights the holder has; None: every right.
+        pools: the pool table; its owner calls this.
+        send: takes messages for the holder, in order. Never raises, never waits.
+        end: takes the error of an end that the stream's own messages did not cause. Never raises.
+        caller: rights of the holder; None: every right.
 
-    `is_over`: the holder has said goodbye; nothing more is to be read.
+    `is_over`: the holder has sent Goodbye; nothing else is to be read.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class AttachSession:
         self._pool: Pool | None = None
 
     def receive(self, request: workers.AttachRequest) -> None:
-        """Act upon a message of the holder; what is to be answered goes out before this returns.
+        """Handle a message of the holder; its answers are sent before this returns.
 
         Raises:
-            RadixKVError: the stream is to be ended with it. The lease runs on, unless the error says that it has ended.
+            RadixKVError: the stream is to be ended with it. The lease runs on, unless the error is that it has ended.
         """
         if self._caller is not None:
             self._caller.check_alive()
@@ -76,7 +76,7 @@ class AttachSession:
             raise InvalidArgumentError("message", kind, "a step, a heartbeat or goodbye")
 
     def lost(self) -> None:
-        """The stream is over, however that came; the lease runs on. May be repeated."""
+        """The stream has ended, for any reason; the lease runs on. May be repeated."""
         if self._pool is not None:
             self._pools.leave(self._pool, self)
 
@@ -114,7 +114,7 @@ class AttachSession:
         )
 
     def _apply(self, pool: Pool, step: workers.Step) -> workers.AttachResponse:
-        """Apply a Step; a pool on which the service itself failed is dropped, never served on."""
+        """Apply a Step; a pool is dropped after a failure of the service itself."""
         try:
             return pool.apply(step, self._caller)
         except RadixKVError:

@@ -12,7 +12,7 @@ from radixkv.v1 import kv_events_pb2 as kv
 __all__ = ["change_to_proto", "event_batches", "snapshot_to_protos"]
 
 CHUNK_BLOCKS = 1024
-"""Blocks of one chunk of a snapshot, about."""
+"""Blocks of one chunk of a snapshot, approximately."""
 
 _TIERS = {
     "device": kv.KV_CACHE_TIER_DEVICE,
@@ -27,7 +27,7 @@ def change_to_proto(
 ) -> kv.KvEventBatch:
     """One change as a batch of its own. O(tokens).
 
-    A cleared namespace is told as everything cleared to a subscriber that sees no other; others were told of its blocks.
+    A cleared namespace is reported as everything cleared to a subscriber of that namespace; others got the removals.
     """
     batch = kv.KvEventBatch(sequence_number=event.sequence_number, timestamp=timestamp)
     if event.kind != "cleared":
@@ -40,7 +40,7 @@ def change_to_proto(
 def snapshot_to_protos(
     events: Sequence[CacheEvent], number: int, block_size: int, timestamp: float
 ) -> list[kv.KvEventBatch]:
-    """A snapshot that stands for sequence number `number`, without its reset and synced, as chunks. O(tokens)."""
+    """A snapshot as of sequence number `number`, without its reset and synced, as chunks. O(tokens)."""
     groups = event_batches(events, CHUNK_BLOCKS) or [[]]
     num_blocks = sum(len(event.block_ids) for event in events if event.kind == "stored")
     batches = []
@@ -70,7 +70,7 @@ def event_batches(events: Sequence[CacheEvent], max_blocks: int) -> list[list[Ca
 
 
 def _add(batch: kv.KvEventBatch, event: CacheEvent, block_size: int, event_id: int) -> None:
-    """Add what was stored or removed."""
+    """Add a stored or removed event."""
     proto = batch.events.add(event_id=event_id)
     if event.kind == "removed":
         proto.removed.block_hashes.extend(map(_signed, event.block_hashes))

@@ -1,9 +1,9 @@
 """`SubscribeKvEvents`: KV events as existing routers subscribe to them.
 
     start = 0 ──> snapshot in chunks ──> changes, one batch each ──(a new life of the pool)──> snapshot in chunks ──> ...
-    start = n ──> changes after n, or the same snapshot where they are not kept any more
+    start = n ──> changes after n, or the same snapshot where they are no longer kept
 
-A subscriber that reads so slowly that what it wants next is not kept is cut off with OUT_OF_RANGE, and may come back.
+A subscriber too slow for the kept events is cut off with OUT_OF_RANGE, and may subscribe again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 NO_ENGINE = "radixkv does not serve an engine's own calls over gRPC; give the router the worker by its HTTP address"
-"""What their `HealthCheck` is answered, by which a router takes an address for an engine's."""
+"""The answer to their `HealthCheck`, by which a router takes an address for an engine's."""
 
 
 class KvEventsServicer:
@@ -42,7 +42,7 @@ class KvEventsServicer:
 
     Args:
         pools: the pool table.
-        followers: all who follow events.
+        followers: the gate of all event subscribers.
         wall_clock: seconds since 1970.
     """
 
@@ -73,7 +73,7 @@ class KvEventsServicer:
     async def subscribe(
         self, request: kv.SubscribeKvEventsRequest, context: Any
     ) -> AsyncGenerator[kv.KvEventBatch, None]:
-        """Batches for one subscriber, on the event loop's thread; what cannot be served ends the call with its status."""
+        """Batches for one subscriber, on the event loop's thread; an error ends the call with its status."""
         try:
             with self._followers.admit():
                 pool, namespace = narrowed(context.invocation_metadata())
@@ -90,7 +90,7 @@ class KvEventsServicer:
     async def _follow(
         self, events: PoolEventStream, context: Any, *, sees_one_namespace: bool
     ) -> AsyncGenerator[kv.KvEventBatch, None]:
-        await context.send_initial_metadata(())  # a subscriber learns by it that it is served, before anything happens
+        await context.send_initial_metadata(())  # shows the subscriber that it is served, before the first event
         snapshot: list[CacheEvent] | None = None
         caller = current_caller()
         while not self._followers.is_stopping:
@@ -121,5 +121,5 @@ class KvEventsServicer:
 
 
 async def _refuse_worker(_request: empty_pb2.Empty, context: Any) -> None:
-    """A router takes this address for an engine's: it asks for its health, then sends it prompts."""
+    """Answer the health check of a router that takes this address for an engine's."""
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_ENGINE)

@@ -1,4 +1,4 @@
-"""Those who follow the events of pools: how many there may be, how they are woken, and one pool through all its lives."""
+"""Subscribers of pools' events: their limit, their wake-up, and the events of one pool through all its lives."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from radixkv.service.pools.table import Pool, PoolTable
 __all__ = ["PoolEventStream", "SubscriberGate"]
 
 GATHER_S = 0.002
-"""Changes of this time are told together: a Step then wakes nobody who was woken just before."""
+"""Changes within this time are sent together: a Step then wakes no subscriber that was woken just before."""
 
 
 class SubscriberGate:
-    """The streams that follow events. Used on the event loop's thread.
+    """The event subscribers. Used on the event loop's thread.
 
     Args:
         max_followers: how many streams there may be at a time.
@@ -33,14 +33,14 @@ class SubscriberGate:
         self._is_awaited = False
 
     def changed(self) -> None:
-        """Wake those who follow. O(1) when nobody does."""
+        """Wake waiting subscribers. O(1) when there are none."""
         if self._is_awaited:
             self._next_change.set()
             self._next_change = asyncio.Event()
             self._is_awaited = False
 
     def stop(self) -> None:
-        """Wake everyone for the last time."""
+        """Wake all subscribers for the last time."""
         self.is_stopping = True
         self.changed()
 
@@ -51,13 +51,13 @@ class SubscriberGate:
         return self._next_change
 
     async def wait(self, change: asyncio.Event) -> None:
-        """Until something has changed, and a moment longer for what comes with it."""
+        """Wait for a change, and `GATHER_S` longer for those that follow it."""
         await change.wait()
         if not self.is_stopping:
             await asyncio.sleep(GATHER_S)
 
     def admit(self) -> Place:
-        """Be one of them, as long as the place is held; callers with keys share them.
+        """Take a subscriber's place, for as long as it is held; callers with keys share them.
 
         Raises:
             LimitError: there are too many.
@@ -66,13 +66,13 @@ class SubscriberGate:
 
 
 class PoolEventStream:
-    """The events of the pool of a name, whoever holds it: the end of a life, and the next one, are told as resets.
+    """The events of the pool of a name, through all its lives: the end of a life, and the next one, arrive as resets.
 
     Args:
         pools: the pool table.
-        name: of the pool; empty: the only one, whichever comes first.
-        namespace: the only one that is told of; None: all.
-        start: the first sequence number wanted; 0, or one from which events are not kept: a snapshot and what follows it.
+        name: of the pool; empty: the only pool, or the first to attach.
+        namespace: the only one whose events are returned; None: all.
+        start: the first sequence number wanted; 0, or a number no longer kept: a snapshot and the events after it.
     """
 
     def __init__(self, pools: PoolTable, name: str, namespace: str | None, start: int = 0) -> None:
@@ -93,7 +93,7 @@ class PoolEventStream:
 
     @property
     def has_fallen_behind(self) -> bool:
-        """Whether what it wants next is kept no more, though the pool lives on."""
+        """Whether its next events are no longer kept, though the pool lives on."""
         subscription = self._subscription
         return self._is_synced and self._is_alive() and subscription is not None and subscription.has_fallen_behind
 
@@ -116,7 +116,7 @@ class PoolEventStream:
         return [] if self._subscription is None else self._told(self._subscription.take())
 
     def close(self) -> None:
-        """Follow no longer. May be repeated."""
+        """Stop following. May be repeated."""
         if self._subscription is not None:
             self._subscription.close()
         self._subscription = self._pool = None

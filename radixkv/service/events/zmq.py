@@ -1,4 +1,4 @@
-"""KV events over ZMQ as vLLM publishes them, for routers that read those.
+"""KV events over ZMQ as vLLM publishes them, for its routers.
 
     PUB socket      every batch of changes as three frames: topic, sequence number (8 bytes, big-endian), msgpack payload
     ROUTER socket   [b"", first number wanted] is answered by [b"", topic, number, payload] for each batch kept from there on,
@@ -34,7 +34,7 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "Zmq
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-HIGH_WATER_MARK = 100_000  # batches that wait for a slow router before it misses some
+HIGH_WATER_MARK = 100_000  # batches queued for a slow router before it misses some
 
 _MEDIA: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "STORAGE", "remote": "STORAGE"}
 
@@ -62,7 +62,7 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """Nothing is cached any more."""
+    """Nothing is cached any longer."""
 
 
 _Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -82,8 +82,8 @@ class ZmqPublisher:
     Args:
         config: endpoints, topic, pool, and how many batches are kept.
         pools: the pool table.
-        followers: who are woken at changes.
-        wall_clock: seconds since 1970; the numbers of a later publisher are higher by it.
+        followers: the gate that wakes it at changes.
+        wall_clock: seconds since 1970; makes the numbers of a later publisher higher.
 
     Raises:
         InvalidArgumentError: an endpoint that ZMQ cannot read, or that other machines can reach.
@@ -131,7 +131,7 @@ class ZmqPublisher:
             self._tasks.append(asyncio.create_task(self._answer_replays()))
 
     async def stop(self) -> None:
-        """Publish no more, and close the sockets."""
+        """Stop publishing, and close the sockets."""
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -168,7 +168,7 @@ class ZmqPublisher:
                 self._publish(payload)
 
     def _publish(self, payload: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # no router is that far behind without finding a gap in the numbers
+        with contextlib.suppress(zmq.Again):  # a router that slow finds a gap in the numbers
             self._pub.send_multipart((self._topic, self._number(self._next_number), payload), zmq.NOBLOCK)
         self._next_number += 1
         self._kept.append(payload)
@@ -213,7 +213,7 @@ class ZmqPublisher:
         await self._replay.send_multipart((router, b"", b"", END_OF_REPLAY, b""))
 
     async def _snapshot(self) -> list[bytes]:
-        """Payloads that tell of what is cached, just as far as the latest number that was published."""
+        """Payloads of the cached blocks, as of the latest published number."""
         snapshot = PoolEventStream(self._pools, self._pool_name, None)
         try:
             events = snapshot.take()
@@ -245,12 +245,12 @@ def _bind(socket: Any, name: str, endpoint: str | None) -> None:
 
 
 def _as_array(struct: _Event) -> tuple[Any, ...]:
-    """As structs that are `array_like` and tagged travel."""
+    """The wire form of a tagged struct with `array_like`."""
     return (type(struct).__name__, *msgspec.structs.astuple(struct))
 
 
 def _struct(event: CacheEvent, block_size: int) -> _Event | None:
-    """An event as vLLM tells it; None for a cleared namespace, whose blocks were told of, and the end of a snapshot."""
+    """An event in vLLM's form; None for a cleared namespace, whose blocks were reported, and the end of a snapshot."""
     if event.kind == "reset":
         return AllBlocksCleared()
     if event.kind == "removed":

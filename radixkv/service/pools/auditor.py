@@ -1,7 +1,7 @@
-"""The books of every pool, verified all the time, a slice of a millisecond after the other.
+"""Audits: the invariants of every pool are verified continuously, in slices of a millisecond.
 
-A pool whose books are wrong is dropped at once, since it might hand out a block that somebody reads: its holder begins anew
-with an empty one and computes again what runs. That is slower, and never a wrong token.
+A pool that violates one is dropped at once, since a block in use could be allocated twice. Its holder restarts with an empty
+pool and recomputes the running sequences. That is slower, and never a wrong token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixkv.service.pools.table import Pool, PoolTable
 __all__ = ["Auditor"]
 
 _REST = 50
-"""A slice is followed by so many times its own length for others."""
+"""A slice is followed by a pause of so many times its own length."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Auditor:
 
     Args:
         pools: the pool table.
-        interval_s: how long it rests between two passes.
+        interval_s: pause between two passes.
     """
 
     def __init__(self, pools: PoolTable, interval_s: float) -> None:
@@ -33,7 +33,7 @@ class Auditor:
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Audit until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
             for pool in self._pools.select(""):

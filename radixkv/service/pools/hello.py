@@ -1,4 +1,4 @@
-"""What the first message of a holder may say."""
+"""Bounds of the first message of a holder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time in which the service itself was stopped or starved: it did not listen then, so it is nobody's silence."""
+"""Time in which the service itself was stopped or starved: it received nothing then, so no lease may expire by it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _LONGEST_SWEEP_S = 1.0
 
 
 class StallWatch:
-    """Tells stalls by the sweeps that come late.
+    """Detects stalls by late sweeps.
 
-    Whoever sweeps calls `swept` every `sweep_interval_s`. Where the next call is overdue by more than that, the time since
-    it was due was a stall. Before the first call nothing is.
+    The owner calls `swept` every `sweep_interval_s`. Where the next call is overdue by more than that, the time since it was
+    due was a stall. Before the first call there is none.
 
     Args:
-        clock: seconds, monotonic, of this process and no one else's to move.
+        clock: seconds, monotonic; the process's own, not one that tests move.
         lease_ttl_s: how long a lease lasts.
 
-    `sweep_interval_s`: how often leases whose time is up are to be looked for.
+    `sweep_interval_s`: how often to look for expired leases.
     """
 
     def __init__(self, clock: Callable[[], float], lease_ttl_s: float) -> None:
@@ -29,7 +29,7 @@ class StallWatch:
         self._due_s = math.inf
 
     def take_stall_s(self) -> float:
-        """How long the stall was that just ended, told once; 0 if there was none. O(1)."""
+        """Length of the stall that just ended, returned once; 0 if there was none. O(1)."""
         now_s = self._clock()
         late_s = now_s - self._due_s
         if late_s <= self.sweep_interval_s:
@@ -38,5 +38,5 @@ class StallWatch:
         return late_s
 
     def swept(self) -> None:
-        """Note that a sweep was made just now. O(1)."""
+        """Record a sweep. O(1)."""
         self._due_s = self._clock() + self.sweep_interval_s

@@ -1,4 +1,4 @@
-"""The attached pools of a service: who holds them, until when, and the answers kept for a holder that lost its stream.
+"""The attached pools of a service: their holders, their leases, and the answers kept for a holder that lost its stream.
 
 A pool lives exactly as long as its lease:
 
@@ -7,11 +7,10 @@ A pool lives exactly as long as its lease:
              Goodbye              nothing received for the TTL
                 └──────────> ended: sequences and tree dropped, incarnation retired
 
-Quotas outlive it: see `quotas`. A service that was restarted knows no pool: a holder that can adopt begins an empty one under
-its old incarnation, at the Step number that it has come to, and tells by its first Steps what the pool holds, and what the
-journal of the cache told him was done to it.
+Quotas outlive it: see `quotas`. A restarted service knows no pool: a holder that can adopt begins an empty one under its old
+incarnation, at its next Step number. By its first Steps it reports the pool's contents and the changes of the cache's journal.
 
-Nothing here knows of gRPC or of time other than the clock it is given. One thread owns a table and all its pools.
+The module is independent of gRPC, and of any time but its clock's. One thread owns a table and all its pools.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
 
 _Answer = TypeVar("_Answer")
 
-_MAX_JOURNAL_BYTES = 1 << 20  # told by one message, unless one entry is larger
+_MAX_JOURNAL_BYTES = 1 << 20  # in one message, unless one entry is larger
 _MAX_UNTOLD_BYTES = 1 << 28
 _JOURNAL_BYTES = 1024  # that count as one notice
 
 
 class HolderStream(Protocol):
-    """The stream that a holder is attached by, as the table sees it."""
+    """The stream of an attached holder, as the table uses it."""
 
     def end(self, error: RadixKVError) -> None:
         """End the stream with this error, soon. Never raises, never waits."""
         ...
 
     def send_notices(self) -> None:
-        """Send what `Pool.collect_notices` has, soon. Never raises, never waits."""
+        """Send the messages of `Pool.collect_notices`, soon. Never raises, never waits."""
         ...
 
 
 class Attachment(NamedTuple):
-    """A pool that was attached to: the pool, and whether its tree is as the holder left it."""
+    """An attached pool, and whether its tree is as the holder left it."""
 
     pool: Pool
     resumed: bool
@@ -106,7 +105,7 @@ class Pool:
         self.quotas = quotas
         self.stream: HolderStream | None = None
         self.stream_number = hello.stream_number
-        self.identity: tuple[str, str] | None = None  # whose credential it was attached with
+        self.identity: tuple[str, str] | None = None  # of the credential that attached it
         self.expires_at_s = 0.0
         self.first_step = self.next_step = hello.acknowledged_through + 1
         self.answers: deque[workers.AttachResponse] = deque()
@@ -116,7 +115,7 @@ class Pool:
         self.num_audits = 0
 
     def acknowledge(self, through: int, notices_through: int) -> None:
-        """Forget the answers to Steps up to `through`, and Notices up to `notices_through`. O(forgotten).
+        """Drop the answers to Steps up to `through`, and Notices up to `notices_through`. O(dropped).
 
         Raises:
             InvalidArgumentError: a Step is acknowledged that was never applied, or Notices that were never made.
@@ -132,10 +131,10 @@ class Pool:
             self.num_kept_notices -= _weight(self.notices.popleft().notices)
 
     def change(self, call: Callable[[PrefixCache], _Answer]) -> _Answer:
-        """Change the pool for somebody else than its holder, who is told: he outlives the service.
+        """Change the pool for another client than its holder, and send the change to the holder, which outlives the service.
 
         Raises:
-            LimitError: the holder has taken none of too much that was done before.
+            LimitError: too many earlier changes are not acknowledged by the holder.
         """
         self.require_told()
         answer = call(self.cache)
@@ -143,24 +142,24 @@ class Pool:
         return answer
 
     def require_told(self) -> None:
-        """Raise `LimitError` where the holder has taken none of too much that was done before."""
+        """Raise `LimitError` where too many earlier changes are not acknowledged by the holder."""
         if self._num_untold >= self.config.max_unacknowledged_notices:
             raise LimitError("the holder was not told of earlier changes of its pool yet; try again later")
 
     def tell(self) -> None:
-        """Tell the holder what was done, as soon as may be."""
+        """Send changes to the holder, soon."""
         if self.stream is not None:
             self.stream.send_notices()
 
     @property
     def _num_untold(self) -> int:
-        """Notices that were not acknowledged, and what waits in the journal."""
+        """Unacknowledged notices, and the weight of the journal's entries."""
         return self.num_kept_notices + self.cache.journal.size_bytes // _JOURNAL_BYTES
 
     def collect_notices(self) -> workers.AttachResponse | None:
-        """The notices that have arisen since the last call, as a message kept until it is acknowledged. O(notices).
+        """The notices since the last call, as a message kept until it is acknowledged. O(notices).
 
-        None where there are none, or so many are unacknowledged that more wait in the cache.
+        None where there are none, or where so many are unacknowledged that more wait in the cache.
         """
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
@@ -178,13 +177,13 @@ class Pool:
         return response
 
     def apply(self, step: workers.Step, caller: Caller | None = None) -> workers.AttachResponse:
-        """Apply a Step, or find its stored answer if it was applied before. O(ops) beside the ops themselves.
+        """Apply a Step, or return its stored answer if it was applied before. O(ops) in addition to the ops themselves.
 
         Of a caller with rights, an op that names a namespace beyond them fails alone, by `PermissionDeniedError`; so does an op
         that is not known, or cannot be read.
 
         Raises:
-            InvalidArgumentError: a number left out or acknowledged before.
+            InvalidArgumentError: a number skipped or acknowledged before.
             LimitError: too many ops, children, or unacknowledged answers or notices. Nothing of the Step was applied.
         """
         if step.number < self.next_step:
@@ -209,7 +208,7 @@ class Pool:
         return response
 
     def _read_ops(self, step: workers.Step) -> tuple[list[StepOp | AdoptionOp], dict[int, RadixKVError]]:
-        """The ops, and by their index the errors of those that cannot be read, in whose place a match of nothing stands."""
+        """The ops, and by index the errors of unreadable ones, which are replaced by a match of nothing."""
         config = self.config
         if len(self.answers) >= config.max_unacknowledged_steps:
             raise LimitError(
@@ -232,7 +231,7 @@ class Pool:
         return ops, refused
 
     def _beyond_quotas(self, ops: list[StepOp | AdoptionOp]) -> dict[int, RadixKVError]:
-        """The ops that would give one namespace too many a quota, by their index."""
+        """The ops that would exceed the limit of namespaces with a quota, by their index."""
         refused: dict[int, RadixKVError] = {}
         for index, op in enumerate(ops):
             if isinstance(op, SetQuotaOp):
@@ -250,13 +249,13 @@ class Pool:
 
 
 def _weight(notices: workers.Notices) -> int:
-    """What notices count for where they are bounded: each for one, a large one for more."""
+    """The weight of a message in the bound on notices: each counts one, a large one more."""
     num_bytes = notices.ByteSize() if notices.journal else 0
     return len(notices.notices) + len(notices.cleared) + num_bytes // _JOURNAL_BYTES
 
 
 def _denied(ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
-    """The ops that name a namespace which is not the caller's, by their index."""
+    """The ops that name a namespace outside the caller's, by their index."""
     named = ((index, getattr(op, "namespace", None)) for index, op in enumerate(ops))
     denials = ((index, caller.denial(namespace)) for index, namespace in named if namespace is not None)
     return {index: denial for index, denial in denials if denial is not None}
@@ -268,11 +267,11 @@ class PoolTable:
     Args:
         config: limits and the lease's TTL.
         clock: seconds, monotonic.
-        wall_clock: seconds since 1970; events of a later life of a pool have higher numbers by it.
-        stall_clock: seconds, monotonic; stalls of the service are told by it.
+        wall_clock: seconds since 1970; makes the event numbers of a later life of a pool higher.
+        stall_clock: seconds, monotonic; measures stalls of the service.
 
-    Whoever owns it calls `sweep` every `sweep_interval_s`. Whoever looks at the clock first after a stall of the service itself
-    gives that time back to every lease.
+    The owner calls `sweep` every `sweep_interval_s`. After a stall of the service itself, the first call that reads the clock
+    extends every lease by that time.
 
     `num_ended`: pools that have ended so far.
     """
@@ -294,13 +293,13 @@ class PoolTable:
         self._retired: OrderedDict[int, None] = OrderedDict()
 
     def attach(self, hello: workers.Hello, stream: HolderStream, identity: tuple[str, str] | None = None) -> Attachment:
-        """Give the pool to a holder: a new life, or the one that its incarnation names. O(1) beside making the pool.
+        """Give the pool to a holder: a new life, or the one that its incarnation names. O(1) apart from making the pool.
 
-        `identity`: whose credential the holder has; a life goes on for the same one alone.
+        `identity`: of the holder's credential; a life goes on for the same identity alone.
 
         Raises:
-            InvalidArgumentError: a shape, name or incarnation out of bounds, or not the shape that the pool has.
-            StaleIncarnationError: that life has ended, or this service never knew it.
+            InvalidArgumentError: a shape, name or incarnation out of bounds, or another shape than the pool's.
+            StaleIncarnationError: that life has ended, or is unknown to this service.
             PoolHeldError: another incarnation holds the pool.
             LimitError: too many pools.
         """
@@ -341,7 +340,7 @@ class PoolTable:
         return Attachment(pool, resumed=False)
 
     def _first_event_number(self) -> int:
-        """Microseconds since 1970: above every number of any earlier life, as long as no life has a million events a second."""
+        """Microseconds since 1970: above every number of any earlier life with less than a million events a second."""
         return max(1, int(self._wall_clock() * 1e6))
 
     def _resume(self, pool: Pool, shape: PoolShape, hello: workers.Hello, stream: HolderStream) -> Attachment:
@@ -356,11 +355,11 @@ class PoolTable:
         if older is not None:
             older.end(took_over)
         self._renew(pool)
-        # One that began beyond Step 1 is empty until its first Step has told what the pool holds, whatever Hello it answered.
+        # A life that began beyond Step 1 is empty until its first Step has reported the contents, whatever Hello it answered.
         return Attachment(pool, resumed=pool.first_step == 1 or pool.next_step > pool.first_step)
 
     def renew(self, pool: Pool, stream: HolderStream) -> None:
-        """Note that a message of the pool's holder has arrived. Call it before the message is acted upon.
+        """Record a message of the pool's holder. Call it before the message is handled.
 
         Raises:
             StaleIncarnationError: the lease has ended.
@@ -378,7 +377,7 @@ class PoolTable:
         pool.expires_at_s = self._now_s() + self.config.lease_ttl_s
 
     def leave(self, pool: Pool, stream: HolderStream) -> None:
-        """Note that a stream broke. The lease runs on."""
+        """Record that a stream broke. The lease runs on."""
         if pool.stream is stream:
             pool.stream = None
 
@@ -389,7 +388,7 @@ class PoolTable:
     def end(self, pool: Pool, why: LeaseError | None = None) -> None:
         """End a lease now: drop the pool with its sequences and its tree, retire its incarnation. O(1).
 
-        `why` is what its holder is told; None: that nothing was heard of it.
+        `why`: the error for its holder; None: that its lease expired.
         """
         if not self.holds(pool):
             return
@@ -411,13 +410,13 @@ class PoolTable:
         )
 
     def expire(self) -> None:
-        """End every lease whose time is up. O(pools)."""
+        """End every expired lease. O(pools)."""
         now_s = self._now_s()
         for pool in [pool for pool in self._pools.values() if pool.expires_at_s <= now_s]:
             self.end(pool)
 
     def _now_s(self) -> float:
-        """What leases are judged by. O(1), or O(pools) after a stall."""
+        """The time for leases. O(1), or O(pools) after a stall."""
         stalled_s = self._stalls.take_stall_s()
         if stalled_s:
             for pool in self._pools.values():
@@ -430,7 +429,7 @@ class PoolTable:
         return self._stalls.sweep_interval_s
 
     def sweep(self) -> None:
-        """End every lease whose time is up. O(pools)."""
+        """End every expired lease. O(pools)."""
         self.expire()
         self._stalls.swept()
 

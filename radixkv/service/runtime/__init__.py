@@ -1,5 +1,5 @@
 """The service's process.
 
 collector      Python's garbage collector in a server
-lasting_calls  calls that were not answered at once
+lasting_calls  count of calls that are not answered at once
 """

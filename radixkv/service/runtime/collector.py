@@ -1,16 +1,15 @@
-"""Python's garbage collector in a process that does nothing but serve: it looks at what is new, once.
+"""Python's garbage collector in a process that only serves: each object is scanned once.
 
-A tree is full of circles, parent and child, and none of them is garbage while its pool lives: what leaves a tree is unlinked
-and goes at once. Python's own schedule looks at all of it again whenever it has grown by a quarter, and stops the service for
-as long: a fifth of a second for 100,000 nodes. Here what has survived one look is set aside:
+A tree is full of parent-child cycles, none of which is garbage while its pool lives: nodes that leave a tree are unlinked and
+freed at once. Python's own schedule scans all of it again whenever it has grown by a quarter. That stops the service for a
+fifth of a second for 100,000 nodes. Here objects that survive one scan are set aside:
 
-    made ──(YOUNG_OBJECTS more than were freed)──▶ looked at ──▶ survived: set aside, and freed when nothing refers to it
-    a pool has ended, or MAX_LASTING_CALLS have begun ──▶ everything is looked at once, since their circles are garbage now, and
-                                                          pages that are empty go back to the system
+    made ──(YOUNG_OBJECTS more than were freed)──▶ scanned ──▶ survived: set aside, and freed when nothing refers to it
+    a pool has ended, or MAX_LASTING_CALLS have begun ──▶ everything is scanned once, since their cycles are garbage now, and
+                                                          empty pages go back to the system
 
-What calls leave in circles (gRPC's own hold a few objects each) is garbage before they are answered, so it goes as young.
-Streams and calls whose callers leave in the middle last longer, and what survives a look meanwhile is set aside: they are
-counted; see `lasting_calls`.
+Cycles of a call (gRPC's own hold a few objects each) are garbage before it is answered, so they are freed as young. Streams and
+calls abandoned by their callers last longer, and their survivors are set aside: they are counted; see `lasting_calls`.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from radixkv.util.heaps import trim_heaps
 __all__ = ["Collector"]
 
 YOUNG_OBJECTS = 100
-"""About as many are looked at each time. A look's cost is in what they refer to, where that is in no processor cache: among
-100,000 leaves it was 0.03 ms on median and 0.7 ms at most, with 250 objects 0.1 and 2.1 ms. All looks together cost the same.
+"""Objects per scan, about. A scan's cost is in the objects that they refer to, where these are in no processor cache: among
+100,000 leaves it was 0.03 ms on median and 0.7 ms at most, with 250 objects 0.1 and 2.1 ms. All scans together cost the same.
 """
 
 MAX_LASTING_CALLS = 1000
-"""One leaves some 200 objects in circles, tens of kilobytes."""
+"""Each leaves some 200 objects in cycles, tens of kilobytes."""
 
 MAX_SHARE = 0.05
-"""Of the time, that looks at everything may take, however many calls are begun and left."""
+"""Limit of the fraction of time that full scans take, however many calls are begun and abandoned."""
 
 _NEVER = 1 << 30
 
 
 class Collector:
-    """The collector's schedule, from `start` to `stop`. It is the whole process's: only who owns a process sets it.
+    """The collector's schedule, from `start` to `stop`. It is process-wide: use it only in a process of the service's own.
 
     Args:
         clock: seconds, monotonic.
@@ -51,20 +50,20 @@ class Collector:
         self._rests_until_s = clock()
 
     def start(self) -> None:
-        """Collect everything once, set aside what is left, and look at new objects alone from now on. O(objects)."""
+        """Collect everything once, set aside the survivors, and scan only new objects from now on. O(objects)."""
         gc.callbacks.append(self._looked)
         gc.set_threshold(YOUNG_OBJECTS, _NEVER, _NEVER)
         gc.collect()
 
     def stop(self) -> None:
-        """Go back to the schedule there was before."""
+        """Restore the schedule from before `start`."""
         gc.callbacks.remove(self._looked)
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()
 
     def tell(self, num_pools_ended: int, num_lasting_calls: int) -> bool:
-        """Told how many pools have ended and lasting calls have begun so far, collect everything where that is worth it, and
-        not too often; whether it was.
+        """Collect everything if pools have ended or enough lasting calls have begun, within `MAX_SHARE` of the time; returns
+        whether it did. The arguments are totals so far.
 
         O(1), or O(objects): calls in progress wait for it.
         """

@@ -1,4 +1,4 @@
-"""How many calls of a server on an event loop were not answered at once, which is what its garbage collector wants to know."""
+"""The number of a server's calls that were not answered at once, for its garbage collector."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["LastingCalls"]
 
 
 class LastingCalls(grpc.aio.ServerInterceptor):
-    """Counts the calls of a server that are not answered at once: streams, and those that their callers leave in the middle,
-    before or behind their request.
+    """Counts the calls of a server that are not answered at once: streams, and calls abandoned by their callers before or after
+    the request.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class LastingCalls(grpc.aio.ServerInterceptor):
 
     @property
     def num_begun(self) -> int:
-        """So far, those that are still to be answered among them."""
+        """The count so far, unanswered ones included."""
         return self._num_begun - self._num_answered
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -34,7 +34,7 @@ class LastingCalls(grpc.aio.ServerInterceptor):
         async def serve(request: Any, context: Any) -> Any:
             try:
                 answer = await handler.unary_unary(request, context)
-            except Exception:  # it was refused; that its caller has left is a CancelledError, which is none
+            except Exception:  # rejected; a caller that has left is a CancelledError, which is no Exception
                 self._num_answered += 1
                 raise
             self._num_answered += 1

@@ -179,7 +179,7 @@ class Arena:
         return lambda _: answer
 
     def _acquire(self, op: AcquireOp, step: _Step) -> Callable[[_Results], StepResult]:
-        if not op.shares or op.seq_id is None:
+        if not op.share_prefix or op.seq_id is None:
             return self._pass_on(op, step)
         line, num_shared = self._spans.nearest(op.namespace, op.tokens)
         if line is not None and self._goes_on(op, line, num_shared):
@@ -216,7 +216,7 @@ class Arena:
         return not any(
             is_worth_sharing(common_prefix_bytes(op.tokens, 0, other.tokens, len(other.tokens)) // TOKEN_BYTES, length)
             for other in self._others.values()
-            if other.shares and other.namespace == op.namespace
+            if other.share_prefix and other.namespace == op.namespace
         )
 
     def _make_room(self, step: _Step) -> bool:

@@ -36,7 +36,7 @@ class LineAcquireOp(AcquireOp):
     def in_blocks(self) -> AcquireOp:
         """The same of what is no line."""
         given = (self.tokens, self.reserve, self.namespace, self.seq_id)
-        return AcquireOp(*given, self.waits, self.shares, self.retention)
+        return AcquireOp(*given, self.waits, self.share_prefix, self.retention)
 
 
 def is_worth_sharing(num_shared: int, length: int) -> bool:

@@ -323,10 +323,10 @@ def test_a_miss_is_explained_by_one_pool_or_by_all(service: ServiceThread, clock
         left.evict(100)
         clock.now_s += 8
         asked = [*range(32), 7, 7, 7]
-        explained = reader.explain_all(asked, also=["salted"])
+        explained = reader.explain_all(asked, other_namespaces=["salted"])
         assert explained["left"].evicted == EvictedTokens(32, 8.0, "evict")
         assert explained["left"].elsewhere is None
-        assert explained["right"] == right.explain(asked, also=["salted"])
+        assert explained["right"] == right.explain(asked, other_namespaces=["salted"])
         assert (explained["right"].cause, explained["right"].num_tokens) == ("ended", 32)
         assert explained["right"].elsewhere == NamespaceMatch("salted", 34)
         with connect(address, pool_name="none") as nobody, pytest.raises(UnknownPoolError):

@@ -100,7 +100,7 @@ class RandomCalls:
         blocks, sequences = choose.choice([None, -1, 6, 12, 20, 25, True]), choose.choice([None, None, -1, 1, 3])
         calls: list[Callable[[Any], Any]] = [
             lambda holder: holder.match(tokens, namespace=namespace or "default"),
-            lambda holder: holder.explain(tokens, namespace=namespace or "default", also=also),
+            lambda holder: holder.explain(tokens, namespace=namespace or "default", other_namespaces=also),
             lambda holder: holder.evict(count),
             lambda holder: holder.clear("other"),
             lambda holder: holder.pin(tokens, ttl=ttl, namespace=namespace or "default"),

@@ -292,7 +292,7 @@ def test_an_explanation_compares_with_no_namespace_of_others(site: Site) -> None
     with connect(site.service.addresses[0], pool_name="filled", credentials=Credentials(token="reader")) as reader:
         assert reader.explain(MY_TOKENS, namespace=MINE).num_tokens == len(MY_TOKENS)
         with pytest.raises(PermissionDeniedError):
-            reader.explain(THEIR_TOKENS, namespace=MINE, also=[THEIRS])
+            reader.explain(THEIR_TOKENS, namespace=MINE, other_namespaces=[THEIRS])
 
 
 def test_the_answer_to_a_fork_is_that_to_an_unknown_generation(site: Site) -> None:

@@ -77,7 +77,7 @@ def test_a_shadow_finds_what_a_cache_of_that_order_finds(name: str, error: float
             PrefixCache(num_blocks, BLOCK, eviction="adaptive"),
             PrefixCache(num_blocks, BLOCK, eviction=name),
         )
-        policy = watched._forest.shares[0].policy
+        policy = watched._forest.partitions[0].policy
         assert isinstance(policy, AdaptivePolicy)
         shadow = policy._contest._shadows[name]
         num_found = num_shadow = 0
@@ -121,7 +121,7 @@ def test_a_sample_is_as_large_in_a_large_pool() -> None:
     cache = PrefixCache(1 << 16, BLOCK)
     for number in range(20_000):
         stored(cache, [number] * 4)
-    policy = cache._forest.shares[0].policy
+    policy = cache._forest.partitions[0].policy
     assert isinstance(policy, AdaptivePolicy)
     sizes = [len(shadow) for shadow in policy._contest._shadows.values()]
     assert all(0.7 * 20_000 * 2 / 16 < size < 1.3 * 20_000 * 2 / 16 for size in sizes)
@@ -130,7 +130,7 @@ def test_a_sample_is_as_large_in_a_large_pool() -> None:
 def test_no_leaf_is_lost_while_leaves_are_filed_anew() -> None:
     source = random.Random(5)
     cache = PrefixCache(400, BLOCK)
-    policy = cache._forest.shares[0].policy
+    policy = cache._forest.partitions[0].policy
     assert isinstance(policy, AdaptivePolicy)
     held = []
     for prompt in few_shot(source, 1500):

@@ -129,7 +129,7 @@ def test_both_halves_of_a_split_and_the_whole_of_a_merge_keep_uses_and_priority(
     cache = PrefixCache(16, 2, eviction="lfu")
     for _ in range(3):
         stored(cache, [1, 1, 2, 2, 3, 3])
-    (whole,) = cache._forest.shares[0].policy.nodes()
+    (whole,) = cache._forest.partitions[0].policy.nodes()
     cache.retain([1, 1, 2, 2, 3, 3], retention=[Retention(priority=80)])
     assert whole.priority == 80
     held = cache.acquire([1, 1, 2, 2, 3, 3])
@@ -189,17 +189,17 @@ def test_hit_density_remembers_how_often_an_evicted_history_was_used() -> None:
     cache = PrefixCache(32, 2, eviction="hit-density")
     for _ in range(4):
         stored(cache, [7] * 8)
-    (node,) = cache._forest.shares[0].policy.nodes()
+    (node,) = cache._forest.partitions[0].policy.nodes()
     uses = node.num_uses % CACHED_USE
     assert (uses, node.num_uses // CACHED_USE) == (4, 3)
     cache.evict(32)
     assert cache.match([7] * 8).num_tokens == 0
     stored(cache, [7] * 8)
-    (again,) = cache._forest.shares[0].policy.nodes()
+    (again,) = cache._forest.partitions[0].policy.nodes()
     assert again.num_uses == uses + 1, "all uses are known, and none since it was cached but the first"
     cache.evict(32)
     stored(cache, [8] * 8)
-    (other,) = cache._forest.shares[0].policy.nodes()
+    (other,) = cache._forest.partitions[0].policy.nodes()
     assert other.num_uses == 1
 
 
@@ -211,7 +211,7 @@ def test_what_one_namespace_evicted_is_no_history_of_another() -> None:
     seq = cache.acquire([7] * 8, namespace="other")
     cache.insert(seq.seq_id, 8)
     cache.release(seq.seq_id)
-    (node,) = cache._forest.shares[0].policy.nodes()
+    (node,) = cache._forest.partitions[0].policy.nodes()
     assert node.num_uses == 1
 
 
@@ -221,7 +221,7 @@ def test_ghosts_are_bounded_and_the_latest_are_kept() -> None:
     for number in range(100):
         cache = PrefixCache(4, 2)
         stored(cache, [number] * 4)
-        (node,) = cache._forest.shares[0].policy.nodes()
+        (node,) = cache._forest.partitions[0].policy.nodes()
         nodes.append(node)
         ghosts.remember(node, "default")
         assert len(ghosts) <= 20
@@ -234,7 +234,7 @@ def test_policy_time_may_leap() -> None:
     for token in range(200):
         stored(cache, [token] * 100)
     cache.check()
-    assert isinstance(cache._forest.shares[0].policy, HitDensityPolicy)
+    assert isinstance(cache._forest.partitions[0].policy, HitDensityPolicy)
     assert cache.evict(64) == 64
 
 

@@ -12,7 +12,7 @@ from radixkv.core.eviction import LRUPolicy
 from radixkv.core.eviction.evicted import MIN_EDGES, EvictedBranches
 from radixkv.core.nodes import node
 from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 
 SYSTEM = [1] * 8
 A, B = [*SYSTEM, 2, 2, 2, 2, 3, 3, 3, 3], [*SYSTEM, 2, 2, 9, 9, 4, 4, 4, 4]
@@ -31,11 +31,13 @@ class Bench:
         self.cache.insert(seq.seq_id, len(tokens))
         self.cache.release(seq.seq_id, keep)
 
-    def explain(self, tokens: list[int], namespace: str = "default", also: tuple[str, ...] = ()) -> Explanation:
+    def explain(
+        self, tokens: list[int], namespace: str = "default", other_namespaces: tuple[str, ...] = ()
+    ) -> Explanation:
         """Explain twice: it is a pure read, and says what a match says."""
         before = self.cache.dump(), self.cache.stats()
-        explanation = self.cache.explain(tokens, namespace=namespace, also=also)
-        assert self.cache.explain(tokens, namespace=namespace, also=also) == explanation
+        explanation = self.cache.explain(tokens, namespace=namespace, other_namespaces=other_namespaces)
+        assert self.cache.explain(tokens, namespace=namespace, other_namespaces=other_namespaces) == explanation
         assert (self.cache.dump(), self.cache.stats()) == before
         assert explanation.num_tokens == self.cache.match(tokens, namespace=namespace).num_tokens
         assert explanation.num_prompt_tokens == len(tokens)
@@ -326,8 +328,8 @@ def test_other_namespaces_are_looked_at_only_if_they_are_named() -> None:
     bench.store(SYSTEM, "adapter")
     bench.store(A, "salt")
     assert bench.explain(A).elsewhere is None
-    assert bench.explain(A, also=("adapter",)).elsewhere == NamespaceMatch("adapter", 8)
-    assert bench.explain(A, also=("adapter", "salt", "none")).elsewhere == NamespaceMatch("salt", 16)
+    assert bench.explain(A, other_namespaces=("adapter",)).elsewhere == NamespaceMatch("adapter", 8)
+    assert bench.explain(A, other_namespaces=("adapter", "salt", "none")).elsewhere == NamespaceMatch("salt", 16)
     assert bench.explain(A, "salt", ("adapter",)).elsewhere is None, "no more matches there"
 
 
@@ -337,13 +339,13 @@ def test_bad_arguments_are_refused_by_name() -> None:
         (b"abc", "default", (), "tokens"),
         (A, "", (), "namespace"),
         (A, "default", ("",), "namespace"),
-        (A, "default", "other", "also"),
-        (A, "default", 7, "also"),
-        (A, "default", ("n",) * 65, "also"),
+        (A, "default", "other", "other_namespaces"),
+        (A, "default", 7, "other_namespaces"),
+        (A, "default", ("n",) * 65, "other_namespaces"),
     ]
-    for tokens, namespace, also, argument in cases:
+    for tokens, namespace, other_namespaces, argument in cases:
         with pytest.raises(InvalidArgumentError) as caught:
-            cache.explain(tokens, namespace=namespace, also=also)
+            cache.explain(tokens, namespace=namespace, other_namespaces=other_namespaces)
         assert caught.value.argument == argument
 
 
@@ -360,7 +362,7 @@ def test_missed_blocks_are_counted_by_cause() -> None:
     bench.cache.evict(100)
     bench.store([*A, 8, 8, 8, 8])
     assert bench.missed() == (28, 8, 16)
-    bench.cache.acquire(A, shares=False)
+    bench.cache.acquire(A, share_prefix=False)
     assert bench.missed() == (28, 8, 16), "what shares nothing misses nothing"
 
 
@@ -374,7 +376,7 @@ def test_the_record_of_what_was_evicted_is_bounded_and_the_latest_is_in_it() -> 
 
 def test_the_record_is_small_beside_what_it_remembers() -> None:
     record, block_bytes = EvictedBranches(16_384, 64), 64
-    root = RootNode("default", Account(Share(8, lambda _num_blocks: LRUPolicy())))
+    root = RootNode("default", NamespaceAccount(Partition(8, lambda _num_blocks: LRUPolicy())))
     keys = [number.to_bytes(4, "little") * 64 for number in range(40_000)]
     nodes = [Node(root, key, key[:block_bytes], root.blocks) for key in keys]
     tracemalloc.start()

@@ -175,13 +175,13 @@ def test_nobody_waits_for_another_namespace(cache: PrefixCache) -> None:
 
 
 def test_nobody_waits_for_a_sequence_that_shares_nothing(cache: PrefixCache) -> None:
-    cache.acquire(PROMPT, shares=False)
+    cache.acquire(PROMPT, share_prefix=False)
     assert isinstance(wait(cache, PROMPT), AcquireResult)
 
 
 def test_who_shares_nothing_never_waits(cache: PrefixCache) -> None:
     cache.acquire(PROMPT)
-    assert isinstance(cache.acquire(PROMPT, waits=True, shares=False), AcquireResult)
+    assert isinstance(cache.acquire(PROMPT, waits=True, share_prefix=False), AcquireResult)
 
 
 def test_a_wait_needs_no_blocks(cache: PrefixCache) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radixkv import pack_tokens
 from radixkv.core.eviction import LRUPolicy
 from radixkv.core.nodes.node import FEW_CHILDREN, Children, Node, RootNode
-from radixkv.core.tree.accounts import Account, Share
+from radixkv.core.tree.accounts import NamespaceAccount, Partition
 
 BLOCK_TOKENS = 3
 
@@ -19,7 +19,7 @@ blocks_of_ids = st.lists(st.integers(0, 3), min_size=1, max_size=BLOCK_TOKENS)
 
 
 def children_of(heads: list[list[int]]) -> Children:
-    children, root = Children(), RootNode("default", Account(Share(8, lambda _num_blocks: LRUPolicy())))
+    children, root = Children(), RootNode("default", NamespaceAccount(Partition(8, lambda _num_blocks: LRUPolicy())))
     for head in heads:
         packed = pack_tokens(head)
         children.add(Node(root, packed, packed, array("i", [0])))

@@ -12,13 +12,13 @@ def test_an_unshared_sequence_matches_nothing_and_is_matched_by_nobody() -> None
     known = cache.acquire(PROMPT)
     cache.insert(known.seq_id, 18)
     before = cache.dump()
-    alone = cache.acquire([*PROMPT, 7, 7], shares=False)
+    alone = cache.acquire([*PROMPT, 7, 7], share_prefix=False)
     assert alone.num_stored_tokens == 0
     cache.insert(alone.seq_id, 20)
     cache.check()
     assert cache.match([*PROMPT, 7, 7]).num_tokens == 18
     assert cache.dump() == before
-    second = cache.acquire([*PROMPT, 7, 7], shares=False)
+    second = cache.acquire([*PROMPT, 7, 7], share_prefix=False)
     assert second.num_stored_tokens == 0
     assert not set(second.block_table) & set(alone.block_table)
 
@@ -27,7 +27,7 @@ def test_an_unshared_sequence_leaves_nothing_behind() -> None:
     cache = PrefixCache(num_blocks=8, block_size=4)
     number = cache.events()[-1].sequence_number + 1
     for _ in range(3):
-        seq = cache.acquire(PROMPT, reserve=4, shares=False)
+        seq = cache.acquire(PROMPT, reserve=4, share_prefix=False)
         cache.insert(seq.seq_id, 18)
         cache.extend(seq.seq_id, 22)
         cache.release(seq.seq_id, keep=True)
@@ -39,7 +39,7 @@ def test_an_unshared_sequence_leaves_nothing_behind() -> None:
 
 def test_forks_of_an_unshared_sequence_share_among_themselves() -> None:
     cache = PrefixCache(num_blocks=8, block_size=4)
-    parent = cache.acquire(PROMPT, shares=False)
+    parent = cache.acquire(PROMPT, share_prefix=False)
     cache.insert(parent.seq_id, 18)
     children = cache.fork(parent.seq_id, 18, n=3)
     assert {tuple(child.block_table) for child in children} == {tuple(parent.block_table)}
@@ -56,7 +56,7 @@ def test_forks_of_an_unshared_sequence_share_among_themselves() -> None:
 
 def test_a_clear_of_the_namespace_leaves_an_unshared_sequence_as_it_is() -> None:
     cache = PrefixCache(num_blocks=8, block_size=4)
-    seq = cache.acquire(PROMPT, shares=False)
+    seq = cache.acquire(PROMPT, share_prefix=False)
     cache.insert(seq.seq_id, 18)
     assert cache.clear() == 0
     cache.check()

@@ -132,7 +132,7 @@ def test_sequences_are_bounded_forks_among_them() -> None:
         cache.acquire([5], namespace="tenant")
     cache.acquire([5], namespace="other")
     cache.release(children[0].seq_id)
-    cache.acquire([5], namespace="tenant", shares=False)
+    cache.acquire([5], namespace="tenant", share_prefix=False)
     assert cache.usage("tenant")[0].num_sequences == 3
     cache.check()
 
