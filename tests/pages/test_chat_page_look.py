@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from browser import check_accessible, open_page
-from chat_site import THREE, Site, converse, delete, regenerate, shown
+from chat_site import THREE, Site, converse, regenerate, shown
 from playwright.sync_api import Browser, expect
 
 _WIDTHS = (360, 768, 1280)
@@ -62,18 +62,3 @@ def test_type_has_four_sizes(site: Site, browser: Browser) -> None:
         page.get_by_role("button", name="1 reply").click()
         found |= set(page.evaluate(_SIZES))
         assert found == {"12px", "14px", "16px", "20px"}
-
-
-def test_what_is_deleted_is_asked_about_first(site: Site, browser: Browser) -> None:
-    with open_page(browser, site.url) as page:
-        converse(site, page, *THREE[:2])
-        shown(page).nth(1).get_by_role("button", name="Other actions").click()
-        shown(page).nth(1).get_by_role("button", name="Delete this").click()
-        dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("This message and the 2 below it will be gone for good.")
-        expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
-        page.keyboard.press("Escape")
-        expect(dialog).to_have_count(0)
-        expect(shown(page)).to_have_count(4)
-        delete(shown(page).nth(1))
-        expect(shown(page)).to_have_count(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import check_clean, open_page
-from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
+from chat_site import THREE, Site, converse, delete, hold_in_a_reply, say, shown
 from playwright.sync_api import Browser, Locator, Page, expect
 from tree_stack import busy_stack
 
@@ -146,6 +146,18 @@ def test_a_pruned_branch_comes_back_where_it_stood(site: Site, page: Page) -> No
     page.get_by_role("dialog").get_by_role("button", name="Bring back").click()
     expect(row(page, "You: Another way")).to_be_visible()
     assert [name for name, level in levels(page) if level == 2][1:] == ["You: Second question", "You: Another way"]
+
+    delete(shown(page).nth(2))
+    expect(page.get_by_text("4 messages thrown away: “Another way”")).to_be_visible()
+    page.get_by_role("button", name="Thrown away branches").click()
+    for answer in ("Cancel", "Delete for good"):
+        page.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
+        asked = page.get_by_role("dialog", name="Delete for good?")
+        expect(asked).to_contain_text("4 messages will be gone for good: “Another way”")
+        expect(asked.get_by_role("button", name="Cancel")).to_be_focused()
+        check_clean(page)
+        asked.get_by_role("button", name=answer).click()
+    expect(page.get_by_text("No branch of this conversation was thrown away.")).to_be_visible()
 
 
 def test_what_is_looked_for_is_shown_among_the_branches(site: Site, page: Page) -> None:

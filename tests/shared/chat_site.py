@@ -99,7 +99,6 @@ def delete(message: Locator) -> None:
     """Delete a message and what follows it."""
     message.get_by_role("button", name="Other actions").click()
     message.get_by_role("button", name="Delete this").click()
-    message.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
 
 
 def hold_in_a_reply(site: Dictated, page: Page) -> None:

@@ -2,13 +2,11 @@
 
 import { isReachable } from "../page.js";
 import { effect } from "../vendor/htm-preact.js";
-import { isConfirmed } from "../dialog.js";
 import * as api from "./api.js";
 import { copyText } from "./clipboard.js";
 import { characters, newId } from "./conversation.js";
 import { fileName, saveText } from "./download.js";
 import { inWords } from "./errors.js";
-import { drop } from "./following.js";
 import { go } from "./routing.js";
 import { readSettings, settings, settled } from "./settings.js";
 import { dressed } from "./text/dressed.js";
@@ -144,17 +142,6 @@ export const copy = (message) => copied(message.text);
 export const copyLink = (message) => copied(`${location.origin}${location.pathname}#${idOfShown()}/${message.id}`);
 
 const copied = (text) => attempt(() => copyText(text).then(() => view.say("Copied.")));
-
-export const remove = (message) =>
-  attempt(async () => {
-    const shown = view.conversation.peek();
-    const numBelow = shown.numBelow(message.id);
-    const what = numBelow ? `This message and the ${numBelow} below it` : "This message";
-    if (!(await isConfirmed({ title: "Delete?", text: `${what} will be gone for good.`, action: "Delete" }))) return;
-    const owner = shown.info.id;
-    const { ids } = await api.removeMessage(owner, message.id);
-    if (owner === idOfShown()) drop(ids);
-  });
 
 /** Save the branch that is shown ("markdown", "html") or the whole conversation ("json") as a file. */
 export const save = (format) =>

@@ -31,7 +31,7 @@ export const thrown = (id) => call("GET", `${ROOT}/${id}/trash`);
 export const costs = (id, messages) => call("POST", `${ROOT}/${id}/costs`, { messages });
 export const retell = (id, branch) => call("POST", `${ROOT}/${id}/branches`, branch);
 export const alternatives = (id, message, position) => call("POST", `${ROOT}/${id}/messages/${message}/alternatives`, { position });
-export const removeMessage = (id, message) => call("DELETE", `${ROOT}/${id}/messages/${message}`);
+export const removeThrown = (id, message) => call("DELETE", `${ROOT}/${id}/trash/${message}`);
 
 // -- pins of branches
 

@@ -15,7 +15,6 @@ import { watchKeys } from "./keys.js";
 import { learnModels } from "./model.js";
 import { Notices } from "./notices.js";
 import { Outline } from "./outline/outline.js";
-import { Pruned } from "./outline/trash.js";
 import { followAddress } from "./routing.js";
 import { Sidebar } from "./sidebar.js";
 import { awayClasses } from "./sides.js";
@@ -32,7 +31,6 @@ function Page() {
       <main>
         <${Head} />
         <${Notices} />
-        <${Pruned} />
         ${isCompared ? html`<${Compare} />` : html`<${Thread} />`}
         <div hidden=${isCompared}><${Composer} /></div>
       </main>

@@ -8,6 +8,7 @@ import { excerpt } from "./conversation.js";
 import { Editor, isEdited } from "./editor.js";
 import { Markdown } from "./markdown.js";
 import { Menu } from "./menu.js";
+import { prune } from "./outline/actions.js";
 import { compareVersions, focusNext, turn } from "./view.js";
 import { chooseWord } from "./weaving/picking.js";
 
@@ -152,7 +153,7 @@ function Actions({ message, count, edit }) {
     !isOwn && { name: "Choose a word", icon: "step-forward", act: () => chooseWord(id) },
     !isOwn && { name: "Again with other settings", icon: "sliders-horizontal", act: () => askAgain(message) },
     count > 1 && { name: "Compare all versions", icon: "columns-2", act: () => compareVersions(message) },
-    { name: `Delete this ${what} and what follows it`, icon: "trash", act: () => actions.remove(message), isDanger: true },
+    { name: `Delete this ${what} and what follows it`, icon: "trash", act: () => prune(message), isDanger: true },
   ];
   return html`
     <span class="actions">

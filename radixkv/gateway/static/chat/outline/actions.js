@@ -1,17 +1,14 @@
 // What one does to branches in the outline.
 
-import { signal } from "../../vendor/htm-preact.js";
-import { askForText } from "../../dialog.js";
+import { askForText, isConfirmed } from "../../dialog.js";
 import { count } from "../../words.js";
 import { attempt } from "../actions.js";
 import * as api from "../api.js";
 import { excerpt } from "../conversation.js";
 import { drop } from "../following.js";
+import { showToast } from "../toasts.js";
 import * as view from "../view.js";
 import * as pins from "./pins.js";
-
-/** What was thrown away last, and may come back: `{owner, id, text, num, tip}`, `tip`: the branch that was shown, of it. */
-export const pruned = signal(null);
 
 const idOfShown = () => view.conversation.peek().info.id;
 
@@ -33,32 +30,34 @@ export async function name(message) {
   if (given !== null && given !== text) await mark(message, { name: given });
 }
 
-/** Throw a message away with all below it; `undo` brings it back. */
+/** Throw a message away with all below it; undoing it brings it back. */
 export const prune = (message) =>
   attempt(async () => {
     const owner = idOfShown();
     const tip = view.tip.peek();
     const { ids } = await api.throwBranch(owner, message.id);
-    pruned.value = { owner, id: message.id, text: message.name || excerpt(message.text, 40), num: ids.length, tip: ids.includes(tip) ? tip : null };
+    const what = `${count(ids.length, "message")} thrown away: “${message.name || excerpt(message.text, 40)}”`;
+    showToast(what, () => bringBack(owner, message.id, ids.includes(tip) ? tip : null));
     if (view.conversation.peek()?.info.id === owner) drop(ids);
   });
-
-export const undo = () => {
-  const { owner, id, tip } = pruned.peek();
-  return bringBack(owner, id, tip);
-};
 
 /** Bring back a branch that was thrown away, and show `tip` of it, if any. */
 export const bringBack = (owner, id, tip = null) =>
   attempt(async () => {
     const { messages } = await api.restoreBranch(owner, id);
-    if (pruned.peek()?.id === id) pruned.value = null;
     const shown = view.conversation.peek();
     if (shown?.info.id !== owner) return;
     shown.putAll(messages);
     if (tip) view.show(shown.has(tip) ? tip : shown.tip(id), { isStep: true });
     view.say(`${count(messages.length, "message")} brought back.`);
   });
+
+/** Delete a branch that was thrown away; whether it is gone. */
+export async function deleteForGood(owner, { message, num_messages: num }) {
+  const text = `${count(num, "message")} will be gone for good: “${message.name || excerpt(message.text, 40)}”`;
+  if (!(await isConfirmed({ title: "Delete for good?", text, action: "Delete for good" }))) return false;
+  return attempt(() => api.removeThrown(owner, message.id));
+}
 
 export const pin = (id, ttl_s) =>
   attempt(async () => {

@@ -2,7 +2,7 @@
 
 import { Component, effect, html, signal } from "../../vendor/htm-preact.js";
 import * as view from "../view.js";
-import { prune, pruned, star, name, undo, beside } from "./actions.js";
+import { prune, star, name, beside } from "./actions.js";
 import { wantCosts, wantNone } from "./costs.js";
 import { RowMenu } from "./row_menu.js";
 import { ROW_PX, Row, elementId } from "./row.js";
@@ -106,7 +106,6 @@ export class OutlineTree extends Component {
       s: starIt,
       F2: () => name(message),
       Delete: row.kind === "rest" ? null : () => prune(message),
-      z: () => pruned.peek() && undo(),
       ContextMenu: () => this.openMenu(row.key, document.getElementById(elementId(row.key)).querySelector(".row-menu")),
     };
   }
