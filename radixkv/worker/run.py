@@ -53,7 +53,7 @@ LAYOUTS = ("paged", "arena", "auto")
 UTILISATION_WITH_LINES = 0.85
 _WATCH_S = 0.5
 _GRAMMARS_AFTER_S = 2.0
-"""Delay before the grammar processes start. The first request with a grammar starts them earlier."""
+"""Delay before the grammar process starts. The first request with a grammar starts it earlier."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -230,7 +230,7 @@ class Worker:
 def run_worker(
     config: WorkerConfig,
     on_ready: Callable[[Worker], None] | None = None,
-    beside: Callable[[Worker], contextlib.AbstractContextManager[object]] | None = None,
+    front: Callable[[Worker], contextlib.AbstractContextManager[object]] | None = None,
 ) -> None:
     """Run a worker until SIGINT or SIGTERM, then drain and stop it; a second signal ends the process at once. Prints nothing.
 
@@ -240,14 +240,14 @@ def run_worker(
     Args:
         config: see `WorkerConfig`.
         on_ready: called once the worker serves.
-        beside: returns the context of a server in front of the worker: entered before `on_ready`, left before the worker stops.
+        front: returns the context of a server in front of the worker: entered before `on_ready`, left before the worker stops.
 
     Raises:
         UnavailableError: the engine has stopped by a fault; the log has the cause.
         And as `Worker`.
     """
     with StopSignals() as signals, Worker(config) as worker:
-        with beside(worker) if beside else contextlib.nullcontext():
+        with front(worker) if front else contextlib.nullcontext():
             set_heap_aside()
             signals.listen()
             if on_ready is not None:

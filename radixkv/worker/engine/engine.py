@@ -251,7 +251,7 @@ class Engine:
             return WorkerStats(engine, None)
 
     def start_grammars(self) -> None:
-        """Start the grammar processes now, so that the first grammar does not stall running requests."""
+        """Start the grammar process now, so that the first grammar does not stall running requests."""
         self._reader.start_grammars()
 
     def end_grammars(self) -> None:

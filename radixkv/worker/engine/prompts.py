@@ -224,13 +224,13 @@ class PromptReader:
         return [ids for word in words for ids in spellings(word, partial(text.encode, special=False, asker=asker))]
 
     def start_grammars(self) -> None:
-        """Start the grammar processes, if this model can have grammars."""
+        """Start the grammar process, if this model can have grammars."""
         if self._grammars is not None:
             with suppress(InvalidArgumentError, UnavailableError):  # raised again for a request with a grammar
                 self._grammars.start()
 
     def end_grammars(self) -> None:
-        """Stop the grammar processes. Idempotent."""
+        """Stop the grammar process. Idempotent."""
         if self._grammars is not None:
             self._grammars.close()
 

@@ -38,15 +38,15 @@ class Veil:
 
     Args:
         hidden: characters to hide; blanks, and characters that JSON escapes, stay, since templates must see them.
-        said: all texts to be veiled: their characters are not in the alphabet.
+        texts: all texts to be veiled: their characters are not in the alphabet.
 
     Raises:
         ModelError: no characters are left for an alphabet.
     """
 
-    def __init__(self, hidden: Iterable[str], said: Iterable[str]) -> None:
+    def __init__(self, hidden: Iterable[str], texts: Iterable[str]) -> None:
         used: set[str] = set()
-        used.update(*said)
+        used.update(*texts)
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
         chosen = sorted({char for char in hidden if not char.isspace() and _json(char, ensure_ascii=False) == char})
         shown = dict(zip(free, chosen, strict=False))

@@ -58,8 +58,8 @@ def choose_rows(
 
     Prefill: owners take turns, least recent chunk by `last_ran` first; within an owner by `urgency`, smallest first. If more
     decodes are ready than the budget allows, the least recently run ones run, owners in turn. Chunks end at absolute multiples
-    of the chunk size, so that their bounds do not depend on the cache. Chunks of scored prompts end where `max_scored_tokens` positions of
-    the batch have logits. O(n log n).
+    of the chunk size, so that their bounds do not depend on the cache. Chunks of scored prompts end where `max_scored_tokens`
+    positions of the batch have logits. O(n log n).
     """
     ready = sorted((branch for branch in branches if branch.can_run), key=lambda branch: branch.order)
     decoding = [branch for branch in ready if not branch.is_prefilling]
