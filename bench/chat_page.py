@@ -1,18 +1,18 @@
-"""How quick the chat page is, in the machine's Chromium without a window, before a whole `radixkv up`.
+"""Speed of the chat page, in the machine's headless Chromium, against a complete `radixkv up`.
 
-    open     a conversation of 300 messages, from the navigation to the frame that shows its last message; and what the page's
-             thread took of a processor's time for it, which tells the page apart from a machine that is busy otherwise
+    open     a conversation of 300 messages, from the navigation to the frame that shows its last message; and the processor
+             time of the page's thread for it, which separates the page's cost from load on the machine
     key      a key in its message field, from the event to the frame after it
-    stream   a reply of 40 tokens in a tree of 3,000 messages, its start and end included: the longest task of the page, by
-             the clock and in a processor's time
+    stream   a reply of 40 tokens in a tree of 3,000 messages, including its start and end: the longest task of the page, in
+             wall time and in processor time
     drafts   four drafts that stream side by side: the time between frames
 
     python -m bench.chat_page             5 rounds of each (two minutes)
     python -m bench.chat_page --quick     1 round, a small tree: a smoke test; written only with --json
 
-The model is tiny and writes letters at random, so that the processor is the browser's; `--model default` has the real one
-compute beside it. Without a window Chromium draws in software, on the same cores. Each round is checked to have shown what was
-asked for. Exit code of a full run: 0 when the bars are met, else 1.
+The model is tiny and writes random letters, so that the browser has the processor; `--model default` runs the real model at the
+same time. Headless Chromium draws in software, on the same cores. Each round checks that the page showed the expected content.
+Exit code of a full run: 0 if the bars are met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ WORDS = ("a", "branch", "of", "the", "tree", "holds", "what", "was", "said", "be
 
 
 def save_model(folder: Path) -> str:
-    """The typewriter, whose 16 likeliest tokens are letters, digits, blanks and new lines: no mark-up, and no end."""
+    """A model whose 16 likeliest tokens are letters, digits, blanks and new lines: no mark-up, and no end."""
     from safetensors.torch import load_file, save_file
 
     save_typewriter(folder)
@@ -104,7 +104,7 @@ def call(site: str, path: str, body: Any, method: str = "POST") -> Any:
 
 
 def long_conversation(site: str, number: int) -> str:
-    """One of so many messages, its id."""
+    """Make one of `number` messages. Returns its id."""
     source = random.Random(0)
     words = [source.choices(WORDS, k=60) for _ in range(number)]
     roles = ("user", "assistant")
@@ -113,7 +113,7 @@ def long_conversation(site: str, number: int) -> str:
 
 
 def large_tree(site: str, number: int) -> str:
-    """One of so many messages in many branches, its id."""
+    """Make one of `number` messages in many branches. Returns its id."""
     source = random.Random(0)
     messages: list[dict[str, Any]] = []
     ends: dict[str, list[str]] = {"user": [], "assistant": []}
@@ -146,14 +146,14 @@ def opened(browser: Browser, address: str) -> Iterator[Page]:
 
 
 class Task(NamedTuple):
-    """Of the page's thread, by the clock and in a processor's time."""
+    """Task of the page's thread, in wall time and in processor time."""
 
     clock_ms: float
     busy_ms: float
 
 
 def tasks_of(trace: dict[str, Any]) -> list[Task]:
-    """All tasks of a trace's pages, none within another."""
+    """All tasks of a trace's pages, without nested ones."""
     events = trace["traceEvents"]
     threads = {
         (each["pid"], each["tid"])
@@ -191,7 +191,7 @@ class Bench:
         self.frame_ms: list[float] = []
 
     def round(self) -> None:
-        """Each measure once."""
+        """Run each measure once."""
         self._open_and_type()
         self._open_traced()
         self._stream()
@@ -300,7 +300,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_rounds = options.rounds or (1 if options.quick else 5)
     num_messages, num_nodes = (40, 200) if options.quick else (300, 3000)

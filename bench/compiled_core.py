@@ -1,12 +1,12 @@
-"""The core compiled by mypyc beside the same core as it is: whether a compiled build would be worth its while.
+"""The core compiled by mypyc against the uncompiled core: whether to ship a compiled build.
 
-A copy of `radixkv` is compiled in a folder that passes away; both run the same calls in processes of their own, in turns.
-Nothing of it is installed. It takes a C compiler, and two minutes for the compiling.
+A copy of `radixkv` is compiled in a temporary folder; both run the same calls in separate processes, in turns. Nothing is
+installed. It needs a C compiler, and two minutes to compile.
 
     python -m bench.compiled_core             seven turns
     python -m bench.compiled_core --quick     one
 
-Exit code of a full run: 0 when every bar is met, at which a compiled build is to be shipped; else 1.
+Exit code of a full run: 0 if every bar is met, in which case a compiled build is to be shipped; otherwise 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROWS = ("a == b", "match", "acquire", "release", "a Step of 64 ops", "evict one 
 
 
 def measure() -> dict[str, float]:
-    """Microseconds of each of `ROWS`, medians, of whichever core this process has."""
+    """Microseconds of each of `ROWS`, medians, for the core of this process."""
     source = random.Random(0)
     system = [source.randrange(50_000) for _ in range(SYSTEM_TOKENS)]
     own = PROMPT_TOKENS - SYSTEM_TOKENS
@@ -86,7 +86,7 @@ def _median_us(call: Callable[[Any], object], items: Iterable[Any]) -> float:
 
 
 def _compile(folder: Path) -> None:
-    """A copy of `radixkv` there, its core compiled."""
+    """Put a copy of `radixkv` in the folder, with its core compiled."""
     shutil.copytree(
         Path(radixkv.__file__).parent, folder / "radixkv", ignore=shutil.ignore_patterns("__pycache__", "*.so")
     )
@@ -99,7 +99,7 @@ def _compile(folder: Path) -> None:
 
 
 def _measure_in(folder: Path) -> dict[str, float]:
-    """What `measure` gives with the `radixkv` of that folder."""
+    """Result of `measure` with the `radixkv` of that folder."""
     where = os.pathsep.join((str(folder), str(Path(__file__).resolve().parents[1])))
     command = [sys.executable, "-P", "-m", "bench.compiled_core", "--measure"]
     finished = subprocess.run(
@@ -110,7 +110,7 @@ def _measure_in(folder: Path) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.compiled_core", description=(__doc__ or "").partition("\n")[0]
     )

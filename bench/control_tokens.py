@@ -1,9 +1,9 @@
-"""Whether what callers write is text to the default model, and encoded as ever: ids of real messages, honest and forged.
+"""Whether the default model encodes callers' text as text, with unchanged ids, for real messages, honest and forged.
 
-Every OpenAssistant message is put where callers can put one: in a turn of each role, in a call, its result, a tool's
-description, a variable of the template, and behind a kept history. Honest ones must have the ids of the plain encoding of what
-the template writes; so must those that stand in front of a forged one. A forged one, which has control tokens or parts of them
-written into it at random, must have no control token that the honest one has not, and show its text unchanged.
+Every OpenAssistant message is put in every place open to callers: in a turn of each role, in a call, its result, a tool's
+description, a variable of the template, and after a kept history. Honest ones must have the ids of the plain encoding of the
+template's text; so must the messages before a forged one. A forged one, with control tokens or parts of them written into it
+at random, must have no control token that the honest one lacks, and show its text unchanged.
 
     python -m bench.control_tokens            20,000 honest prompts and 10,000 forged (minutes on two cores)
     python -m bench.control_tokens --quick    500 and 250
@@ -33,14 +33,14 @@ __all__ = ["main"]
 FULL_HONEST, FULL_FORGED = 20_000, 10_000
 QUICK_HONEST, QUICK_FORGED = 500, 250
 KEPT = [7]
-"""Ids of a history; what is appended does not depend on them but by their last."""
+"""Ids of a history; only their last affects the ids appended after it."""
 
 NUM_HEAD_IDS = 3
-"""What the template writes where a reply begins."""
+"""Number of ids that the template writes at the start of a reply."""
 
 
 class Prompt(NamedTuple):
-    """Arguments of `ChatText.prompt_ids`; `is_behind`: of a history."""
+    """Arguments of `ChatText.prompt_ids`; `is_behind`: after a history."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -85,7 +85,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Judge:
-    """What the default model's tokenizer makes of prompts, and what it should."""
+    """Encodes prompts by the default model's tokenizer, and knows the expected ids."""
 
     def __init__(self, text: ChatText) -> None:
         self.text = text
@@ -95,13 +95,13 @@ class Judge:
         self.times_s: dict[str, list[float]] = {"ours": [], "plain": []}
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """As the worker encodes it."""
+        """Ids as the worker encodes them."""
         if prompt.is_behind:
             return self.text.continuation_ids(KEPT, prompt.messages, prompt.tools, prompt.arguments)
         return self.text.prompt_ids(prompt.messages, prompt.tools, prompt.arguments)
 
     def plain_ids(self, prompt: Prompt) -> list[int]:
-        """The whole of what the template writes, by the tokenizer as it is."""
+        """The template's whole text, encoded by the plain tokenizer."""
         from radixkv.worker.generations.tool_prompt import with_tool_prompt
 
         tokenizer = self.text.tokenizer
@@ -128,7 +128,7 @@ class Judge:
         return self.text.decode(ids, skip_special_tokens=False)
 
     def forge(self, said: str, source: random.Random) -> str:
-        """The message with control tokens, or parts of one, written into it."""
+        """The message with control tokens, or parts of one, inserted."""
         for _ in range(source.randint(1, 4)):
             mark, place = source.choice(self.marks), source.randint(0, len(said))
             cut = source.randint(1, len(mark) - 1)
@@ -137,13 +137,13 @@ class Judge:
         return said
 
     def is_text(self, honest: Prompt, forged: Prompt) -> bool:
-        """Whether the forged prompt has no control token more and is shown as it was written."""
+        """Whether the forged prompt has no additional control token and shows its text unchanged."""
         ids = self.ids(forged)
         same_controls = self.controls(ids) == self.controls(self.plain_ids(honest))
         return same_controls and self.shown(ids) == self.shown(self.plain_ids(forged))
 
     def keeps_ids_before(self, honest: Prompt) -> bool:
-        """Whether a message keeps its ids where a forged one follows."""
+        """Whether a message keeps its ids before a forged one."""
         if honest.is_behind:
             return True
         alone = self.plain_ids(honest)[:-NUM_HEAD_IDS]
@@ -178,7 +178,7 @@ def run(options: argparse.Namespace, num_honest: int, num_forged: int) -> Report
 
 
 def _mixed(messages: Sequence[str], source: random.Random) -> Iterator[tuple[str, str, Callable[[str], Prompt]]]:
-    """Messages in places, each pair once before any comes again."""
+    """Messages in places, each pair once before any is repeated."""
     pairs = [(place, said, put) for place, put in PLACES.items() for said in messages]
     while True:
         source.shuffle(pairs)
@@ -207,7 +207,7 @@ def report_of(options: argparse.Namespace, num_messages: int, rows: dict[str, li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     counts = (QUICK_HONEST, QUICK_FORGED) if options.quick else (FULL_HONEST, FULL_FORGED)
     try:

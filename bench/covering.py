@@ -1,10 +1,10 @@
-"""Which tests run which line: a pytest plugin that writes a map, for `bench.mutants`.
+"""Map of the tests that run each line: a pytest plugin that writes it, for `bench.mutants`.
 
     RADIXKV_COVERING=unit.json python -m pytest -p bench.covering tests/unit
 
-The file holds `{"seconds": {test: float}, "lines": {"radixkv/…py": {line: [test, …]}}}`, of tests
+The file holds `{"seconds": {test: float}, "lines": {"radixkv/…py": {line: [test, …]}}}`, for tests
 that passed alone. Needs `coverage`.
-Lines that another process runs are not seen. What a fixture of a module runs counts for its first test.
+Lines run by another process are not recorded. Lines run by a module's fixture count for its first test.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Attention of one layer on a CPU: over a block table, over contiguous memory, over the tree; then a worker's step.
 
-Decode and prefill, every sequence on its own:
+Decode and prefill, every sequence separately:
 
     gather + SDPA   the blocks copied together, then torch's SDPA with packed query heads
     native          `paged_attention` by the compiled kernel, blocks in random order
-    in order        the same over blocks that follow one another
-    one block       over one block per sequence: no table to speak of
+    in order        the same over consecutive blocks
+    one block       over one block per sequence: practically without a table
 
-Branches of one prompt, in the same blocks, with tokens of their own:
+Branches of one prompt, in the same blocks, with own tokens:
 
     SDPA            packed, a contiguous copy of everything per branch
     cascade         `paged_attention` by torch, the prompt read once
-    per branch      the compiled kernel, every branch on its own
+    per branch      the compiled kernel, every branch separately
     tree            the compiled kernel, the prompt read once
 
-Shares are of what this machine does in the same run: bytes of K and V against summing a buffer that no cache holds,
-floating-point operations against torch's matrix product. All answers are checked against each other before anything is timed;
-the calls take turns. Figures are medians.
+Shares are of this machine's limits in the same run: bytes of K and V against summing a buffer larger than every cache,
+floating-point operations against torch's matrix product. All results are compared with each other before timing; the calls
+take turns. Figures are medians.
 
     python -m bench.cpu_attention            five minutes on one core
     python -m bench.cpu_attention --quick    some seconds, a smoke test
@@ -95,13 +95,13 @@ class Machine:
     flops: dict[str, float]
 
     def shares(self, work: Workload, time_ms: float) -> tuple[str, str]:
-        """What `time_ms` for the workload is of both limits."""
+        """The workload's shares of both limits at `time_ms`."""
         read = work.kv_bytes / time_ms * 1e3 / self.read
         return f"{read:.0%}", f"{work.flops / time_ms * 1e3 / self.flops[work.dtype]:.0%}"
 
 
 def measure_machine(seconds: float) -> Machine:
-    """The best of several goes: what the machine can do where nobody else wants it."""
+    """The best of several attempts: the limits of the machine without other load."""
     buffer = torch.ones(64 << 20)  # 256 MiB
     read_s = best_s(partial(torch.sum, buffer), seconds)
     flops = {}
@@ -122,7 +122,7 @@ def best_s(call: Callable[[], Tensor], seconds: float) -> float:
 
 
 def measure(calls: Calls, dtype: str, seconds: float) -> dict[str, Summary]:
-    """Milliseconds by column, once all columns agree."""
+    """Milliseconds by column, after checking that all columns agree."""
     first, *others = (call() for call in calls.values())
     for answer in others:
         torch.testing.assert_close(first, answer, rtol=0.0, atol=TOLERANCES[dtype])
@@ -131,7 +131,7 @@ def measure(calls: Calls, dtype: str, seconds: float) -> dict[str, Summary]:
     names = list(calls)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, samples.values())) < MIN_ROUNDS:
-        order.shuffle(names)  # a call finds the caches as the one before it leaves them
+        order.shuffle(names)  # a call's state of the processor's caches is left by the previous call
         for name in names:
             start = time.perf_counter()
             calls[name]()
@@ -140,7 +140,7 @@ def measure(calls: Calls, dtype: str, seconds: float) -> dict[str, Summary]:
 
 
 def measure_blocks(report: Report, works: list[Workload], machine: Machine, seconds: float) -> list[dict[str, Any]]:
-    """Adds table and bars to the report; the figures."""
+    """Add table and bars to the report. Returns the figures."""
     rows, figures = [], []
     for work in works:
         sequences = Sequences.of(work)
@@ -170,7 +170,7 @@ def measure_blocks(report: Report, works: list[Workload], machine: Machine, seco
 
 
 def measure_trees(report: Report, works: list[Workload], machine: Machine, seconds: float) -> list[dict[str, Any]]:
-    """Adds table and bars to the report; the figures."""
+    """Add table and bars to the report. Returns the figures."""
     rows, figures = [], []
     for work in works:
         sequences = Sequences.of(work)
@@ -198,7 +198,7 @@ def measure_trees(report: Report, works: list[Workload], machine: Machine, secon
 
 
 def measure_short_runs(report: Report, works: list[Workload], seconds: float) -> list[dict[str, Any]]:
-    """Where little is shared: never read once, always, and as the cost model chooses. Adds table and bar; the figures."""
+    """Little sharing: never read once, always, and by the cost model. Adds table and bar. Returns the figures."""
     limits = native_attention.NATIVE_LIMITS
     rows, figures, losses = [], [], []
     for work in works:
@@ -220,7 +220,7 @@ def measure_short_runs(report: Report, works: list[Workload], seconds: float) ->
 
 
 def measure_worker(report: Report, num_shared: int, num_steps: int) -> dict[str, Any]:
-    """The default model: a step of 32 branches on one prompt, every branch on its own and over the tree, in turns."""
+    """The default model: a step of 32 branches on one prompt, every branch separately and over the tree, in turns."""
     from radixkv.worker.loading.default_model import resolve_model
     from radixkv.worker.model import model as worker_model
     from radixkv.worker.model.model import ForwardRow, ModelRunner
@@ -240,7 +240,7 @@ def measure_worker(report: Report, num_shared: int, num_steps: int) -> dict[str,
     try:
         for step in range(2 * num_steps):
             shares = bool(step % 2)
-            worker_model.plan_attention = partial(plan, shares=shares)  # type: ignore[assignment]  # as a worker without it
+            worker_model.plan_attention = partial(plan, shares=shares)  # type: ignore[assignment]  # as in a worker without it
             rows = [ForwardRow([row], num_shared + step, table, 0, True) for row, table in enumerate(tables)]
             start = time.perf_counter()
             runner.forward(rows)
@@ -258,7 +258,7 @@ def measure_worker(report: Report, num_shared: int, num_steps: int) -> dict[str,
 
 
 def main() -> int:
-    """Runs, prints the tables, writes the JSON; the exit code."""
+    """Run, print the tables, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="small sizes, some seconds, nothing written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")

@@ -1,15 +1,14 @@
-"""What deterministic mode costs: steps with it and without, in turns, by the native decoder and by the model's own code.
+"""The cost of deterministic mode: steps with and without it, in turns, by the native decoder and by the model's own code.
 
-SmolLM2-135M-Instruct, over blocks in random order, branches that share nothing (what sharing is worth, `bench.kv_step` tells):
+SmolLM2-135M-Instruct, over blocks in random order, branches without sharing (see `bench.kv_step` for the gain of sharing):
 
-    batch of N      a decode step of N branches, each on 256 tokens of its own
+    batch of N      a decode step of N branches, each on 256 own tokens
     prefill         a chunk of 256 tokens at the start of a prompt
 
-Before anything is timed, every branch's logits in a deterministic batch are those that it has alone, to the bit. Figures are
-medians.
+Before timing, every branch's logits in a deterministic batch must be bitwise those of the branch alone. Figures are medians.
 
     python -m bench.deterministic            four minutes on one core
-    python -m bench.deterministic --quick    a round, a minute; decides nothing
+    python -m bench.deterministic --quick    one round, a minute; judges nothing
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ MODES = ("as usual", "deterministic")
 
 
 class Branches:
-    """Histories of a runner, all computed but for their next token."""
+    """Histories of a runner, all computed except for their next token."""
 
     def __init__(self, options: dict[str, str]) -> None:
         each = NUM_TOKENS // BLOCK_SIZE + 1
@@ -65,12 +64,12 @@ class Branches:
         self._next = draw.choices(range(self.runner.vocab_size), k=max(BATCHES))
 
     def use(self, mode: str) -> None:
-        """From now on the runner works in this mode."""
+        """Switch the runner to this mode."""
         is_steady = mode == MODES[1]
         self.runner._shares_reads, self.runner._steady = not is_steady, self._steady if is_steady else None
 
     def rows(self, load: str) -> list[ForwardRow]:
-        """Of one step."""
+        """Rows of one step."""
         if load == "prefill":
             return [ForwardRow(self._chunk, 0, self._tables[0], 0, True)]
         count = int(load.rpartition(" ")[2])
@@ -78,7 +77,7 @@ class Branches:
         return [ForwardRow([token], NUM_TOKENS, table, 0, True) for token, table in nexts][:count]
 
     def count_differing(self) -> int:
-        """Branches whose logits are not those that they have alone."""
+        """Number of branches whose logits differ from those of the branch alone."""
         self.use(MODES[1])
         together = self.runner.forward(self.rows(LOADS[-2]))
         alone = [self.runner.forward([row])[0] for row in self.rows(LOADS[-2])]
@@ -89,7 +88,7 @@ LOADS = (*(f"batch of {size}" for size in BATCHES), "prefill")
 
 
 def measure(num_rounds: int, report: Report) -> dict[str, Any]:
-    """Fills the report's table and bars; the figures."""
+    """Fill the report's table and bars. Returns the figures."""
     kinds = {name: Branches(options) for name, options in KINDS.items()}
     for name, branches in kinds.items():
         report.bars.append(Bar(f"branches of {name} that differ from themselves alone", branches.count_differing(), 0))
@@ -103,7 +102,7 @@ def measure(num_rounds: int, report: Report) -> dict[str, Any]:
                     for step in range(BURST):
                         start = time.perf_counter()
                         branches.runner.forward(branches.rows(load))
-                        if step:  # the first one comes from another mode
+                        if step:  # the previous step of the first one was in another mode
                             samples.setdefault((name, mode, load), []).append((time.perf_counter() - start) * 1e3)
     summaries = {key: summarise(values) for key, values in samples.items()}
     rows = [
@@ -120,7 +119,7 @@ def measure(num_rounds: int, report: Report) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs, prints the table, writes the JSON; the exit code."""
+    """Run, print the table, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.deterministic", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,13 +1,13 @@
-"""What it costs a cache to be followed: insert, decode steps and eviction with one subscriber and without, taking turns.
+"""The cost of a subscriber: insert, decode steps and eviction with one subscriber and without, taking turns.
 
-Two caches with the same histories are called in turns of ten. One has a subscriber, who came when the histories were there and
-reads after each turn, outside the clock: on a service that is between two Steps. Its own time is shown as well, per call, and
-so are the slices of a snapshot of 100,000 leaves, for one of which a Step may have to wait.
+Two caches with the same histories are called in turns of ten. One has a subscriber, which came after the histories and reads
+after each turn, outside the clock: on a service this is between two Steps. Its own time is reported too, per call, and so are
+the slices of a snapshot of 100,000 leaves; a Step may have to wait for one of them.
 
     python -m bench.events            half a minute
     python -m bench.events --quick    a tenth of it, for a smoke test; figures not worth quoting
 
-What the subscriber was told is compared with what is cached at the end. Exit code: 0 when every bar is met, else 1.
+At the end the subscriber's events are compared with the cache's content. Exit code: 0 if every bar is met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Samples = dict[str, dict[str, list[int]]]
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """Amount of each measurement."""
 
     num_leaves: int
     num_inserts: int
@@ -57,9 +57,9 @@ QUICK = Sizes(10_000, 100, 20, 300, 10)
 
 
 class Cache:
-    """A cache under measurement, followed once `follow` was called.
+    """Cache under measurement, with a subscriber after `follow`.
 
-    `reading`: what the subscriber took to read the events of a turn, in nanoseconds by call.
+    `reading`: the subscriber's times of reading the events of a turn, in nanoseconds by call.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -76,12 +76,12 @@ class Cache:
         self.cache.release(seq.seq_id)
 
     def follow(self) -> None:
-        """Let a subscriber come, and read what is there."""
+        """Add a subscriber, and read the present state."""
         self._subscription = self.cache.subscribe_events()
         self.read_all()
 
     def read_all(self) -> None:
-        """Let the subscriber read all that there is."""
+        """Read all pending events of the subscriber."""
         subscription = self._subscription
         if subscription is None:
             return
@@ -93,7 +93,7 @@ class Cache:
         self._believe(events)
 
     def called(self) -> None:
-        """One more call was timed; at the end of a turn the subscriber reads."""
+        """Count one more timed call; at the end of a turn the subscriber reads."""
         self._num_calls += 1
         if self._num_calls % BURST == 0:
             self.read_all()
@@ -106,7 +106,7 @@ class Cache:
                 del self.held[block]
 
     def check(self) -> None:
-        """The subscriber believes cached just the whole blocks that are."""
+        """Check that the subscriber's state is exactly the cached whole blocks."""
         whole = {block for node in self.cache.dump() if not node.is_tail for block in node.block_ids}
         if self._subscription is not None and whole != set(self.held):
             raise AssertionError(f"{len(whole)} blocks are cached, the subscriber was told of {len(self.held)}")
@@ -127,7 +127,7 @@ def open_caches(num_blocks: int) -> dict[str, Cache]:
 
 
 def measure(caches: dict[str, Cache], contenders: dict[str, Contender], num_items: int) -> dict[str, list[int]]:
-    """Samples by contender, with the subscriber's own."""
+    """Samples by contender, with those of the subscriber."""
     if not caches[ON].held:
         caches[ON].follow()
     caches[ON].reading.clear()
@@ -163,7 +163,7 @@ def measure_inserts(source: random.Random, num_inserts: int, own_tokens: int) ->
 
 
 def measure_decoding(source: random.Random, num_sequences: int) -> dict[str, list[int]]:
-    """64 steps of decoding in a row, extend and insert each, behind a shared prefix; the time of all of them."""
+    """64 consecutive steps of decoding, extend and insert each, after a shared prefix; the time of all of them."""
     shared = random_tokens(source, SHARED_TOKENS)
     prompts = [shared + random_tokens(source, 5) for _ in range(num_sequences)]
     new_tokens = [pack_tokens([70_000 + number]) for number in range(NUM_DECODED)]
@@ -228,9 +228,9 @@ def leaf_histories(source: random.Random, sizes: Sizes) -> list[bytes]:
 
 
 def measure_snapshot(source: random.Random, sizes: Sizes) -> list[int]:
-    """CPU nanoseconds of each slice of a snapshot of many leaves for a first subscriber, whose hashes are all computed.
+    """CPU nanoseconds of each slice of a snapshot of many leaves for a first subscriber, with all hashes already computed.
 
-    The processor's time, since a slice that a busy machine interrupts holds up nobody for longer than any other call would.
+    CPU time, since a slice interrupted on a busy machine delays a Step no longer than any other interrupted call would.
     """
     histories = leaf_histories(source, sizes)
     cache = Cache(len(histories) * LEAF_TOKENS // BLOCK_SIZE)
@@ -255,7 +255,7 @@ def summaries(samples: Samples) -> dict[str, dict[str, Summary]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     sizes = QUICK if options.quick else FULL
     source = random.Random(options.seed)

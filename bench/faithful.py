@@ -1,22 +1,22 @@
-"""Whether caching changes what a model says: real conversation trees against transformers' `generate` without our code.
+"""Whether caching changes a model's replies: real conversation trees against transformers' `generate` without our code.
 
 Every root-to-leaf path of the trees is one request: the path's messages in the model's chat template, then 24 greedy
 tokens in fp32 (the end-of-reply token does not end them). Requests come one after another in an order that branches:
 shuffled over the paths of a tree, the trees taking turns. Nothing is evicted.
 
-    tokens     Each must equal the reference's. After one that differs both go on from the reference's token, and the gap
-               of the reference's two largest logits there is printed: a small one is a tie that rounding decides.
-    computed   Positions of a prompt run through the model: those that no earlier history held, and at most 1 more (the
-               last sampled token of a history has no KV yet). A dictionary of all prefixes says what was held.
+    tokens     Each must equal the reference's. After a difference both continue from the reference's token, and the gap of
+               the reference's two largest logits there is printed: a small gap is a tie decided by rounding.
+    computed   Positions of a prompt run through the model: those missing in every earlier history, and at most 1 more (the
+               last sampled token of a history has no KV yet). A dictionary of all prefixes has the expected counts.
 
-Both are shown twice: engine and cache in this process, and through a separate `radixkv serve` and `radixkv worker`,
+Both are reported twice: engine and cache in this process, and through a separate `radixkv serve` and `radixkv worker`,
 which must give the same tokens and the same counts.
 
-    python -m bench.faithful              20 trees, both ways: some 15 minutes on two cores, the reference included; its
-                                          answers are kept in the user's cache folder
+    python -m bench.faithful              20 trees, both ways: some 15 minutes on two cores, including the reference, whose
+                                          results are kept in the user's cache folder
     python -m bench.faithful --trees 1    a smoke test
 
-Exit code: 0 when every bar is met, else 1; 2 where the conversation trees are missing.
+Exit code: 0 if every bar is met, otherwise 1; 2 if the conversation trees are missing.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ MAX_DIFFERING_PERCENT = 0.1
 IN_PROCESS, SEPARATE = "in process", "service + worker"
 
 Generate = Callable[[list[int], int], Reply]
-"""Greedily continues a prompt by exactly that many tokens."""
+"""Continues a prompt greedily by exactly that many tokens."""
 
 
 class Request(NamedTuple):
-    """One path: where it comes from, and its tokens in the chat template."""
+    """One path: its origin, and its tokens in the chat template."""
 
     name: str
     prompt: list[int]
 
 
 class Difference(NamedTuple):
-    """A token that is not the reference's; `gap` of the reference's two largest logits there."""
+    """A token that differs from the reference's; `gap`: of the reference's two largest logits there."""
 
     request: str
     position: int
@@ -69,7 +69,7 @@ class Difference(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one generation answered: its tokens, and how many prompt positions it found and ran."""
+    """Result of one generation: its tokens, and the numbers of prompt positions found and run."""
 
     token_ids: tuple[int, ...]
     num_cached: int
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """One way over all requests."""
+    """Results of one way for all requests."""
 
     answers: list[Answer] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -108,7 +108,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def choose_requests(options: argparse.Namespace, text: ChatText) -> tuple[list[Request], int, int]:
-    """Requests in their order, how many trees they are of, and how many paths were left out as too long."""
+    """Requests in order, the number of their trees, and the number of paths left out as too long."""
     trees = []
     for tree in read_trees(options.workloads):
         prompts = [text.prompt_ids(path) for path in tree.paths]
@@ -121,7 +121,7 @@ def choose_requests(options: argparse.Namespace, text: ChatText) -> tuple[list[R
 
 
 def blocks_needed(requests: Sequence[Request]) -> int:
-    """A pool that never evicts: the distinct prompt tokens, and per request its reply, twice, in blocks of its own."""
+    """A pool without evictions: the distinct prompt tokens, and per request its reply, twice, in separate blocks."""
     prompts = Histories()
     for request in requests:
         prompts.add(request.prompt)
@@ -130,14 +130,14 @@ def blocks_needed(requests: Sequence[Request]) -> int:
 
 
 def follow(generate: Generate, request: Request, reference: ReferenceAnswer, held: Histories, into: Outcome) -> None:
-    """Generate; where a token differs, note it and go on from the reference's token."""
+    """Generate; where a token differs, record it and continue from the reference's token."""
     start = 0
     while start < NUM_TOKENS:
         prompt = request.prompt + reference.token_ids[:start]
         num_new = len(prompt) - held.num_held(prompt)
         reply = generate(prompt, NUM_TOKENS - start)
         held.add(prompt + reply.token_ids)
-        # Each sampled token but the last is run to get the next one.
+        # Each sampled token except the last is run to get the next one.
         num_computed = reply.usage.num_computed_tokens - (len(reply.token_ids) - 1)
         if not num_new <= num_computed <= num_new + 1 or num_computed + reply.usage.num_cached_tokens != len(prompt):
             into.miscounted.append(
@@ -159,7 +159,7 @@ def follow(generate: Generate, request: Request, reference: ReferenceAnswer, hel
 
 
 def run(opened: AbstractContextManager[Stack], way: str, requests: Sequence[Request], reference: Any) -> Outcome:
-    """All requests, one after another."""
+    """Run all requests, one after another."""
     outcome, held = Outcome(), Histories()
     with opened as stack:
         progress = Progress(way, len(requests))
@@ -210,7 +210,7 @@ def print_findings(way: str, outcome: Outcome) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     model = resolve_model(options.model)
     try:

@@ -1,17 +1,17 @@
-"""The OpenAI API over HTTP beside the gRPC `Generate` that it stands in front of, on one worker, in turns within one run.
+"""The OpenAI API over HTTP against the gRPC `Generate` below it, on one worker, in turns within one run.
 
-Each round asks both ways for the same things, who goes first alternating:
+Each round sends the same requests both ways, the first way alternating:
 
     fresh        a chat never seen before, streamed
-    regenerated  the same chat again, four times: all but one token of the prompt is cached, so little hides what the way costs
-    together     eight fresh chats at once, each on a connection of its own
+    regenerated  the same chat again, four times: all but one token of the prompt is cached, so little hides the way's cost
+    together     eight fresh chats at once, each on a separate connection
 
     python -m bench.gateway             15 rounds (7 minutes on two cores)
     python -m bench.gateway --quick     2 rounds, a smoke test
 
-Time to the first token runs from sending the request to the first text at the caller; tokens per second are those of a whole
-reply, from its request on. Figures are medians, the worker runs in a process of its own. Number of tokens and text of the
-replies are checked to be the same both ways. Exit code of a full run: 0 when the bars are met, else 1.
+Time to the first token is from sending the request to the first text at the caller; tokens per second are of a whole reply,
+from its request on. Figures are medians; the worker runs in a separate process. Number of tokens and text of the replies must
+be the same both ways. Exit code of a full run: 0 if the bars are met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["main"]
 BOUND = 1.05
 FULL_ROUNDS, QUICK_ROUNDS = 15, 2
 NUM_TOGETHER = 8
-NUM_REGENERATED = 4  # a round: it takes one step, which the machine's moods disturb the most
+NUM_REGENERATED = 4  # per round: it takes one step, which other load disturbs the most
 WORDS = ("river", "stone", "lamp", "window", "garden", "music", "paper", "winter", "bread", "silver", "letter", "horse")
 FRESH, REGENERATED, TOGETHER = "fresh", "regenerated", f"{NUM_TOGETHER} together"
 KINDS = (FRESH, REGENERATED, TOGETHER)
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def ask_grpc(client: GenerationClient, content: str, num_tokens: int) -> Timed:
-    """One chat through `Generate`."""
+    """One chat over `Generate`."""
     from radixkv.generation.params import SamplingParams
     from radixkv.generation.request import GenerateParams
     from radixkv.generation.stream import Delta
@@ -92,7 +92,7 @@ def ask_grpc(client: GenerationClient, content: str, num_tokens: int) -> Timed:
 
 
 def ask_http(connection: http.client.HTTPConnection, model: str, content: str, num_tokens: int) -> Timed:
-    """One chat through `/v1/chat/completions`, on a connection that is open already, as those of a frontend are."""
+    """One chat over `/v1/chat/completions`, on an open connection, like those of a frontend."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
@@ -102,8 +102,8 @@ def ask_http(connection: http.client.HTTPConnection, model: str, content: str, n
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    connection.close()  # one left alone for long is closed by the server
-    connection.request("GET", "/health")  # until it is answered the server has not taken the connection
+    connection.close()  # the server closes an idle one after a while
+    connection.request("GET", "/health")  # before this reply the server has not accepted the connection
     connection.getresponse().read()
     started_s = perf_counter()
     first_s = None
@@ -147,13 +147,13 @@ class Bench:
         return " ".join(self._source.choices(WORDS, k=self._options.prompt_words))
 
     def warm_up(self) -> None:
-        """What is done once: connections, threads, the first steps of every shape."""
+        """Set up once: connections, threads, the first steps of every shape."""
         for ask in self._ways.values():
             ask(0, self._chat())
             list(self._threads.map(ask, range(NUM_TOGETHER), [self._chat() for _ in range(NUM_TOGETHER)]))
 
     def round(self, number: int) -> None:
-        """Everything once, both ways in turn."""
+        """Send everything once, both ways in turn."""
         ways = list(self._ways)[:: 1 if number % 2 else -1]
         chats = {way: self._chat() for way in ways}
         for way in ways:
@@ -205,14 +205,14 @@ def make_report(bench: Bench, options: argparse.Namespace, model: str) -> Report
 
 
 def free_address() -> str:
-    """An address of this machine at which nothing listens."""
+    """A free address of this machine."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_rounds = options.rounds or (QUICK_ROUNDS if options.quick else FULL_ROUNDS)
     model = resolve_model(options.model)

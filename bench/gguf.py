@@ -1,12 +1,12 @@
-"""GGUF files from the disk to tokens, beside llama.cpp: bytes, seconds to the first token, ms a token, prompts, quality.
+"""GGUF files from disk to tokens, against llama.cpp: bytes, seconds to the first token, ms a token, prompts, quality.
 
-Each system serves each file in a process of its own, alone, with the same threads: radixkv with the file's 4 bits kept and
-with int8, llama.cpp from the very file. A first start finds nothing in the cache folder but compiled kernels. The 135M is the
-default model (Q4_1); the others are Llamas of known shapes with random weights in Q4_0, which `bench.made_gguf` writes.
+Each system serves each file in a separate process, alone, with the same threads: radixkv with the file's 4 bits unchanged and
+with int8, llama.cpp from the same file. A first start has only compiled kernels in the cache folder. The 135M is the default
+model (Q4_1); the others are Llamas of known shapes with random weights in Q4_0, written by `bench.made_gguf`.
 
     python -m bench.gguf --peer fetch      fetch llama.cpp (100 MB), write the files (6 GB), measure: some ten minutes
     python -m bench.gguf --model 1.2B      one of them
-    python -m bench.gguf --quick           a tiny one, radixkv alone: under a minute
+    python -m bench.gguf --quick           a tiny one, radixkv alone: less than a minute
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Bench:
         self._real = real
 
     def file_of(self, model: str) -> Path:
-        """Written if it is not there yet.
+        """The model's file, written if missing.
 
         Raises:
-            PeerMissingError: it is the default model's, which was not fetched.
+            PeerMissingError: the default model's file was not fetched.
         """
         if model == REAL:
             if self._real is None:
@@ -77,7 +77,7 @@ class Bench:
         return path
 
     def measure(self, system: str, path: Path) -> dict[str, Any]:
-        """A first start and a later one."""
+        """Measure a first start and a later one."""
         told = {"path": str(path), "num_tokens": NUM_TOKENS, "num_threads": self._num_threads, "package": self._package}
         told["quantization"] = QUANTIZATIONS.get(system)
         what = "llama" if system == LLAMA else "radixkv"
@@ -129,7 +129,7 @@ def bars_of(model: str, figures: dict[str, dict[str, Any]], why_missing: str) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     models = [TINY] if options.quick else options.model or [model for model in MODELS if model != TINY]
     package, real, why_missing = None, None, "left out by --quick"
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except PeerMissingError as error:
             why_missing = str(error)
             print(f"without {LLAMA}: {error}", file=sys.stderr)
-    native_library()  # compiled before anything is timed
+    native_library()  # compiled before timing
     bench, report = Bench(options.threads, package, real), Report("gguf", 0)
     systems = [OURS, ROUNDED, *([LLAMA] if package is not None else [])]
     table = Table(

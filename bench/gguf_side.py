@@ -1,8 +1,8 @@
 """One system serving one GGUF file, alone in a process: ``python -m bench.gguf_side WHAT JSON``; prints a line of JSON.
 
 radixkv    start, a prompt of 64 tokens, `num_tokens` after it, then prompts of 512
-llama      the same of llama.cpp's server
-quality    how far each `--quantization`'s predictions are from those of the file's very numbers in fp32
+llama      the same with llama.cpp's server
+quality    difference of each `--quantization`'s predictions from those of the file's exact numbers in fp32
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LOWEST_ID, HIGHEST_ID = 300, 4000
 NUM_PROMPTS = 2
 
 Generate = Callable[[list[int], int], Iterator[int]]
-"""Token after token of a greedy reply to a prompt, of a number of tokens."""
+"""Token after token of a greedy reply of a given length to a prompt."""
 
 
 def _measure(generate: Generate, spawned_s: float, num_tokens: int) -> dict[str, float]:
-    """Seconds to the first token since the process was spawned; of more tokens the median gap, and a long prompt's time."""
+    """Seconds to the first token since the process was spawned; the median gap of more tokens, and a long prompt's time."""
     source = random.Random(0)
 
     def prompt(length: int) -> list[int]:
@@ -133,7 +133,7 @@ def run_quality(told: dict[str, Any]) -> dict[str, Any]:
     def predictions(**options: str) -> Any:
         runner = ModelRunner(folder, num_blocks=40, device="cpu", **options)
         rows = [ForwardRow([token], at, table, 0, True) for at, token in enumerate(token_ids)]
-        runner.forward([ForwardRow(token_ids[:-1], 0, table, 0, False)])  # then each again, over what is kept
+        runner.forward([ForwardRow(token_ids[:-1], 0, table, 0, False)])  # then each again, over the kept KV
         parts = [runner.forward(rows[first : first + 64]).log_softmax(-1) for first in range(0, len(rows), 64)]
         return [row for part in parts for row in part]
 
@@ -149,7 +149,7 @@ def run_quality(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the requested measurement."""
     runs = {"radixkv": run_radixkv, "llama": run_llama, "quality": run_quality}
     print(json.dumps(runs[sys.argv[1]](json.loads(sys.argv[2]))), flush=True)
 

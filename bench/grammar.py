@@ -1,18 +1,18 @@
-"""What trying grammars in a process of their own costs, and what it keeps away, on the tokenizer of SmolLM2-135M-Instruct.
+"""The cost of trying grammars in a separate process, and its protection, with the tokenizer of SmolLM2-135M-Instruct.
 
-Grammars that programs ask for, in turns on one thread:
+Grammars that programs request, in turns on one thread:
 
-    direct        validated and compiled in the worker's process, without any bound on time and memory
-    first use     tried, compiled, and a matcher made of it
-    second use    a matcher of what is kept
+    direct        validated and compiled in the worker's process, without bounds on time and memory
+    first use     tried, compiled, and instantiated as a matcher
+    second use    a matcher of the kept grammar
 
-Grammars that are made to cost much: how long until one is taken or refused, how much the process of the worker has grown
-with it, and the slowest mask of random replies to those that are taken.
+Grammars made to be costly: time until one is accepted or refused, growth of the worker's process during it, and the slowest
+mask of random replies for accepted ones.
 
     python -m bench.grammar            a minute on an idle machine
-    python -m bench.grammar --quick    3 rounds and 8 of the costly ones; decides nothing
+    python -m bench.grammar --quick    3 rounds and 8 of the costly ones; judges nothing
 
-Milliseconds of wall time, medians; of masks CPU time.
+Milliseconds of wall time, medians; for masks CPU time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOT_ZERO = re.compile(rb"[^\0]")
 
 
 class Met(NamedTuple):
-    """A costly grammar: seconds until the verdict, which, how far the process has grown; the slowest mask if it was taken."""
+    """A costly grammar: seconds until the verdict, the verdict, growth of the process; the slowest mask if it was accepted."""
 
     verdict_s: float
     verdict: str
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure_honest(compiler: GrammarCompiler, trie: Any, num_rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Samples in ms by grammar and way. A namespace of its own makes each round's first use one."""
+    """Samples in ms by grammar and way. A separate namespace per round makes its first use a first one."""
     from llguidance import LLMatcher
 
     def direct(grammar: Grammar) -> None:
@@ -79,7 +79,7 @@ def measure_honest(compiler: GrammarCompiler, trie: Any, num_rounds: int) -> dic
 
     samples: dict[str, dict[str, list[float]]] = {name: {"direct": [], "first": [], "second": []} for name in HONEST}
     for grammar in HONEST.values():
-        compiler.matcher(grammar, "before")  # each way has run once
+        compiler.matcher(grammar, "before")  # one run of each way before timing
         direct(grammar)
     progress = Progress("honest", num_rounds * len(HONEST))
     for number in range(num_rounds):
@@ -103,7 +103,7 @@ def _timed_ms(call: Callable[[], Any]) -> float:
 
 
 def meet(compiler: GrammarCompiler, grammar: Grammar) -> Met:
-    """Ask for a costly grammar, and follow it where it is taken."""
+    """Request a costly grammar, and follow it if it is accepted."""
     before_mib = _resident_mib()
     began_s = time.perf_counter()
     try:
@@ -139,7 +139,7 @@ def _resident_mib() -> float:
 
 
 def report_honest(report: Report, samples: dict[str, dict[str, list[float]]]) -> None:
-    """The table, and what the bars are judged by: the largest of the medians' differences."""
+    """The table, and the judged value: the largest difference of medians."""
     rows, more_ms, second_ms = [], [], []
     for name, of_name in samples.items():
         by_way = {way: summarise(values) for way, values in of_name.items()}

@@ -1,6 +1,6 @@
-"""Grammars that are made to cost much, by name: short or long texts that ask for much time, memory, stack, or slow masks.
+"""Grammars made to be costly, by name: short or long texts that need much time, memory, stack, or slow masks.
 
-And `HONEST`: what programs ask for.
+`HONEST`: grammars that programs request.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
-"""Does the time to the first token tell one tenant what another has cached?
+"""Does the time to the first token reveal to one tenant what another has cached?
 
-Two ways in: the worker's `Generate` with two namespaces, and the gateway over HTTP with two keys. Each pair has prompts of
-random tokens, never seen before. Tenant A has one of them computed; then, in random order,
+Two paths: the worker's `Generate` with two namespaces, and the gateway over HTTP with two keys. Each pair has new prompts of
+random tokens. Tenant A has one of them computed; then, in random order,
 
-    known     tenant B asks for A's prompt
-    fresh     tenant B asks for one as long that nobody has seen
-    own       tenant A asks for its own prompt again: the hit that the same test must find
+    known     tenant B sends A's prompt
+    fresh     tenant B sends a new prompt of the same length
+    own       tenant A sends its own prompt again: a hit that the same test must detect
 
-    difference    known - fresh, pair by pair: 0 if nothing is told
-    gap           fresh - own: what a hit is worth
+    difference    known - fresh, pair by pair: 0 if nothing is revealed
+    gap           fresh - own: the gain of a hit
 
-What is judged was fixed before anything was measured: the mean of the differences with a fifth trimmed off at either end, and
-its 95% interval by bootstrap over the pairs; both ends must lie within 1% of the gap, and the gap's interval above half of it.
-Noise of the machine widens the interval: the table tells how many pairs would have been enough. The shorter the prompts, the
-less a machine's slow changes come between the halves of a pair; and the worker computes on one core, unless OMP_NUM_THREADS
-says otherwise, so that those who ask have another.
+The criterion was fixed before any measurement: the mean of the differences without a fifth at either end, and its 95% interval
+by bootstrap over the pairs; both ends must be within 1% of the gap, and the gap's interval above half of it. Noise of the
+machine widens the interval: the table has the number of pairs that would have been enough. The shorter the prompts, the less
+slow changes of the machine affect a pair; and the worker computes on one core, unless OMP_NUM_THREADS is set, so that the
+clients have another.
 
     python -m bench.isolation             600 pairs each way, prompts of 256 tokens (half an hour on two quiet cores)
     python -m bench.isolation --quick     3 pairs, a smoke test
 
-With `--neighbour` another question is asked: does the first token of one tenant come late because of what another one does, be
-it hostile? See `bench.hostile`.
+With `--neighbour` the question is another: does a tenant's first token come late because of another tenant, possibly a hostile
+one? See `bench.hostile`.
 
     python -m bench.isolation --neighbour [--quick]
 
-What is computed is checked on every request: B's prompts wholly, A's own but for its last token. Exit code of a full run: 0
-when the bars are met, else 1.
+The number of computed tokens is checked on every request: all of B's prompts, only the last token of A's own. Exit code of a
+full run: 0 if the bars are met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SMALLEST_ID, LARGEST_ID = 1_000, 40_000
 HTTP_S = 600.0
 
 Ask = Callable[[str, list[int]], tuple[float, int]]
-"""A tenant and its prompt -> seconds to the first token, tokens found in the cache."""
+"""A tenant and its prompt -> seconds to the first token, and tokens found in the cache."""
 
 
 class Pair(NamedTuple):
@@ -91,7 +91,7 @@ def interval(samples: Sequence[float], seed: int) -> tuple[float, float]:
 
 
 def over_grpc(client: GenerationClient) -> Ask:
-    """Asks the worker itself."""
+    """Requests to the worker itself."""
     from radixkv.generation.params import SamplingParams
     from radixkv.generation.request import GenerateParams
     from radixkv.generation.stream import Delta
@@ -111,14 +111,14 @@ def over_grpc(client: GenerationClient) -> Ask:
 
 
 def over_http(address: str, model: str) -> Ask:
-    """Asks the gateway, each tenant with its own key; the one token of a reply is its first."""
+    """Requests to the gateway, each tenant with its own key; the one token of a reply is its first."""
     connections = {tenant: http.client.HTTPConnection(address, timeout=HTTP_S) for tenant in TENANTS}
 
     def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
         headers = {"content-type": "application/json", "authorization": f"Bearer {tenant}"}
         connection = connections[tenant]
-        connection.close()  # one left alone for long is closed by the server
+        connection.close()  # the server closes an idle one after a while
         connection.connect()
         started_s = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -134,7 +134,7 @@ def over_http(address: str, model: str) -> Ask:
 
 @contextmanager
 def gateway(worker: str) -> Iterator[str]:
-    """A gateway in front of a worker, with a key for each tenant; its address."""
+    """Run a gateway in front of a worker, with a key per tenant; its address."""
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, socket.socket() as probe:
         keys = Path(folder) / "keys.toml"
         digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in TENANTS}
@@ -147,7 +147,7 @@ def gateway(worker: str) -> Iterator[str]:
 
 
 class Prompts:
-    """Prompts of `num_tokens` random ids that differ in their first, so that none shares a prefix with another by chance."""
+    """Prompts of `num_tokens` random ids, with distinct first ids, so that no two share a prefix by chance."""
 
     def __init__(self, source: random.Random, num_tokens: int) -> None:
         self.source = source
@@ -155,13 +155,13 @@ class Prompts:
         self._firsts = iter(source.sample(range(SMALLEST_ID, LARGEST_ID), LARGEST_ID - SMALLEST_ID))
 
     def draw(self) -> list[int]:
-        """The next one."""
+        """Draw the next one."""
         more = (self.source.randint(SMALLEST_ID, LARGEST_ID) for _ in range(self.num_tokens - 1))
         return [next(self._firsts), *more]
 
 
 def measure(ask: Ask, prompts: Prompts) -> Pair:
-    """One pair."""
+    """Measure one pair."""
     source, num_tokens = prompts.source, prompts.num_tokens
     owner, prober = source.sample(TENANTS, 2)
     known, fresh = prompts.draw(), prompts.draw()
@@ -178,7 +178,7 @@ def measure(ask: Ask, prompts: Prompts) -> Pair:
 
 
 def judge(way: str, pairs: list[Pair], made: Report) -> tuple[str, ...]:
-    """Bars and figures of one way in; its row of the table."""
+    """Add bars and figures of one path. Returns its row of the table."""
     differences = [pair.known_s - pair.fresh_s for pair in pairs]
     gaps = [pair.fresh_s - pair.own_s for pair in pairs]
     gap, (gap_low, gap_high) = trimmed_mean(gaps), interval(gaps, made.seed)
@@ -227,7 +227,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--neighbour" in given:
         from bench.hostile.run import main as attack_neighbour
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for _ in range(num_pairs):
             for way in source.sample(sorted(ways), 2):
                 found[way].append(measure(ways[way], prompts))
-                for usage in reader.usage():  # so that nothing is evicted, and the pool is as full for each pair
+                for usage in reader.usage():  # so that nothing is evicted, and the pool is equally full for each pair
                     reader.clear(usage.namespace)
             progress.advance()
     made = Report("isolation", options.seed)

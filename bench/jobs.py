@@ -1,17 +1,17 @@
-"""A batch of few-shot requests while one person chats: what the person notices of it, and what the batch costs.
+"""A batch of few-shot requests while one person chats: the effect on the person, and the cost of the batch.
 
-Each round, with prompts that were never seen before:
+Each round, with new prompts:
 
-    alone      the person asks, turn after turn, and nothing else runs
-    batch      a part of the requests as a batch of /v1/batches; the person goes on asking until it has ended
-    by hand    as many others, sent at once over connections of their own; the person goes on asking
+    alone      the person sends turn after turn, without other load
+    batch      some of the requests as a batch of /v1/batches; the person continues until it has ended
+    by hand    equally many others, sent at once over separate connections; the person continues
 
     python -m bench.jobs             5,000 requests each way, in 5 rounds
     python -m bench.jobs --quick     2 rounds of 48 requests, a smoke test
 
-Time to the first token runs from sending the person's request to the first text. Tokens computed are those of prompts that were
-not found in the cache; their limit is what differs between all prompts, each common prefix counted once. Every request is
-checked to have one answer. Exit code of a full run: 0 when the bars are met, else 1.
+Time to the first token is from sending the person's request to the first text. Tokens computed are prompt tokens that were not
+found in the cache; their limit is the number of distinct ones, each common prefix counted once. Every request must have one
+reply. Exit code of a full run: 0 if the bars are met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Bench:
         return " ".join(self._source.choices(WORDS, k=number))
 
     def _prompts(self) -> list[str]:
-        """Few-shot prompts in no order."""
+        """Few-shot prompts in random order."""
         number, shared = self._num_requests, self._options.shared
         shots = [self._words(self._options.shot_words) for _ in range(0, number, shared)]
         prompts = [f"{shots[place // shared]}\nQuestion {place}: {self._words(12)}\nAnswer:" for place in range(number)]
@@ -104,7 +104,7 @@ class Bench:
         return prompts
 
     def _ask(self) -> float:
-        """The person's next turn; seconds to its first text."""
+        """Send the person's next turn. Returns seconds to its first text."""
         if len(self._turns) > 12:
             self._turns = []
         self._turns.append({"role": "user", "content": self._words(20)})
@@ -138,7 +138,7 @@ class Bench:
             sleep(PAUSE_S)
 
     def round(self, number: int) -> None:
-        """All ways once, in an order that changes."""
+        """Run all ways once, in changing order."""
         self._chat_until(ALONE, lambda: False)
         ways = [(BATCH, self._run_batch), (BY_HAND, self._run_by_hand)][:: 1 if number % 2 else -1]
         for way, run in ways:
@@ -238,7 +238,7 @@ def make_report(bench: Bench, options: argparse.Namespace, model: str, num_reque
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_rounds = options.rounds or (2 if options.quick else 5)
     num_requests = options.requests or (48 if options.quick else 1000)

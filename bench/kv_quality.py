@@ -1,12 +1,12 @@
-"""What quantised KV costs in quality: error of one attention layer, change of perplexity, greedy tokens that change.
+"""The quality of quantised KV: error of one attention layer, change of perplexity, changed greedy tokens.
 
 SmolLM2-135M-Instruct in fp32, over real text in windows of 2,048 tokens: OpenAssistant conversations in the chat template, and
-prompts of a coding agent. Every window is run with KV as it is and then in each format; each position predicts the next token.
+prompts of a coding agent. Every window is run with exact KV and then in each format; each position predicts the next token.
 
     python -m bench.kv_quality            8 windows, 16,376 predictions (half an hour on one core)
-    python -m bench.kv_quality --quick    1 window of 512 tokens; decides no bar
+    python -m bench.kv_quality --quick    1 window of 512 tokens; judges nothing
 
-Bars: perplexity within 0.1% for int8 and 0.5% for fp8. Exit code of a full run: 0 when both are met, else 1; 2 where the
+Bars: perplexity within 0.1% for int8 and 0.5% for fp8. Exit code of a full run: 0 if both are met, otherwise 1; 2 if the
 workloads are missing.
 """
 
@@ -45,12 +45,12 @@ FULL_WINDOWS = 8
 
 
 BOUNDS_PERCENT = {KVFormat.INT8: 0.1, KVFormat.FP8: 0.5}
-"""By how many percent perplexity may change."""
+"""Percent by which perplexity may change."""
 
 
 @dataclass(slots=True)
 class LayerErrors:
-    """An attention site that goes on with exact KV, and notes by how much each format's output differs, layer by layer."""
+    """An attention site that continues with exact KV, and records the difference of each format's output, layer by layer."""
 
     exact: StepAttention
     sites: dict[KVFormat, StepAttention]
@@ -80,7 +80,7 @@ class Predictions:
     agreements: list[Tensor] = field(default_factory=list)
 
     def add(self, log_probabilities: Tensor, exact: Tensor, token_ids: Tensor) -> None:
-        """Of one window: log-probabilities [T, vocabulary] of both, and what came [T]."""
+        """Add one window: log-probabilities [T, vocabulary] of both, and the actual next tokens [T]."""
         following = token_ids[1:, None]
         self.losses.append(-log_probabilities[:-1].gather(1, following).flatten())
         self.exact_losses.append(-exact[:-1].gather(1, following).flatten())
@@ -88,7 +88,7 @@ class Predictions:
         self.agreements.append((exact.argmax(-1) == log_probabilities.argmax(-1))[:-1].float())
 
     def figures(self) -> dict[str, float]:
-        """Perplexity's change with its standard error, mean Kullback-Leibler divergence, greedy tokens that agree."""
+        """Perplexity's change with its standard error, mean Kullback-Leibler divergence, share of equal greedy tokens."""
         exact = torch.cat(self.exact_losses).double()
         differences = torch.cat(self.losses).double() - exact
         return {
@@ -101,7 +101,7 @@ class Predictions:
 
 
 class Model:
-    """The model, and a pool that holds one window in each format."""
+    """The model, and a pool for one window in each format."""
 
     def __init__(self, folder: str, window_tokens: int, block_size: int) -> None:
         num_blocks = -(-window_tokens // block_size)
@@ -116,13 +116,13 @@ class Model:
         self._table = array("i", range(num_blocks))
 
     def site(self, kv_format: KVFormat | None = None) -> StepAttention:
-        """One that keeps KV in this format, or as it is."""
+        """A site with KV in this format, or exact."""
         batch = plan_attention([self.window_tokens], [self.window_tokens], [self._table], self.block_size, "cpu")
         pool = self.runner.pool if kv_format is None else self._pools[kv_format]
         return StepAttention(pool, batch, torch.arange(self.window_tokens))
 
     def sites(self) -> dict[KVFormat, StepAttention]:
-        """One for each format."""
+        """A site per format."""
         return {kv_format: self.site(kv_format) for kv_format in KVFormat}
 
     def log_probabilities(self, token_ids: Tensor, site: AttentionSite) -> Tensor:
@@ -146,7 +146,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read_agent_prompts(folder: Path) -> Iterator[str]:
-    """The end of each session's longest prompt, of those that are long.
+    """The end of each session's longest prompt, for long ones.
 
     Raises:
         WorkloadMissingError: the archive is missing.
@@ -196,14 +196,14 @@ def random_layer_errors(model: Model, seed: int) -> dict[KVFormat, float]:
 
 
 def real_layer_errors(model: Model, token_ids: Tensor) -> dict[KVFormat, list[float]]:
-    """The same of every layer on one window's own q, k and v."""
+    """The same for every layer on one window's own q, k and v."""
     site = LayerErrors(model.site(), model.sites())
     model.log_probabilities(token_ids, site)
     return site.errors
 
 
 def predict(model: Model, windows: Sequence[Tensor]) -> dict[KVFormat, Predictions]:
-    """Every window with exact KV and in each format."""
+    """Run every window with exact KV and in each format."""
     predictions = {kv_format: Predictions() for kv_format in KVFormat}
     progress = Progress("windows", len(windows) * len(predictions))
     for token_ids in windows:
@@ -267,7 +267,7 @@ def report_of(options: argparse.Namespace, model: Model, windows: Sequence[Tenso
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_windows, window_tokens = (1, QUICK_WINDOW_TOKENS) if options.quick else (FULL_WINDOWS, WINDOW_TOKENS)
     folder = resolve_model(None)

@@ -1,15 +1,15 @@
-"""What KV in fewer bits, and deterministic mode, cost in time: a worker's decode step over the same tokens, in turns.
+"""The cost in time of KV in fewer bits, and of deterministic mode: a worker's decode step over the same tokens, in turns.
 
 SmolLM2-135M-Instruct as a worker loads it, over blocks in random order:
 
     one chat        one branch on the whole prompt
-    32 branches     on the prompt that they share, with 64 tokens of their own
+    32 branches     on the prompt that they share, with 64 own tokens
 
-One runner takes turns with one pool of each kind, a burst of steps at a time, of which the first is not counted. Logits are
-checked before anything is timed. Figures are medians; of attention the native decoder tells the time itself.
+One runner takes turns with one pool of each kind, a burst of steps at a time, without its first step. Logits are checked before
+timing. Figures are medians; times of attention are measured by the native decoder.
 
     python -m bench.kv_step            two minutes on one core
-    python -m bench.kv_step --quick    a short prompt, some seconds; decides nothing
+    python -m bench.kv_step --quick    a short prompt, some seconds; judges nothing
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ NUM_BRANCHES = 32
 NUM_ROUNDS, QUICK_ROUNDS, BURST = 12, 1, 6
 CHUNK = 256
 MOST_APART = {KVFormat.INT8: 0.1, KVFormat.FP8: 0.2, KVFormat.INT4: 0.5}
-"""Of the norm of the logits after the prompt."""
+"""Relative to the norm of the logits after the prompt."""
 ATTENTION = 1
-"""Of what the native decoder times."""
+"""Index in the native decoder's times."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Kind:
 
 
 class Histories:
-    """The prompt and the branches' own tokens, and their blocks, which lie alike in every pool."""
+    """The prompt and the branches' own tokens, and their blocks, the same in every pool."""
 
     def __init__(self, num_prompt: int, vocab_size: int) -> None:
         draw = random.Random(SEED)
@@ -75,7 +75,7 @@ class Histories:
         ]
 
     def fill(self, runner: ModelRunner) -> Tensor:
-        """Computes all of them; the logits after the prompt."""
+        """Compute all of them. Returns the logits after the prompt."""
         end = len(self.prompt)
         for start in range(0, end, CHUNK):
             chunk = self.prompt[start : start + CHUNK]
@@ -85,7 +85,7 @@ class Histories:
         return logits[0]
 
     def step(self, load: str, number: int) -> list[ForwardRow]:
-        """The rows of one decode step, the `number`-th of a burst."""
+        """Rows of one decode step, the `number`-th of a burst."""
         if load == LOADS[0]:
             return [ForwardRow([number], len(self.prompt) + number, self.tables[0], 0, True)]
         start = len(self.prompt) + NUM_OWN + number
@@ -96,7 +96,7 @@ LOADS = ("one chat", f"{NUM_BRANCHES} branches")
 
 
 def measure(num_prompt: int, num_rounds: int, report: Report) -> dict[str, Any]:
-    """Fills the report's tables and bars; the figures."""
+    """Fill the report's tables and bars. Returns the figures."""
     runner = ModelRunner(resolve_model(None), num_blocks=1, block_size=BLOCK_SIZE, device="cpu")
     histories = Histories(num_prompt, runner.vocab_size)
     sizes = (runner.pool.layers, histories.num_blocks, BLOCK_SIZE, runner.dtype, runner.device)
@@ -132,12 +132,12 @@ def measure(num_prompt: int, num_rounds: int, report: Report) -> dict[str, Any]:
 
 
 def use(runner: ModelRunner, kind: Kind) -> None:
-    """From now on the runner works on this pool, and in this mode."""
+    """Switch the runner to this pool and mode."""
     runner.pool, runner._shares_reads, runner._batch = kind.pool, kind.shares_reads, None
 
 
 def run_burst(runner: ModelRunner, kind: Kind, histories: Histories, load: str) -> None:
-    """Adds the samples of some steps."""
+    """Add the samples of some steps."""
     use(runner, kind)
     seconds = np.zeros(3)
     if runner._native is not None:
@@ -168,7 +168,7 @@ def table_of(runner: ModelRunner, kinds: list[Kind], num_prompt: int) -> Table:
 
 
 def main() -> int:
-    """Runs, prints the table, writes the JSON; the exit code."""
+    """Run, print the table, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.kv_step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Ten million cached tokens in 100,000 branches behind a service: filling it, its memory, its listing, and its Steps.
+"""Ten million cached tokens in 100,000 branches of a service: filling it, its memory, its listing, and its Steps.
 
-Two services run in processes of their own, with pools of one size: one is full of branches, the other holds nothing but a
-prefix. A holder of each sends the same Steps in turns, at a steady rate: eight prompts opened, the eight before them inserted,
-the eight before those released, as a worker does whose requests last two rounds. In the full pool every block that a Step
-takes is evicted; in the empty one releases keep nothing. So the difference is what a large tree costs a Step, evictions
-included. Then another process lists the large tree while its Steps go on.
+Two services run in separate processes, with pools of one size: one is full of branches, the other holds only a prefix. A holder
+of each sends the same Steps in turns, at a steady rate: eight prompts opened, the eight before them inserted, the eight before
+those released, like a worker whose requests last two rounds. In the full pool every block that a Step takes is evicted; in the
+empty one releases keep nothing. So the difference is the cost of a large tree for a Step, including evictions. Then another
+process lists the large tree while its Steps continue.
 
     python -m bench.large_tree             two minutes
     python -m bench.large_tree --quick     a hundredth of the branches, seconds: a smoke test; figures not worth quoting
@@ -49,7 +49,7 @@ NS_TO_MS = 1e-6
 
 
 class Sizes(NamedTuple):
-    """How large the tree is, and how many Steps are sent to each service."""
+    """Size of the tree, and number of Steps sent to each service."""
 
     num_branches: int
     num_steps: int
@@ -60,7 +60,7 @@ QUICK = Sizes(1_000, 50)
 
 
 class Service:
-    """A service in a process of its own and its one holder; its pool has room for `num_branches`, cached if it `keeps` them."""
+    """A service in a separate process and its one holder; its pool fits `num_branches`, cached if it `keeps` them."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Service:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it holds once it is filled."""
+        """Tokens held once it is filled."""
         return len(self._prefixes) * PREFIX_TOKENS + self.num_branches * BRANCH_TOKENS
 
     @property
@@ -98,7 +98,7 @@ class Service:
         raise OSError("no VmRSS in its status")
 
     def fill(self) -> float:
-        """Publish the prefixes, and all branches if it keeps them; how many seconds that takes."""
+        """Publish the prefixes, and all branches if it keeps them. Returns the seconds taken."""
         start_s = time.monotonic()
         outstanding: deque[Any] = deque()
         num_kept = self.num_branches if self._keeps else 0
@@ -123,7 +123,7 @@ class Service:
         return elapsed_s
 
     def step(self) -> int:
-        """One Step of steady load; what its round trip takes in nanoseconds."""
+        """Send one Step of steady load. Returns its round trip in nanoseconds."""
         prompts = [self._prompt(self._source.randrange(len(self._prefixes))) for _ in range(BATCH)]
         opened = [self._new_id() for _ in prompts]
         ops: list[StepOp] = [AcquireOp(prompt, seq_id=seq_id) for prompt, seq_id in zip(prompts, opened, strict=True)]
@@ -143,7 +143,7 @@ class Service:
         return elapsed_ns
 
     def branch(self, number: int) -> bytes:
-        """One of the branches that it is filled with."""
+        """One of the branches that fill it."""
         prefix = self._prefixes[number % len(self._prefixes)]
         return prefix + random_tokens(random.Random(self._branches[number]), BRANCH_TOKENS)
 
@@ -163,7 +163,7 @@ def _require_good(results: Sequence[Any]) -> None:
 
 @contextmanager
 def served(num_branches: int, seed: int, *, keeps: bool) -> Iterator[Service]:
-    """A service and its holder."""
+    """Run a service and its holder."""
     command = [sys.executable, "-m", "bench.large_tree", "--serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "stdout is a pipe"
@@ -176,12 +176,12 @@ def served(num_branches: int, seed: int, *, keeps: bool) -> Iterator[Service]:
 
 
 def serve() -> None:
-    """Be the service, until the signal."""
+    """Run the service until the signal."""
     run_service(ServiceConfig(addresses=("127.0.0.1:0",)), lambda addresses: print(addresses[0], flush=True))
 
 
 def read_dump(address: str) -> None:
-    """Read the listing of a service as it comes off the wire; print the seconds, bytes and messages that it took."""
+    """Read the raw listing of a service; print its seconds, bytes and messages."""
     with open_channel(address) as channel:
         call = channel.unary_stream("/radixkv.v1.PrefixCache/Dump", readers.DumpRequest.SerializeToString, len)
         start_s = time.monotonic()
@@ -190,7 +190,7 @@ def read_dump(address: str) -> None:
 
 
 def steady(services: dict[str, Service], num_steps: int) -> dict[str, list[int]]:
-    """Times of Steps in nanoseconds at a steady rate, now one service first, now the other; a tenth more to warm up."""
+    """Times of Steps in nanoseconds at a steady rate, services in turns; a tenth more to warm up."""
     names = list(services)
     times: dict[str, list[int]] = {name: [] for name in names}
     next_s = time.monotonic()
@@ -205,7 +205,7 @@ def steady(services: dict[str, Service], num_steps: int) -> dict[str, list[int]]
 
 
 def while_listed(service: Service) -> tuple[list[int], dict[str, float]]:
-    """Times of Steps that are sent while another process reads the listing, and what that took."""
+    """Times of Steps sent while another process reads the listing, and figures of that reading."""
     command = [sys.executable, "-m", "bench.large_tree", "--dump", service.address]
     times = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
@@ -232,7 +232,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(sizes: Sizes, seed: int) -> tuple[dict[str, Any], dict[str, Summary]]:
-    """All figures but the times, and the times of Steps in milliseconds."""
+    """All figures except the times, and the times of Steps in milliseconds."""
     with ExitStack() as stack:
         empty = stack.enter_context(served(sizes.num_branches, seed + 1, keeps=False))
         large = stack.enter_context(served(sizes.num_branches, seed, keeps=True))
@@ -262,7 +262,7 @@ def measure(sizes: Sizes, seed: int) -> tuple[dict[str, Any], dict[str, Summary]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     if options.serve:
         serve()

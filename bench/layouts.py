@@ -1,24 +1,25 @@
-"""What a block table costs one chat, and what its first fork costs a line.
+"""The cost of a block table for one chat, and of the first fork of a line.
 
 A decode step of SmolLM2-135M-Instruct as a worker loads it, one branch, over the same tokens laid out in three ways:
 
-    paged       blocks of 16 in random order, as a pool gives them once branches have come and gone
-    arena       blocks of 16 that follow one another, as a line has them: one contiguous span
-    one block   a single block as long as the context can be: no table to speak of
+    paged       blocks of 16 in random order, like a pool's after branches have come and gone
+    arena       consecutive blocks of 16, like a line's: one contiguous span
+    one block   a single block as long as the context can be: practically without a table
 
-One runner takes turns with them, a burst of steps at a time, of which the first is not counted. The logits are checked before
-anything is timed. Of attention the native decoder tells the time itself.
+One runner takes turns with them, a burst of steps at a time, without its first step. The logits are checked before timing.
+Times of attention are measured by the native decoder.
 
 Then an engine with a span for one line: time to the first token of a prompt, and of the same prompt again:
 
     cold            all of it is computed, as a line
     first fork      the line is moved into blocks, and its last token is run again
-    second fork     it is there already
+    second fork     it has been moved already
 
-Every round has a prompt of its own. What each request computed, and its first token, are checked. Figures are medians.
+Every round has a new prompt. The number of computed tokens of each request, and its first token, are checked. Figures are
+medians.
 
     python -m bench.layouts            five minutes on one core
-    python -m bench.layouts --quick    short contexts, some seconds; decides nothing
+    python -m bench.layouts --quick    short contexts, some seconds; judges nothing
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ LENGTHS, QUICK_LENGTHS = (64, 512, 2048, 4096, 8192), (64, 256)
 NUM_ROUNDS, QUICK_ROUNDS, BURST = 25, 2, 6
 CHUNK = 256
 MOST_APART = 1e-3
-"""Of the logits' norm."""
+"""Relative to the logits' norm."""
 MOST_SLOWER = 1.1
 FORK_LENGTHS, QUICK_FORK_LENGTHS = (512, 2048, 8000), (128,)
 FORK_ROUNDS, QUICK_FORK_ROUNDS = 3, 1
@@ -59,11 +60,11 @@ MOST_OF_COLD = 0.1
 FORKS = ("cold", "first fork", "second fork")
 SMALLEST_ID, LARGEST_ID = 1_000, 40_000  # ordinary tokens in the vocabulary of any chat model
 ATTENTION = 1
-"""Of what the native decoder times."""
+"""Index in the native decoder's times."""
 
 
 class Kind(NamedTuple):
-    """One way to lie in memory."""
+    """One layout in memory."""
 
     name: str
     pool: KVPool
@@ -78,7 +79,7 @@ class Samples(NamedTuple):
 
 
 def lay_out(runner: ModelRunner, tokens: list[int]) -> list[Kind]:
-    """Computes the tokens once and puts their KV into all three."""
+    """Compute the tokens once and put their KV into all three."""
     num_blocks = len(tokens) // BLOCK_SIZE
     runner.allocate_pool(2 * num_blocks, BLOCK_SIZE)
     in_order = array("i", range(num_blocks, 2 * num_blocks))
@@ -98,19 +99,19 @@ def lay_out(runner: ModelRunner, tokens: list[int]) -> list[Kind]:
 
 
 def run_step(runner: ModelRunner, kind: Kind, tokens: list[int], length: int) -> Tensor:
-    """The step that computes the last of `length` tokens again, which changes nothing."""
+    """Run the step that computes the last of `length` tokens again, which changes nothing."""
     size = kind.pool.block_size
     row = ForwardRow([tokens[length - 1]], length - 1, kind.table[: -(-length // size)], 0, True)
     return runner.forward([row])
 
 
 def use(runner: ModelRunner, kind: Kind) -> None:
-    """From now on the runner works on this pool."""
+    """Switch the runner to this pool."""
     runner.pool, runner._batch = kind.pool, None
 
 
 def measure_steps(report: Report, lengths: tuple[int, ...], num_rounds: int) -> list[dict[str, Any]]:
-    """Adds table and bars to the report; the figures."""
+    """Add table and bars to the report. Returns the figures."""
     runner = ModelRunner(resolve_model(None), num_blocks=1, block_size=BLOCK_SIZE, device="cpu")
     draw = random.Random(SEED)
     tokens = draw.choices(range(runner.vocab_size), k=lengths[-1])
@@ -144,7 +145,7 @@ def measure_steps(report: Report, lengths: tuple[int, ...], num_rounds: int) -> 
 
 
 def most_apart(runner: ModelRunner, kinds: list[Kind], tokens: list[int], lengths: tuple[int, ...]) -> float:
-    """How far the logits of any two kinds are apart at any length, relative to their norm."""
+    """Largest distance of the logits of any two kinds at any length, relative to their norm."""
     apart = 0.0
     for length in lengths:
         exact: Tensor | None = None
@@ -157,7 +158,7 @@ def most_apart(runner: ModelRunner, kinds: list[Kind], tokens: list[int], length
 
 
 def run_burst(runner: ModelRunner, kind: Kind, tokens: list[int], length: int, samples: Samples) -> None:
-    """Adds the samples of some steps."""
+    """Add the samples of some steps."""
     use(runner, kind)
     seconds = np.zeros(3)
     if runner._native is not None:
@@ -173,7 +174,7 @@ def run_burst(runner: ModelRunner, kind: Kind, tokens: list[int], length: int, s
 
 
 def measure_forks(report: Report, lengths: tuple[int, ...], num_rounds: int) -> list[dict[str, Any]]:
-    """Adds table and bars to the report; the figures."""
+    """Add table and bars to the report. Returns the figures."""
     line_blocks = -(-lengths[-1] // BLOCK_SIZE) + 1
     num_blocks = line_blocks + 1
     runner = ModelRunner(resolve_model(None), num_blocks=num_blocks + line_blocks, block_size=BLOCK_SIZE, device="cpu")
@@ -181,14 +182,14 @@ def measure_forks(report: Report, lengths: tuple[int, ...], num_rounds: int) -> 
     draw = random.Random(SEED)
     rows, figures = [], []
     with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), arena=arena) as engine:
-        first_token(engine, draw.choices(range(SMALLEST_ID, LARGEST_ID), k=64), 1)  # the first of all is slower
+        first_token(engine, draw.choices(range(SMALLEST_ID, LARGEST_ID), k=64), 1)  # the very first is slower
         for length in lengths:
             samples_ms: dict[str, list[float]] = {kind: [] for kind in FORKS}
             for _ in range(num_rounds):
                 prompt = draw.choices(range(SMALLEST_ID, LARGEST_ID), k=length)
                 timed = {kind: first_token(engine, prompt, 2 if kind == FORKS[0] else 1) for kind in FORKS}
                 assert [one.num_computed for one in timed.values()] == [length + 1, 1, 1], timed
-                alike = FORKS if runner.is_native else FORKS[1:]  # torch rounds a row in a chunk otherwise than alone
+                alike = FORKS if runner.is_native else FORKS[1:]  # torch rounds a row in a chunk differently than alone
                 assert len({timed[kind].token_id for kind in alike}) == 1, timed
                 for kind, one in timed.items():
                     samples_ms[kind].append(one.ms)
@@ -214,7 +215,7 @@ class Timed(NamedTuple):
 
 
 def first_token(engine: Engine, prompt: list[int], max_tokens: int) -> Timed:
-    """Asks for a reply and reads it to its end."""
+    """Request a reply and read it to its end."""
     params = GenerateParams(
         token_ids=prompt, sampling=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     )
@@ -229,7 +230,7 @@ def first_token(engine: Engine, prompt: list[int], max_tokens: int) -> Timed:
 
 
 def main() -> int:
-    """Runs, prints the table, writes the JSON; the exit code."""
+    """Run, print the tables, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.layouts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

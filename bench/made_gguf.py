@@ -1,6 +1,6 @@
-"""Llamas of given shapes with random weights in Q4_0, as GGUF files: for sizes of which no weights are at hand.
+"""Llamas of given shapes with random weights in Q4_0, as GGUF files: for sizes without available weights.
 
-As llama.cpp's own tool does, the matrix that gives the logits, embeddings or not, is in Q6_K.
+As with llama.cpp's own tool, the matrix of the logits, tied to the embeddings or not, is in Q6_K.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHAPES = {
 
 
 def write_made(shape: Shape, path: Path, seed: int = 0) -> None:
-    """Write the model to `path`; what is held of it is its largest matrix."""
+    """Write the model to `path`; memory holds at most its largest matrix."""
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, "llama")
     writer.add_context_length(_NUM_CONTEXT)
@@ -83,14 +83,14 @@ def write_made(shape: Shape, path: Path, seed: int = 0) -> None:
 
 
 def _random_blocks(shape: tuple[int, int], kind: gguf.GGMLQuantizationType, seed: int) -> np.ndarray:
-    """Bytes of a matrix, of random codes."""
+    """Random codes of a matrix, as bytes."""
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(seed).integers(0, 256, (shape[0] * shape[1] // size, num_bytes), dtype=np.uint8)
     if kind == Q4_0:
-        blocks[:, :2] = np.array([_SPREAD / 4.6], np.float16).view(np.uint8)  # 4.6: of 0 to 15
+        blocks[:, :2] = np.array([_SPREAD / 4.6], np.float16).view(np.uint8)  # 4.6: for 0 to 15
     else:
         blocks[:, -18:-2] = 1
-        blocks[:, -2:] = np.array([_SPREAD / 18.5], np.float16).view(np.uint8)  # 18.5: of 0 to 63
+        blocks[:, -2:] = np.array([_SPREAD / 18.5], np.float16).view(np.uint8)  # 18.5: for 0 to 63
     return blocks.reshape(-1)
 
 

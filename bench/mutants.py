@@ -1,14 +1,14 @@
-"""How many bugs that nobody chose the tests find: small changes drawn by chance, one at a time, each tried on what runs it.
+"""Share of random bugs that the tests find: small changes drawn at random, one at a time, each tried on the tests that run it.
 
     python -m bench.mutants --seed 7 --covering unit.json integration.json
     python -m bench.mutants --seed 7 --packages gateway client --number 40 --covering unit.json
-    python -m bench.mutants --seed 7 --only 12 31 --covering unit.json          some of those that this seed draws
+    python -m bench.mutants --seed 7 --only 12 31 --covering unit.json          some of this seed's draws
 
-`bench.covering` makes the maps of which tests run which line. A changed line is drawn first, then one of its changes
-(`bench.mutations`). The tests that run its function, those of its line before the others and quick ones first, run with it
-(`bench.planting`) and stop at the first that fails: found. One that hangs is found, too; `not run` is one
-whose map names a test that is no longer there: make it again. What survives is printed and written with its line before and
-after: read each, it is a missing test or changes nothing that can be seen.
+`bench.covering` makes the maps of the tests that run each line. A changed line is drawn first, then one of its changes
+(`bench.mutations`). The tests that run its function, those of its line first and quick ones before slow ones, run with it
+(`bench.planting`) and stop at the first failure: found. A hang counts as found; `not run` means that the map names a missing
+test: make it again. Survivors are printed and written with their line before and after: read each, it is a missing test or
+changes nothing observable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FOUND = ("found", "hangs")
 
 
 class Covering(NamedTuple):
-    """What the maps say: how long each test takes, and which run a line."""
+    """Contents of the maps: the duration of each test, and the tests that run each line."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
@@ -56,7 +56,7 @@ class Covering(NamedTuple):
         return covering
 
     def tests(self, module: str, mutation: Mutation) -> list[str]:
-        """Those that run the line, then those that run its function: the quickest first, until they take too long."""
+        """Tests that run the line, then those that run its function: the quickest first, up to a total time."""
         lines, chosen, left_s = self.lines.get(module, {}), {}, MAX_TEST_S
         for line in (mutation.line, mutation.first_line):
             for test in sorted(lines.get(line, ()), key=self.seconds.__getitem__):
@@ -73,7 +73,7 @@ class Mutant(NamedTuple):
     after: str
 
     def verdict(self, covering: Covering, also: list[str], log: Path) -> str:
-        """What the tests that run it say, and `also` those."""
+        """Verdict of the tests that run it, and of `also`."""
         tests = [*covering.tests(self.module, self.mutation), *also]
         if not tests:
             return "no test"
@@ -82,7 +82,7 @@ class Mutant(NamedTuple):
 
 
 def drawn(folders: list[str], seed: int, number: int) -> list[Mutant]:
-    """`number` lines by chance, and a change of each."""
+    """`number` random lines, and a change of each."""
     sources = {
         str(path.relative_to(ROOT)): path.read_bytes()
         for folder in folders
@@ -103,7 +103,7 @@ def drawn(folders: list[str], seed: int, number: int) -> list[Mutant]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 1 where fewer are found than is asked."""
+    """Run the command. Returns the exit status: 1 if fewer are found than required."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--number", type=int, default=100, help="how many are drawn (default: 100)")

@@ -1,8 +1,8 @@
-"""The small changes of a function's text that `bench.mutants` draws from: each what a tired developer could write.
+"""Small changes of a function's text, the pool for `bench.mutants`: each a plausible mistake of a tired developer.
 
-Comparisons at their bound or the other way, `and` for `or`, a condition left out or turned round, one more or less, a call, an
-assignment, a keyword or a bound of a slice left out, nothing returned. Not changed: what only words depend on (`raise`, the
-log, f-strings), annotations, assertions, and what runs at import.
+Comparisons at their bound or reversed, `and` for `or`, a condition dropped or negated, one more or less, a call, an
+assignment, a keyword or a bound of a slice dropped, nothing returned. Not changed: text that only affects wording (`raise`, the
+log, f-strings), annotations, assertions, and code that runs at import.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOGS = {"_LOG", "warnings", "print"}
 
 
 class Mutation(NamedTuple):
-    """In the text of a module, what stands from `start` to `end` (bytes) becomes `text`; its function is at `first_line`."""
+    """In a module's text, `start` to `end` (bytes) becomes `text`; its function is at `first_line`."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class Mutation(NamedTuple):
     text: str
 
     def planted(self, source: bytes) -> bytes:
-        """The module with the change in it. O(bytes)."""
+        """The changed module. O(bytes)."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
 
@@ -49,7 +49,7 @@ def mutations(source: bytes) -> list[Mutation]:
     """All changes of all functions of a module, in the order of the text. O(bytes).
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: invalid Python.
     """
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -69,12 +69,12 @@ def mutations(source: bytes) -> list[Mutation]:
                         if isinstance(changed, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Compare)
                         else text,
                     )
-                    found[made.start, made.end, made.text] = made  # the innermost function comes last
+                    found[made.start, made.end, made.text] = made  # the innermost function is last
     return [found[key] for key in sorted(found)]
 
 
 def _judged(nodes: list[ast.stmt]) -> Iterator[ast.expr | ast.stmt]:
-    """Every statement and expression below that does more than to word something."""
+    """Every statement and expression below that affects more than wording."""
     below: list[ast.AST] = [*nodes]
     while below:
         node = below.pop()
@@ -88,7 +88,7 @@ def _judged(nodes: list[ast.stmt]) -> Iterator[ast.expr | ast.stmt]:
 
 
 def _is_worded(node: ast.AST) -> bool:
-    """Whether it is a call that logs, or a docstring."""
+    """Whether it is a logging call, or a docstring."""
     if not isinstance(node, ast.Expr):
         return False
     called = node.value.func if isinstance(node.value, ast.Call) else node.value
@@ -98,7 +98,7 @@ def _is_worded(node: ast.AST) -> bool:
 
 
 def _changes(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
-    """What becomes what."""
+    """Pairs of node and replacement."""
     if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Constant):
         yield node.test, ast.UnaryOp(ast.Not(), node.test)
     for changed in _changed(node):

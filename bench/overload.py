@@ -1,21 +1,21 @@
-"""Four times more work than the pool holds, for minutes: does anything fail, does anybody wait too long, what does it cost?
+"""Four times the work that fits the pool, for minutes: failures, longest waits, and the cost in throughput.
 
-Requests are kept outstanding so that what they may need in all (prompt and longest reply) is always a multiple of the pool:
-once it (load that fits), twice, and four times with preemption by recompute and by swap. The loads take turns, so that the
-machine's moods hit them alike. Requests come in groups that share a prefix. After every 96 requests the replies turn from
-short ones, which end by chance, to ones as long as they may be, or back: what a request will need is not known when it starts,
-and what was learnt of those before it is wrong. All loads are given the same requests in the same order.
+Outstanding requests are kept such that their possible need (prompt and longest reply) is always a multiple of the pool: once
+(load that fits), twice, and four times with preemption by recompute and by swap. The loads take turns, so that other work on
+the machine affects them alike. Requests come in groups that share a prefix. After every 96 requests the replies change between
+short ones, which end at random, and ones of full length: a request's need is not known when it starts, and estimates from the
+requests before it are wrong. All loads get the same requests in the same order.
 
-    nothing fails       every request comes to its end, and the cache's own check holds
-    longest wait        to a first token, against `max_wait_s` + the time in which the outstanding work can be done: who is
-                        due is overtaken by nobody, so only what was there before it is served first
-    throughput          tokens per second, of replies as they come and of prompts with the first of them, against the best of
-                        the other loads; what is computed again counts nothing
-    empty slots         of every row that draws a token, at every step: at most block_size - 1, and a block of look-ahead
+    nothing fails       every request completes, and the cache's invariants hold
+    longest wait        to a first token, against `max_wait_s` + the time to complete the outstanding work: a due request is
+                        never overtaken, so only older ones are served first
+    throughput          tokens per second, of replies as they arrive and of prompts with their first token, against the best of
+                        the other loads; recomputed tokens do not count
+    empty slots         for every row that draws a token, at every step: at most block_size - 1, and a block of look-ahead
 
     python -m bench.overload                     10 minutes per load, a tiny model
-    python -m bench.overload --minutes 0.25      what CI runs, a minute in all
-    python -m bench.overload --model default     SmolLM2-135M-Instruct in its place
+    python -m bench.overload --minutes 0.25      as in CI, a minute in all
+    python -m bench.overload --model default     with SmolLM2-135M-Instruct
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["main"]
 FITS, TWICE, RECOMPUTE, SWAP = "fits", "2x, recompute", "4x, recompute", "4x, swap"
 OVERLOAD = 4.0
 JUDGED_MINUTES = 1.0
-"""Below it there are too few requests to judge the throughput by, or to expect a preemption."""
+"""With less time there are too few requests to judge the throughput, or to expect a preemption."""
 THROUGHPUT_BOUND = 0.9
 VOCAB_SIZE = 128
 EOS = 2
@@ -57,7 +57,7 @@ NUM_GROUPS = 8
 
 @dataclass(slots=True)
 class Load:
-    """What happened under one load. Times in seconds; `max_empty`: most empty slots behind a row that drew a token."""
+    """Measurements under one load. Times in seconds; `max_empty`: most empty slots after a row that drew a token."""
 
     multiple: float
     seconds: float = 0.0
@@ -73,7 +73,7 @@ class Load:
 
     @property
     def useful_per_s(self) -> float:
-        """Prompt and reply tokens that a caller has had for the first time, per second."""
+        """Prompt and reply tokens delivered for the first time, per second."""
         return self.num_useful / max(self.seconds, 1e-9)
 
 
@@ -100,7 +100,7 @@ def tiny_model(folder: Path) -> str:
 
 
 class _Request(NamedTuple):
-    """`is_short`: the reply ends by chance, after a dozen tokens on average; else with its longest length."""
+    """`is_short`: the reply ends at random, after a dozen tokens on average; otherwise it has full length."""
 
     prompt: list[int]
     longest_reply: int
@@ -108,12 +108,12 @@ class _Request(NamedTuple):
 
     @property
     def num_needed(self) -> int:
-        """Tokens that it may need."""
+        """Most tokens that it may need."""
         return len(self.prompt) + self.longest_reply
 
 
 class _Requests:
-    """Prompts and longest replies, drawn one by one; any thread may ask."""
+    """Prompts and longest replies, drawn one by one; thread-safe."""
 
     def __init__(self, seed: int, longest_prompt: int, longest_reply: int) -> None:
         self._source = random.Random(seed)
@@ -127,7 +127,7 @@ class _Requests:
         return self._source.choices(range(3, VOCAB_SIZE), k=length)
 
     def draw(self) -> _Request:
-        """The next one."""
+        """Draw the next one."""
         with self._lock:
             is_short = self._num_drawn // RUN_LENGTH % 2 == 0
             self._num_drawn += 1
@@ -137,7 +137,7 @@ class _Requests:
 
 
 class Player:
-    """Keeps an engine loaded for the time of a turn, then lets all that runs come to its end."""
+    """Keeps an engine loaded for the time of a turn, then waits for all running requests."""
 
     def __init__(self, engine: Engine, load: Load, requests: _Requests, num_slots: int) -> None:
         self._engine = engine
@@ -148,7 +148,7 @@ class Player:
         self._changed = threading.Condition()
 
     def play(self, turn_s: float) -> None:
-        """As many requests as keep the target outstanding; measured until the end of the turn, then all are waited for."""
+        """Send requests to keep the target outstanding; measure until the end of the turn, then wait for all."""
         started_s = time.monotonic()
         threads: list[threading.Thread] = []
         useful_before = self._load.num_useful
@@ -171,7 +171,7 @@ class Player:
             if thread.is_alive():
                 self._load.failures.append(f"a request has not come to its end {JOIN_S:.0f} s after the last was sent")
                 break
-        # What came while the load was falling is no throughput under it.
+        # Tokens delivered while the load falls do not count as throughput.
         self._load.num_useful = max(num_useful, useful_before)
 
     def _ask(self, request: _Request) -> None:
@@ -209,7 +209,7 @@ class Player:
 
 
 def _checked_runner(load: Load) -> Any:
-    """A model runner that looks at the empty slots behind every row that draws a token."""
+    """A model runner that counts the empty slots after every row that draws a token."""
     from radixkv.worker.model.model import ModelRunner
 
     class CheckedRunner(ModelRunner):
@@ -227,7 +227,7 @@ def _checked_runner(load: Load) -> Any:
 
 @contextmanager
 def loaded(name: str, model: str, options: argparse.Namespace, load: Load) -> Iterator[Engine]:
-    """An engine with a pool of its own, its cache checked at the end."""
+    """Run an engine with a separate pool; its cache is checked at the end."""
     from radixkv.core.cache.prefix_cache import PrefixCache
     from radixkv.worker.engine.engine import Engine
     from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -250,7 +250,7 @@ def loaded(name: str, model: str, options: argparse.Namespace, load: Load) -> It
 
 
 def run(model: str, options: argparse.Namespace) -> dict[str, Load]:
-    """All loads, a turn of each after another."""
+    """Run all loads, one turn each in sequence."""
     loads = {FITS: Load(1.0), TWICE: Load(2.0), RECOMPUTE: Load(OVERLOAD), SWAP: Load(OVERLOAD)}
     num_turns = max(1, round(60 * options.minutes / TURN_S))
     turn_s = 60 * options.minutes / num_turns
@@ -269,7 +269,7 @@ def run(model: str, options: argparse.Namespace) -> dict[str, Load]:
 
 
 def wait_bound_s(load: Load, options: argparse.Namespace) -> float:
-    """`max_wait_s`, and the time in which the outstanding work is done at the rate that was measured."""
+    """`max_wait_s`, and the time to complete the outstanding work at the measured rate."""
     return float(options.max_wait + load.multiple * options.slots / max(load.useful_per_s, 1e-9))
 
 
@@ -334,7 +334,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     configure_threads()
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:

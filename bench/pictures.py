@@ -1,10 +1,10 @@
-"""The pictures of the pages that the README shows, taken anew: a whole `radixkv up` with the real model, in a real browser.
+"""Takes the README's pictures of the pages: a complete `radixkv up` with the real model, in a real browser.
 
     python -m bench.pictures                 all of them, into bench/results (a minute on two cores)
     python -m bench.pictures --only chat     one of them
-    python -m bench.pictures --folder DIR    somewhere else
+    python -m bench.pictures --folder DIR    into another folder
 
-It needs Chromium and what `pip install 'radixkv[all]'` installs. What is seen in them is what the model said just then.
+Needs Chromium and the packages of `pip install 'radixkv[all]'`. Replies in the pictures are the model's, from this run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chr
 
 @contextmanager
 def running_site(*flags: str) -> Iterator[str]:
-    """A whole radixkv in a process of its own, with further flags of `radixkv up`; where its pages are."""
+    """Run a complete radixkv in a separate process, with further flags of `radixkv up`; the address of its pages."""
     with tempfile.TemporaryDirectory(prefix="radixkv-pictures-") as folder:
         command = [sys.executable, "-m", "radixkv.cli", "up", "--no-chat", "--http", "127.0.0.1:0", "--state", "none"]
         command += ["--listen", f"unix:{folder}/worker", "--service-listen", f"unix:{folder}/service", *flags]
@@ -58,7 +58,7 @@ def running_site(*flags: str) -> Iterator[str]:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """The machine's Chromium, without a window."""
+    """Start the machine's Chromium, headless."""
     chromium = next(filter(None, map(shutil.which, _NAMES)), None)
     if chromium is None:
         raise SystemExit("no Chromium on this machine: apt-get install chromium")
@@ -71,7 +71,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 def say(page: Page, text: str) -> None:
-    """Ask, and wait for the reply."""
+    """Send a message, and wait for the reply."""
     count = page.locator("article").count()
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
@@ -80,7 +80,7 @@ def say(page: Page, text: str) -> None:
 
 
 def wait_until_written(page: Page) -> None:
-    """Wait until no reply is under way on any branch."""
+    """Wait until no branch has a reply in progress."""
     page.locator(".outline .writing-mark").first.wait_for(state="detached")
 
 
@@ -122,7 +122,7 @@ def drafts(page: Page) -> None:
 
 
 def tree(page: Page) -> None:
-    """The tree that the conversations have left, a node of it chosen."""
+    """The tree of the conversations, with a node selected."""
     page.locator("#drawing").focus()
     for key in ("ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
@@ -130,7 +130,7 @@ def tree(page: Page) -> None:
 
 
 def fragmentation(page: Page) -> None:
-    """Three pools in the middle of the recorded run."""
+    """Three pools half-way through the recorded run."""
     page.locator(".outcome").first.wait_for()
     page.wait_for_timeout(SETTLE_MS)
 
@@ -142,7 +142,7 @@ PICTURES: dict[str, tuple[str, Callable[[Page], None], dict[str, int], str]] = {
     "tree": ("/tree", tree, WIDE, "light"),
     "fragmentation": ("/fragmentation", fragmentation, {"width": 1280, "height": 1000}, "light"),
 }
-"""By name: path, what is done there, size of the window, colours."""
+"""By name: path, function that prepares the page, size of the window, colours."""
 
 
 def take(browser: Browser, site: str, name: str, folder: Path) -> Path:
@@ -160,7 +160,7 @@ def take(browser: Browser, site: str, name: str, folder: Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
+    """Run the command. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.pictures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""Tests run on a bug: with one module's text changed, in a process of its own, and not a file touched.
+"""Runs tests on a bug: with one module's text changed, in a separate process, without touching a file.
 
-A process per bug is cheap: it is forked off one that has imported what everybody needs, and nothing of radixkv. A program that
-a test starts runs what is on disk.
+A process per bug is cheap: it is forked from one that has imported the packages that all tests need, but nothing of radixkv.
+Programs started by a test run the files on disk.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ _SHARED = (
 )
 
 _OPTIONS = ("-qx", "-m", "", "-n", "0", "-p", "no:cacheprovider", "--timeout", "60")
-_OPTIONS = (*_OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning")  # a plugin of pytest's is among the shared
+_OPTIONS = (*_OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning")  # a plugin of pytest's is imported before
 _USAGE_ERROR = 4  # of pytest's exit statuses: a wrong name, and a conftest that cannot be imported
 _NOT_FOUND = re.compile(r"^ERROR: (file or directory )?not found: ", re.MULTILINE)
 
 
 def prepare() -> None:
-    """Import once what is slow to import."""
+    """Import slow packages once."""
     for name in _SHARED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def module_name(path: str) -> str:
-    """`radixkv/core/nodes/node.py` as it is imported."""
+    """Import name of `radixkv/core/nodes/node.py`."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def run_planted(path: str, source: bytes, tests: Sequence[str], log: Path, timeout_s: float) -> str:
-    """What the tests say where `source` is the module at `path` (of the repository): `found`, `hangs`, `survives` or `not run`.
+    """Verdict of the tests if `source` is the module at `path` (of the repository): `found`, `hangs`, `survives` or `not run`.
 
-    They stop at the first that fails; what they print is in `log`. None is run where one is not there. Nothing of radixkv
-    may be imported here.
+    They stop at the first failure; their output is in `log`. If one is missing, none is run. Nothing of radixkv may be imported
+    here.
     """
     child = os.fork()
     if not child:
@@ -77,7 +77,7 @@ def run_planted(path: str, source: bytes, tests: Sequence[str], log: Path, timeo
 
 
 def _run(path: str, source: bytes, tests: Sequence[str], log: Path) -> None:
-    """In the child: run the tests and end the process, with 0 where none fails."""
+    """In the child: run the tests and exit, with 0 if none fails."""
     code = 1
     try:
         os.setsid()

@@ -1,8 +1,8 @@
-"""A cache service with ten million cached tokens is killed and started again: how long until it has its tree back.
+"""A cache service with ten million cached tokens is killed and started again: the time until its tree is complete.
 
-The holder has 100,000 branches cached and eight sequences open. The service is killed with SIGKILL and started anew, with
-nothing; the holder attaches, tells it what the pool holds, and its next Step is answered. Every branch and every sequence must
-be there.
+The holder has 100,000 branches cached and eight sequences open. The service is killed with SIGKILL and started again, empty;
+the holder attaches and publishes the pool's content, and its next Step gets a reply. Every branch and every sequence must be
+present.
 
     python -m bench.restart             a minute
     python -m bench.restart --quick     a hundredth of the branches: a smoke test; figures not worth quoting
@@ -34,13 +34,13 @@ NUM_SAMPLES = 1_000
 
 
 def serve(address: str) -> None:
-    """Be the service, until the signal."""
+    """Run the service until the signal."""
     config = ServiceConfig(addresses=(address,), lease_ttl_s=30.0)
     run_service(config, lambda addresses: print(addresses[0], flush=True))
 
 
 def start(address: str) -> subprocess.Popen[str]:
-    """A service in a process of its own that listens."""
+    """Start a listening service in a separate process."""
     command = [sys.executable, "-m", "bench.restart", "--serve", address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None, "stdout is a pipe"
@@ -109,7 +109,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     if options.serve:
         serve(options.serve)

@@ -1,18 +1,18 @@
-"""Multiple choice under one few-shot prefix, as lm_eval asks it: questions a second, next to llama.cpp and transformers.
+"""Multiple choice under one few-shot prefix, as in lm_eval: questions a second, compared with llama.cpp and transformers.
 
-Every choice of every question is a request of its own, its likelihood behind the prefix and the question what is wanted:
+Every choice of every question is a separate request for its likelihood after the prefix and the question:
 
     radixkv         lm_eval's `local-completions`: whole token ids, echo, logprobs 1, max_tokens 1, over HTTP
-    llama.cpp       its server tells no log probability of a prompt (echo is refused): a grammar of token ids leaves it
-                    nothing but the choice to generate, and it tells of each token how likely it was without the grammar
+    llama.cpp       its server reports no log probability of a prompt (echo is refused): a grammar of token ids forces it to
+                    generate the choice, and it reports each token's probability without the grammar
     transformers    lm_eval's `hf`: whole sequences in padded batches, in this process, no cache across requests
 
 First a few questions are scored in fp32, and compared with transformers in fp32. Then the systems take turns, a slice of the
-questions each, with the default model as each serves it best: radixkv by default, llama.cpp from 8 bits, transformers in bf16.
-The slower ones answer a share of each slice, and rates are compared. Each server is asked some other questions before, so that
-it has the shots in its cache, in all its slots.
+questions each, with the default model in each system's best form: radixkv by default, llama.cpp from 8 bits, transformers in
+bf16. The slower ones score a share of each slice, and rates are compared. Each server scores some other questions first, so
+that all its slots have the shots in the cache.
 
-    python -m bench.scoring --peer fetch         1,000 questions, llama.cpp fetched if it is not there: some ten minutes
+    python -m bench.scoring --peer fetch         1,000 questions, llama.cpp fetched if missing: some ten minutes
     python -m bench.scoring --questions 100      fewer
     python -m bench.scoring --quick              a few, without llama.cpp: a minute
 """
@@ -51,10 +51,10 @@ NUM_SLICES, LEAST_SLICE = 5, 20
 CONCURRENCY = 8
 NUM_COMPARED = 6
 NUM_WARMING = 2 * CONCURRENCY // NUM_CHOICES
-"""Questions that a server is asked before: so many that each of its slots has answered."""
+"""Questions scored first by a server: enough for each of its slots."""
 
 SHARES = {OURS: 1, LLAMA: 10, TRANSFORMERS: 50}
-"""Of so many questions of a slice a system answers one; transformers computes the prefix again for each choice."""
+"""A system scores one of so many questions of a slice; transformers computes the prefix again for each choice."""
 
 BATCH = 8
 MOST_APART = 1e-3
@@ -66,14 +66,14 @@ WORDS = (
 
 
 class Choice(NamedTuple):
-    """Token ids: the shots and the question, and one of its answers."""
+    """Token ids: the shots and the question, and one of its choices."""
 
     context: list[int]
     continuation: list[int]
 
 
 class Score(NamedTuple):
-    """Of a continuation: its log probability, and how many positions were computed for it, where the system tells."""
+    """Of a continuation: its log probability, and the number of positions computed for it, if the system reports it."""
 
     logprob: float
     num_computed: int | None
@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def make_questions(model: str, count: int, seed: int) -> tuple[list[int], list[list[Choice]]]:
-    """The shots, and per question its choices behind them."""
+    """The shots, and per question its choices after them."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
@@ -120,7 +120,7 @@ def make_questions(model: str, count: int, seed: int) -> tuple[list[int], list[l
 
 @contextmanager
 def radixkv(model: str, *arguments: str) -> Iterator[Ask]:
-    """A service and a worker with its gateway, each in a process of its own."""
+    """Run a service and a worker with its gateway, each in a separate process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
@@ -152,7 +152,7 @@ def _by_echo(client: httpx.Client, choice: Choice) -> Score:
 
 @contextmanager
 def llama(files: LlamaFiles) -> Iterator[Ask]:
-    """llama.cpp's server with the settings that were found best for branches; see `bench.serving.llama_side`."""
+    """Run llama.cpp's server with its best settings for branches; see `bench.serving.llama_side`."""
     settings = {
         "model.path": str(files.q8),
         "n_ctx": 16_384,
@@ -200,7 +200,7 @@ class Plain:
         self._model: Any = load_plain(model, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
 
     def score(self, choices: Sequence[Choice]) -> list[Score]:
-        """All of them, `BATCH` at a time."""
+        """Score all of them, `BATCH` at a time."""
         return [score for at in range(0, len(choices), BATCH) for score in self._batch(choices[at : at + BATCH])]
 
     def _batch(self, choices: Sequence[Choice]) -> list[Score]:
@@ -225,7 +225,7 @@ class Plain:
 
 
 def compare(model: str, questions: Sequence[Sequence[Choice]]) -> float:
-    """How far log-likelihoods in fp32 are from those of transformers, at most; each asked twice, cold and warm."""
+    """Largest difference of log-likelihoods in fp32 from those of transformers; each is requested twice, cold and warm."""
     choices = [choice for question in questions for choice in question]
     expected = Plain(model, "float32").score(choices)
     apart = 0.0
@@ -259,7 +259,7 @@ class Run:
         return sum(score.num_computed or 0 for scores in self.scores.values() for score in scores)
 
     def alike(self, other: Run) -> float:
-        """Share of the questions of both that both answer alike."""
+        """Share of the common questions to which both systems give the same answer."""
         shared = self.scores.keys() & other.scores.keys()
         same = [_best(self.scores[number]) == _best(other.scores[number]) for number in shared]
         return sum(same) / len(same)
@@ -272,7 +272,7 @@ def _best(scores: Sequence[Score]) -> int:
 def measure(
     model: str, questions: Sequence[Sequence[Choice]], files: LlamaFiles | None, num_slices: int
 ) -> dict[str, Run]:
-    """The systems in turn, slice by slice; the last `NUM_WARMING` questions only bring the shots into the servers' caches."""
+    """Run the systems in turn, slice by slice; the last `NUM_WARMING` questions only put the shots into the servers' caches."""
     plain = Plain(model, "bfloat16")
     asked, warming = len(questions) - NUM_WARMING, range(len(questions) - NUM_WARMING, len(questions))
     size = -(-asked // num_slices)
@@ -302,7 +302,7 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     from radixkv.worker.loading.default_model import resolve_model
 

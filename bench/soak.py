@@ -1,17 +1,17 @@
-"""The load of `bench.faults` for an hour, with a fault every so often: does anything grow, slow down, or get lost?
+"""The load of `bench.faults` for an hour, with regular faults: growth, slowdown, and lost requests.
 
-The service and the gateway live from the beginning to the end and are stopped for a while now and then; the workers are
-stopped, and killed and started again. Memory and latencies of the first half are held against those of the second.
+The service and the gateway live for the whole run and are stopped for a while now and then; the workers are stopped, and killed
+and started again. Memory and latencies of the second half are compared with those of the first.
 
-    memory        resident bytes of each process, of its present life from a while after its start on
-    latency       of requests that no fault was near, the median of each half
-    books         tries = finished + failed; what the gateway has counted = what clients have sent; tokens that the last life of
-                  worker b has counted = those that its clients have heard; free + cached blocks = pool, no sequence is open
+    memory        resident bytes of each process, of its current life from a while after its start
+    latency       of requests without a fault near them, the median of each half
+    books         tries = finished + failed; requests counted by the gateway = requests sent by clients; tokens counted by the
+                  last life of worker b = tokens received by its clients; free + cached blocks = pool, no sequence is open
     answers       as in `bench.faults`
 
     python -m bench.soak                    an hour
     python -m bench.soak --minutes 10
-    python -m bench.soak --quick            a minute, what CI runs
+    python -m bench.soak --quick            a minute, as in CI
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MIB = 2**20
 
 
 class Sample(NamedTuple):
-    """Resident memory of a process. `life`: which process of its place; `age_s`: of that process, since it was first seen."""
+    """Resident memory of a process. `life`: index of the process in its place; `age_s`: since it was first seen."""
 
     at_s: float
     name: str
@@ -67,7 +67,7 @@ class Sample(NamedTuple):
 
 
 class Sampler(threading.Thread):
-    """Looks at the memory of every process once a second."""
+    """Samples the memory of every process once a second."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__(name="sampler", daemon=True)
@@ -77,7 +77,7 @@ class Sampler(threading.Thread):
         self._ending = threading.Event()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._ending.set()
         self.join()
 
@@ -85,7 +85,7 @@ class Sampler(threading.Thread):
         while not self._ending.wait(_SAMPLE_S):
             try:
                 rss = self._stack.rss_bytes()
-            except psutil.NoSuchProcess:  # it has just been killed
+            except psutil.NoSuchProcess:  # just killed
                 continue
             now_s = time.monotonic()
             for name, role in self._stack.roles.items():
@@ -95,7 +95,7 @@ class Sampler(threading.Thread):
 
 
 def slope_per_hour(points: Sequence[tuple[float, float]], most: int = 200) -> float:
-    """The median slope of all pairs of points (Theil 1950, Sen 1968), which a few wild ones do not move; per 3,600 of x."""
+    """The median slope of all pairs of points (Theil 1950, Sen 1968), robust against a few outliers; per 3,600 of x."""
     step = max(1, len(points) // most)
     few = points[::step]
     slopes = [
@@ -108,19 +108,19 @@ def slope_per_hour(points: Sequence[tuple[float, float]], most: int = 200) -> fl
 
 
 class Half(NamedTuple):
-    """Figures of the first and the second half of a run; None where there were too few samples."""
+    """Figures of the first and the second half of a run; None if there are too few samples."""
 
     first: float | None
     second: float | None
 
     @property
     def ratio(self) -> float | None:
-        """The second half's over the first's."""
+        """The second half's figure over the first's."""
         return None if self.first is None or self.second is None else self.second / self.first
 
     @classmethod
     def of(cls, points: Sequence[tuple[float, float]], share: float = 0.5) -> Half:
-        """Of points over time, the `share` quantile in each half of their time."""
+        """Figures of points over time: the `share` quantile in each half of their time."""
         if len(points) < 4:
             return cls(None, None)
         middle_s = (points[0][0] + points[-1][0]) / 2
@@ -129,12 +129,12 @@ class Half(NamedTuple):
 
 
 def memory_points(samples: Sequence[Sample], name: str) -> list[tuple[float, float]]:
-    """Time and MiB of a place, of processes that are warm."""
+    """Times and MiB of a place, for warm processes."""
     return [(each.at_s, each.rss_bytes / _MIB) for each in samples if each.name == name and each.age_s >= _WARM_S]
 
 
 def quiet(done: Sequence[Done], injuries: Sequence[Injury], route: str) -> list[tuple[float, float]]:
-    """Time and latency of the requests of a route that no fault was near."""
+    """Time and latency of the requests of a route without a fault near them."""
     times = [(injury.at_s - _NEAR_S, injury.at_s + (injury.all_s or 60.0) + _NEAR_S) for injury in injuries]
     return [
         (each.ended_s, each.ended_s - each.begun_s)
@@ -144,7 +144,7 @@ def quiet(done: Sequence[Done], injuries: Sequence[Injury], route: str) -> list[
 
 
 class Soaked(NamedTuple):
-    """What a run has brought."""
+    """Result of a run."""
 
     ledger: Ledger
     injuries: list[Injury]
@@ -154,7 +154,7 @@ class Soaked(NamedTuple):
 
 
 def run(stack: Stack, options: argparse.Namespace) -> Soaked:
-    """Load and faults until the time is over, then the books."""
+    """Run load and faults until the time is over, then compare the books."""
     answers = record(stack)
     with httpx.Client(base_url=stack.url) as http:
         num_counted = _count_requests(http)
@@ -184,7 +184,7 @@ def run(stack: Stack, options: argparse.Namespace) -> Soaked:
 
 
 def _count_requests(http: httpx.Client) -> int:
-    """Requests that the gateway has counted, of all routes and statuses."""
+    """Number of requests counted by the gateway, of all routes and statuses."""
     lines = re.findall(r"^radixkv:http_requests_total\{.*\} (\S+)$", http.get("/metrics").text, re.M)
     return round(sum(map(float, lines)))
 
@@ -192,7 +192,7 @@ def _count_requests(http: httpx.Client) -> int:
 def _books(
     stack: Stack, ledger: Ledger, injuries: Sequence[Injury], num_counted: int, num_drawn: int
 ) -> dict[str, tuple[int, int]]:
-    """Pairs of figures that must be the same. `num_counted`, `num_drawn`: what was counted before the clients came."""
+    """Pairs of figures that must be equal. `num_counted`, `num_drawn`: counts from before the clients started."""
     killed_s = [injury.at_s for injury in injuries if injury.fault == (WORKER_B, KILL)]
     heard = [each.num_tokens for each in ledger.heard if not killed_s or each.taken_s > killed_s[-1] + 0.5]
     with GenerationClient(stack.worker_b) as client, httpx.Client(base_url=stack.url) as http:
@@ -271,9 +271,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours is left over
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that none of our processes is left
     try:
         with tempfile.TemporaryDirectory(prefix="radixkv-") as name:
             folder = Path(name)

@@ -1,8 +1,8 @@
-"""From `radixkv up` to its first answer over HTTP, and where the time goes.
+"""From `radixkv up` to its first reply over HTTP, and the time of each stage.
 
-Cold: with an empty cache folder, so that the model is fetched, what is read of it once is read, and the CPU's kernels are
-compiled. Warm: with the folder that the cold start left. A chat of one token is asked for from the beginning, every hundredth
-of a second, until one is answered; the stages are those that a person at a terminal is shown.
+Cold: with an empty cache folder, so that the model is fetched and converted once, and the CPU's kernels are compiled. Warm:
+with the folder of the cold start. A chat of one token is requested from the beginning, every hundredth of a second, until it gets a
+reply; the stages are those shown to a person at a terminal.
 
     python -m bench.start             one cold start, five warm ones (two minutes)
     python -m bench.start --quick     a made-up small model, one of each: a smoke test; nothing is written
@@ -44,19 +44,19 @@ FIRST, LAST = "interpreter and command line", "first answer"
 
 
 class Start(NamedTuple):
-    """One start: seconds to the first answer, and when each stage began, in order."""
+    """One start: seconds to the first reply, and the start of each stage, in order."""
 
     answered_s: float
     stages: list[tuple[str, float]]
 
     def durations_s(self) -> dict[str, float]:
-        """Of each stage until the next began."""
+        """Durations of the stages, each until the start of the next."""
         ends = [begun_s for _, begun_s in self.stages[1:]] + [self.answered_s]
         return {name: end - begun_s for (name, begun_s), end in zip(self.stages, ends, strict=True)}
 
 
 def start(cache: Path, arguments: Sequence[str]) -> Start:
-    """Start `radixkv up`, ask until it answers, stop it."""
+    """Start `radixkv up`, send requests until one gets a reply, and stop it."""
     with socket.socket() as probe, tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -148,7 +148,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_warm = options.warm or (1 if options.quick else NUM_WARM)
     progress = Progress("starts", 1 + num_warm)

@@ -1,13 +1,13 @@
-"""What a Step costs beside the transport alone.
+"""The cost of a Step, compared with the transport alone.
 
-A Step with one acquire of a cached prompt against an empty echo of the same messages: both on one open stream of the same
-gRPC and protobuf stack, client here, servers in one process of their own, taken in turns. The echo's handler answers every
-Step with one stored answer, its client only writes and reads. Answers are checked on every timed call.
+A Step with one acquire of a cached prompt against an empty echo of the same messages: both on one open stream of the same gRPC
+and protobuf stack, client here, servers together in a separate process, in turns. The echo's handler replies to every Step with
+one stored response, its client only writes and reads. Responses are checked on every timed call.
 
     python -m bench.step             3,000 calls of each kind
     python -m bench.step --quick     300: a smoke test; figures not worth quoting
 
-Exit code of a full run: 0 when the bar is met, else 1.
+Exit code of a full run: 0 if the bar is met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NS_TO_US = 1e-3
 
 
 async def _serve() -> None:
-    """A cache service, and beside it an echo that answers each message with the answer it was sent first."""
+    """Run a cache service, and an echo that replies to each message with the response it was sent first."""
 
     async def echo(_requests: Any, context: Any) -> None:
         answer = workers.AttachResponse.FromString((await context.read()).hello.holder_name.encode("latin-1"))
@@ -63,7 +63,7 @@ async def _serve() -> None:
 
 
 def _messages(tokens: bytes, num_blocks: int) -> tuple[workers.AttachRequest, workers.AttachResponse]:
-    """A Step that acquires these tokens, and its answer."""
+    """A Step that acquires these tokens, and its response."""
     request, response = workers.AttachRequest(), workers.AttachResponse()
     request.step.number = response.step_answer.number = 1
     op = AcquireOp(tokens, seq_id=1)
@@ -75,7 +75,7 @@ def _messages(tokens: bytes, num_blocks: int) -> tuple[workers.AttachRequest, wo
 def _echo_caller(
     channel: grpc.Channel, request: workers.AttachRequest, response: workers.AttachResponse
 ) -> Callable[[], None]:
-    """One call sends the request and waits for the response, both as messages."""
+    """A call that sends the request and waits for the response, both as messages."""
     queue: SimpleQueue[workers.AttachRequest] = SimpleQueue()
 
     def requests() -> Iterator[workers.AttachRequest]:
@@ -97,7 +97,7 @@ def _echo_caller(
 
 
 def _measure(calls: dict[str, Callable[[], None]], num_rounds: int) -> dict[str, list[float]]:
-    """Times in nanoseconds, the calls taken in turns so that the machine's moods hit all alike; a tenth more to warm up."""
+    """Times in nanoseconds, with calls in turns so that other load affects all alike; a tenth more to warm up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     num_warm_up = num_rounds // 10
     for round_number in range(num_warm_up + num_rounds):
@@ -139,9 +139,9 @@ def measure_step(num_rounds: int, num_tokens: int) -> dict[str, list[float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.step", description="What a Step costs beside the transport alone."
+        prog="python -m bench.step", description="The cost of a Step, compared with the transport alone."
     )
     parser.add_argument("--quick", action="store_true", help="300 calls of each kind, nothing written")
     parser.add_argument("--tokens", type=int, default=8192, help="length of the prompt (default: %(default)s)")

@@ -1,24 +1,24 @@
-"""Where the time of a decode step goes, with 1, 8 and 32 chats at once, beside what the machine allows.
+"""The parts of a decode step's time, with 1, 8 and 32 chats at once, compared with the machine's limits.
 
-The parts of a step, one after the other on the engine's thread; the cache service is a process of its own:
+The parts of a step, one after another on the engine's thread; the cache service is a separate process:
 
     linear                the matrices
-    attention             over the blocks, and the writing of K and V
+    attention             over the blocks, and writing K and V
     glue                  norms, rotation and activations; planning the forward, embedding
     sampling              a token of each chat from its logits
-    service               what is said to the cache and applied of its answers; waiting for them
-    scheduler             who runs, whose reply ends; telling the streams
-    between               from one round to the next: messages; other threads that hold the interpreter's lock
+    service               messages to the cache and applying its responses; waiting for them
+    scheduler             choice of running requests, ends of replies; passing tokens to the streams
+    between               from one round to the next: messages; other threads that hold the GIL
 
-The floor is the longer of two: reading the weights and the KV of all chats at the rate at which this run reads memory, and the
-matrices' operations at the rate of torch's bfloat16 product, both on median and with all threads. `a step` is what the parts
-add up to, `a token` what one chat waits for its next one through gRPC, with the worker in a process of its own too.
+The floor is the longer of two: reading the weights and the KV of all chats at this run's rate of reading memory, and the
+matrices' operations at the rate of torch's bfloat16 product, both medians with all threads. `a step` is the sum of the parts,
+`a token` the time between two tokens of one chat over gRPC, with the worker in a separate process too.
 
     python -m bench.step_time            3 replies of 128 tokens for each number of chats (2 minutes on two cores)
     python -m bench.step_time --quick    one of 16: a smoke test; figures not worth quoting
 
 Milliseconds; means over the middle half, by their length, of the steps in which all chats decode. Exit code of a full run: 0
-when the bar is met, else 1.
+if the bar is met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Stopwatch:
     linear_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self._within = [0.0]  # per call under way, what its inner calls took
+        self._within = [0.0]  # per open call, the time of its inner calls
         self._round = dict.fromkeys(PARTS, 0.0)
         self._is_counted = self._was_counted = False
         self._ended_s = 0.0
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, its own time counted under `part`."""
+        """`call`, with its own time counted under `part`."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
             self._within.append(0.0)
@@ -132,7 +132,7 @@ class Stopwatch:
         return run
 
     def _of_decoder(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The native decoder tells its parts by itself."""
+        """The native decoder measures its parts itself."""
         import numpy as np
 
         def run(decoder: NativeDecoder, *arguments: Any) -> Any:
@@ -149,7 +149,7 @@ class Stopwatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within it, rounds are timed."""
+        """Time rounds within the context."""
         import torch
 
         from radixkv.kernels.native_decoder import NativeDecoder
@@ -199,7 +199,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class Chats:
-    """Users who each ask for a reply at the same moment."""
+    """Users who each request a reply at the same moment."""
 
     def __init__(self, generator: Generator, options: argparse.Namespace) -> None:
         self._generator = generator
@@ -226,7 +226,7 @@ class Chats:
 
 
 class Machine:
-    """What this machine can do with all threads, on median of many looks between the replies: it is shared."""
+    """Limits of this machine with all threads, medians of many samples between the replies, since the machine is shared."""
 
     def __init__(self, num_bytes: int) -> None:
         import torch
@@ -260,7 +260,7 @@ class Machine:
 
 
 class Timed(NamedTuple):
-    """Of one number of chats, in milliseconds; `floor_ms` is the longer of `read_ms` and `multiply_ms`."""
+    """Times for one number of chats, in milliseconds; `floor_ms` is the longer of `read_ms` and `multiply_ms`."""
 
     parts: dict[str, float]
     token_ms: float
@@ -343,7 +343,7 @@ def make_report(found: dict[int, Timed], options: argparse.Namespace, model: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     model = str(resolve_model(options.model))
     path = options.json or (None if options.quick else RESULTS_DIR / "step_time.json")

@@ -1,13 +1,13 @@
-"""How much of a conversation's prompt is found in the cache when it comes back over HTTP, on real conversation trees.
+"""Share of a conversation's prompt that is found in the cache when it returns over HTTP, on real conversation trees.
 
-OpenAssistant's trees are walked path by path: turns go on, replies are regenerated, early turns are edited. The model is a
+OpenAssistant's trees are walked path by path: turns continue, replies are regenerated, early turns are edited. The model is a
 random one of two small layers with the default model's tokenizer and template: its replies are gibberish, most of which
-tokenises differently than it was generated. Half-way the gateway is stopped and started again before the living worker.
+tokenises differently than it was generated. Half-way the gateway is restarted, while the worker lives.
 
     python -m bench.transcripts            100 trees, through responses and through chat completions (minutes on two cores)
     python -m bench.transcripts --quick    3 trees
 
-Bar: of each request all is found but what is new, and at most one token more; before the restart and after it.
+Bar: of each request everything is found except the new part, and at most one token more; before the restart and after it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BEFORE, AFTER = "before the restart", "after it"
 
 
 class Sample(NamedTuple):
-    """One request that goes on from something or repeats it."""
+    """One request that continues or repeats an earlier one."""
 
     way: str
     half: str
@@ -87,7 +87,7 @@ def small_model(folder: Path) -> str:
 
 @contextmanager
 def served(model: str) -> Iterator[Any]:
-    """A worker's Generation service, and the client that a gateway has of it."""
+    """A worker's Generation service, and a gateway's client of it."""
     from radixkv.generation.client import GenerationClient
     from radixkv.worker.server import GenerationServer
 
@@ -109,7 +109,7 @@ def api_of(way: str, worker: Generator) -> Api:
 
 
 async def walk(url: str, way: str, half: str, api: Api, trees: Sequence[Walk], into: list[Sample]) -> None:
-    """Ask half of each tree's questions, several trees at once."""
+    """Send half of each tree's questions, several trees at once."""
     from openai import AsyncOpenAI
 
     gate = asyncio.Semaphore(NUM_AT_ONCE)
@@ -129,7 +129,7 @@ async def walk(url: str, way: str, half: str, api: Api, trees: Sequence[Walk], i
 
 
 class Walk:
-    """One tree under way."""
+    """One tree in progress."""
 
     def __init__(self, questions: list[Question], progress: Progress) -> None:
         self.questions = questions
@@ -138,7 +138,7 @@ class Walk:
 
 
 def run(options: argparse.Namespace, num_trees: int) -> list[Sample]:
-    """All requests of both APIs, in two halves with a restart of the gateway between them."""
+    """Run all requests of both APIs, in two halves with a restart of the gateway between them."""
     from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
 
@@ -188,7 +188,7 @@ def report_of(options: argparse.Namespace, num_trees: int, samples: Sequence[Sam
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_trees = options.trees or (QUICK_TREES if options.quick else FULL_TREES)
     try:

@@ -1,27 +1,26 @@
-"""Time to the first token of a chat that goes on, is regenerated or is edited, against what its uncached suffix alone
-needs.
+"""Time to the first token of a chat that is continued, regenerated or edited, compared with its uncached suffix alone.
 
-Each round has a history of its own, 256 random token ids, so that nothing of an earlier round is found (the prompts of real
+Each round has a new history, 256 random token ids, so that nothing of an earlier round is found (the prompts of real
 conversation trees have 169 tokens on average, 313 at most: see bench.faithful):
 
-    cold           the history, never seen before
-    warm           the history and its reply once more, and a new turn of the user behind them
+    cold           the history, new
+    warm           the history and its reply, and a new turn of the user after them
     regenerated    the same prompt again
-    edited         the first half of the history, and a new turn in place of the rest
+    edited         the first half of the history, and a new turn instead of the rest
 
-Beside each of the last three stands its *suffix alone*: a prompt of exactly as many tokens as that request had to
-compute, in an empty tree (a namespace of its own). The two take turns within every round; figures are medians. Time
-runs from the call of generate to the first token at the caller.
+Each of the last three is compared with its *suffix alone*: a prompt of exactly as many tokens as that request had to
+compute, in an empty tree (a separate namespace). The two take turns within every round; figures are medians. Time
+is from the call of generate to the first token at the caller.
 
     python -m bench.ttft             15 rounds, engine in this process (2 minutes on two cores)
     python -m bench.ttft --quick     3 rounds, a smoke test
-    python -m bench.ttft --separate  through `radixkv serve` and `radixkv worker` in processes of their own
+    python -m bench.ttft --separate  through `radixkv serve` and `radixkv worker` in separate processes
 
 The suffix of a warm request also attends to the whole history, which the suffix alone does not: the longer the history,
 the more of the ratio is attention (try --history-tokens 2048).
 
-How many tokens were found and computed is checked on every request. Exit code of a full run: 0 when the bar is met,
-else 1.
+The numbers of found and computed tokens are checked on every request. Exit code of a full run: 0 if the bar is met,
+otherwise 1.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Bench:
         return self._source.choices(range(SMALLEST_ID, LARGEST_ID), k=num_tokens)
 
     def _request(self, prompt: list[int], num_cached: range, namespace: str, max_tokens: int = 1) -> Timed:
-        """Generate, and check how much of the prompt was found."""
+        """Generate, and check the number of prompt tokens found."""
         from radixkv.generation.params import SamplingParams
         from radixkv.generation.request import GenerateParams
         from radixkv.generation.stream import Delta
@@ -116,16 +115,16 @@ class Bench:
         return self._request(prompt, range(1), f"alone-{self._num_namespaces}").seconds
 
     def warm_up(self) -> None:
-        """What is done once: threads, buffers, the first steps of every shape."""
+        """Set up once: threads, buffers, the first steps of every shape."""
         self._alone(self._options.history_tokens)
         self._alone(self._options.turn_tokens)
         self._alone(1)
 
     def round(self, number: int) -> None:
-        """Every kind once on a history of its own, each beside its suffix alone, whose turn rotates."""
+        """Run every kind once on a new history, each with its suffix alone, in rotating order."""
         options = self._options
         history = self._random_ids(options.history_tokens)
-        half = len(history) // 2  # a random id may happen to be the one that stood there: hence the ranges of 2
+        half = len(history) // 2  # a random id may equal the replaced one: hence the ranges of 2
         cold = self._request(history, range(2), "chat", options.reply_tokens)
         self._note(COLD, cold.seconds, cold.num_computed)
         grown = len(history) + len(cold.token_ids)
@@ -152,7 +151,7 @@ class Bench:
 
 
 def blocks_needed(options: argparse.Namespace, num_rounds: int) -> int:
-    """A pool that never evicts."""
+    """Size of a pool without evictions."""
     per_round: int = options.history_tokens + options.reply_tokens + 4 * options.turn_tokens + 16 * BLOCK_SIZE
     return (num_rounds + 2) * per_round // BLOCK_SIZE
 
@@ -193,7 +192,7 @@ def make_report(bench: Bench, options: argparse.Namespace, model: str) -> Report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_rounds = options.rounds or (QUICK_ROUNDS if options.quick else FULL_ROUNDS)
     model = resolve_model(options.model)

@@ -1,21 +1,21 @@
-"""How much of the KV memory that running requests hold carries live tokens: real lengths, no model.
+"""Share of the KV memory held by running requests that has live tokens: real lengths, no model.
 
-The lengths of the Azure requests (conversation and code, each in its order) are replayed as fast as the pool takes them, over
-three ways to hand out memory of the same size:
+The lengths of the Azure requests (conversation and code, each in its order) are replayed as fast as the pool accepts them, over
+three ways to allocate memory of the same size:
 
-    radixkv           the real PrefixCache: blocks as far as a sequence has grown, and a block ahead, as the scheduler asks
+    radixkv           the real PrefixCache: blocks for a sequence's length, and one ahead, as the scheduler requests them
     paged, unshared   a block table per sequence, a block at a time, nothing shared
     reserve-to-max    each request takes the longest length of the trace when it starts
 
 A round computes up to `--round-tokens` prompt tokens and one token of every running request whose prompt is done; as in the
-worker, a request is started only while less than that is left to compute of those before it. Live is a slot whose KV is
-computed and will be read again by a running request; what is cached for nobody is counted on neither side. Where
-`--common-tokens` begin every prompt, a token counts once however many hold it, so copies of it are waste.
+worker, a request is started only while less than that is left to compute of those before it. A slot is live if its KV is
+computed and will be read again by a running request; cached slots without a request count on neither side. With
+`--common-tokens` at the start of every prompt, a token counts once however many hold it, so its copies are waste.
 
     python -m bench.waste              every 8th request of both traces (half a minute)
-    python -m bench.waste --quick      every 80th, what CI runs
+    python -m bench.waste --quick      every 80th, as in CI
 
-The traces hold lengths and times, no content: that requests come as fast as they are taken, and what they share, are ours.
+The traces have lengths and times, no content: the rate of arrival and the shared tokens are our assumptions.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ FULL_STRIDE, QUICK_STRIDE = 8, 80
 
 
 class Lengths(NamedTuple):
-    """Of one request, in tokens."""
+    """Lengths of one request, in tokens."""
 
     prompt: int
     generated: int
 
 
 class Memory(Protocol):
-    """A way to hand out the pool. `key` names a request."""
+    """A way to allocate the pool. `key` names a request."""
 
     def start(self, key: int, lengths: Lengths) -> bool: ...
 
@@ -65,7 +65,7 @@ class Memory(Protocol):
 
 
 class RadixKV:
-    """The real cache, asked as the worker asks it."""
+    """The real cache, used as by the worker."""
 
     def __init__(self, num_blocks: int, block_size: int, num_common: int) -> None:
         self._cache = PrefixCache(num_blocks, block_size)
@@ -112,13 +112,13 @@ class RadixKV:
         return (stats.num_blocks - stats.num_free_blocks - stats.num_evictable_blocks) * self._block_size
 
     def check(self) -> None:
-        """The cache's own invariants."""
+        """Check the cache's invariants."""
         self._cache.check()
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """`tokens`: packed, prompt and generated. `num_known`: how many the cache was told. `room`: as extended."""
+    """`tokens`: packed, prompt and generated. `num_known`: tokens passed to the cache. `room`: as extended."""
 
     seq_id: int
     tokens: bytes
@@ -127,7 +127,7 @@ class _Sequence:
 
 
 class Paged:
-    """Blocks per sequence, one at a time; what a request may need is set aside when it starts."""
+    """Blocks per sequence, one at a time; the most that a request may need is reserved when it starts."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._num_blocks = num_blocks
@@ -174,7 +174,7 @@ class ReserveToMax:
         return True
 
     def grow(self, key: int, num_tokens: int) -> None:
-        """The span is there already."""
+        """Nothing to do: the span is reserved."""
 
     def finish(self, key: int) -> None:
         self._running.remove(key)
@@ -184,7 +184,7 @@ class ReserveToMax:
 
 
 class Held(NamedTuple):
-    """Sums over rounds: live and held slots, running requests; how many rounds it took."""
+    """Sums over rounds: live and held slots, running requests; the number of rounds."""
 
     live: int
     held: int
@@ -197,7 +197,7 @@ class Held(NamedTuple):
 
 
 def replay(memory: Memory, requests: Sequence[Lengths], round_tokens: int, num_common: int, max_running: int) -> Held:
-    """All requests in order, the next one as soon as memory takes it. O(rounds x running)."""
+    """Replay all requests in order, the next one as soon as memory accepts it. O(rounds x running)."""
     waiting = deque(enumerate(requests))
     running: dict[int, int] = {}  # request -> tokens computed
     live = held = num_running = num_rounds = 0
@@ -249,7 +249,7 @@ def read_lengths(folder: Path, name: str, stride: int, num_common: int) -> list[
 
 
 def ways(options: argparse.Namespace, requests: Sequence[Lengths]) -> Iterator[tuple[str, Memory]]:
-    """The three ways to hand out a pool of the same size."""
+    """The three ways to allocate a pool of the same size."""
     block_size = options.block_size
     num_blocks = options.slots // block_size
     longest = -(-max(sum(lengths) for lengths in requests) // block_size) * block_size
@@ -275,7 +275,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     stride = options.stride or (QUICK_STRIDE if options.quick else FULL_STRIDE)
     report = Report("waste", seed=0)

@@ -6,8 +6,8 @@
     out = paged_attention(q, caches[layer], batch, scale=head_dim**-0.5)
     copy_blocks(caches, src, dst, num_tokens)                                                # copy-on-write
 
-`allocate_kv(..., format=KVFormat.INT8)` keeps K and V in fewer bits; nothing else changes for the caller.
-Latent attention keeps one row per token, `allocate_latents`, written by `write_latents`; all else is the same.
+`allocate_kv(..., format=KVFormat.INT8)` keeps K and V in fewer bits; nothing else changes for the caller. Latent attention
+keeps one row per token, `allocate_latents`, written by `write_latents`; all else is the same.
 
 Each family is one file with its formula, its plain reference, its kernel and its wrapper.
 """

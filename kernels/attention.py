@@ -1,4 +1,4 @@
-"""Paged attention of one layer, on whatever device the tensors are."""
+"""Paged attention of one layer, on the device of its tensors."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of T packed queries over their sequences' blocks; the new K and V are in the cache already.
+    """Causal attention of T packed queries over their sequences' blocks; the cache already holds the new K and V.
 
     Args:
         q: [T, Hq, D]; Hq is a multiple of the cache's Hkv.
         cache: of this layer, from `allocate_kv`; V's width Dv may differ from D.
         batch: from `plan_attention`, with T rows, on the same device.
         scale: factor of q . k.
-        sliding_window: how many positions a query sees, its own included; None: all.
+        sliding_window: number of positions that a query sees, including its own; None: all.
         softcap: bound of the scores, by tanh; None: none.
-        sinks: [Hq] one logit per query head that takes part in the softmax and adds no value.
+        sinks: [Hq] one logit per query head, in the softmax without a value.
 
     Returns:
-        [T, Hq, Dv], contiguous, in q's dtype. A row depends on nothing but the slots its sequence holds and it sees; where the
-        batch shares nothing (see `plan_attention`) and the cache holds no codes, not even in its last bit.
+        [T, Hq, Dv], contiguous, in q's dtype. A row depends only on the slots that its sequence holds and it sees. If the batch
+        shares nothing (see `plan_attention`) and the cache holds no codes, this is bitwise true.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device or block id that does not fit.
+        InvalidArgumentError: a mismatched shape, dtype, device or block id.
     """
     spec = AttentionSpec(scale, sliding_window, softcap, sinks)
     out = _check_and_allocate(q, cache, batch, spec)
     if cache.format is not None:
-        q = rotate(q.float()).to(q.dtype)  # as the keys in the cache are
+        q = rotate(q.float()).to(q.dtype)  # like the cached keys
     _attend(q, cache, batch, spec, out)
     return out if cache.format is None else rotate(out.float()).to(out.dtype)
 
@@ -80,23 +80,23 @@ def _run_triton(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: Attentio
 def attend_loaded(
     q: Tensor, cache: KVCache, block_tables: Tensor, work: DeviceWork, spec: AttentionSpec, out: Tensor
 ) -> Tensor:
-    """As `paged_attention`, of the rows that the loaded list of `work` names, over a head-major cache; the others are left.
+    """As `paged_attention`, for the rows in the loaded list of `work`, over a head-major cache; other rows are unchanged.
 
-    Nothing is read from the device, so that it can be captured into a graph.
+    Reads nothing back from the device, so it can be captured into a graph.
 
     Args:
         q: [T, Hq, D].
         cache: of this layer.
-        block_tables: [B, max_blocks] int32, for the rows and keys that the list names.
+        block_tables: [B, max_blocks] int32, for the rows and keys in the list.
         work: with a list for layers of this kind, on the same device.
-        spec: with the window that the list was made for.
-        out: [T, Hq, Dv] in q's dtype, contiguous but for its tokens; it is written to.
+        spec: with the window of the list.
+        out: [T, Hq, Dv] in q's dtype, contiguous except for its tokens; written.
 
     Returns:
-        [T, Hq, Dv]: `out`, or of a cache in fewer bits a new tensor.
+        [T, Hq, Dv]: `out`, or a new tensor for a cache in fewer bits.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device or limits that do not fit.
+        InvalidArgumentError: a mismatched shape, dtype, device or limits.
     """
     if cache.format is not None:
         q = rotate(q.float()).to(q.dtype)

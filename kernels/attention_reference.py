@@ -1,8 +1,8 @@
-"""Paged attention as it is defined, in plain torch on token-major caches: what every kernel of it is held against.
+"""The definition of paged attention, in plain torch on token-major caches; every kernel is compared with it.
 
     o[t, h] = softmax over j <= position(t) of (scale q[t, h] . k[j, h // G]) times v[j, h // G]     variants: see `spec`
 
-Query row i of a sequence with n new tokens and context c sits at position c - n + i. As exact as the inputs' dtype.
+Query row i of a sequence with n new tokens and context c is at position c - n + i. As exact as the inputs' dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What one model step attends to: which queries belong to which sequence, and where that sequence's KV lies.
+"""Inputs of a step's attention: the queries of each sequence, and the blocks of its KV.
 
     query_starts   0 . . 3 . . . . 8 9        sequence b owns the packed query rows [query_starts[b], query_starts[b+1])
-    context_lens       20        64  7        its length, the new queries included: row i sits at position c - n + i
+    context_lens       20        64  7        its length, including the new queries: row i is at position c - n + i
     block_tables   [B, max_blocks]            logical block -> block id; entries past the length are never read
 
 A batch is planned once per step on the host and used by every layer.
@@ -27,9 +27,9 @@ __all__ = ["AttentionBatch", "Scratch", "plan_attention"]
 
 
 class Scratch:
-    """Reused memory for gathered KV: fresh large temporaries cost more than the gather itself.
+    """Reused memory for gathered KV: allocating large temporaries costs more than the gather itself.
 
-    Holds one flat buffer per key, as large as the largest request so far. For use by one thread.
+    Holds one flat buffer per key, as large as the largest request so far. For one thread.
     """
 
     __slots__ = ("_buffers",)
@@ -38,7 +38,7 @@ class Scratch:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialised tensor of `shape`, in `dtype` or else like's; the next `take` of the same name and dtype reuses its
+        """An uninitialised tensor of `shape`, in `dtype` or like's dtype. The next `take` of the same name and dtype reuses its
         memory.
         """
         size = 1
@@ -60,9 +60,9 @@ class AttentionBatch:
         host_tables: [B, max_blocks]. host_query_starts: [B + 1]. host_context_lens: [B].
         host_decode_rows, host_prefill_rows: the sequences with one query, and with more.
         highest_block: the largest block id that may be read, -1 if none.
-        shares: whether blocks that sequences have in common are read once for all of them.
-        plans: what kernels derive from the batch once for all layers.
-        before: the step before this one, whose plans may be moved on. Its own `before` is dropped.
+        shares: whether blocks that several sequences share are read once for all of them.
+        plans: data that kernels derive from the batch once for all layers.
+        before: the previous step, whose plans may be reused. Its own `before` is dropped.
     """
 
     host_tables: npt.NDArray[np.int32]
@@ -104,18 +104,18 @@ def plan_attention(
     shares: bool = True,
     before: AttentionBatch | None = None,
 ) -> AttentionBatch:
-    """Plans attention of B sequences. O(B + block ids).
+    """Plan attention of B sequences. O(B + block ids).
 
     Args:
-        query_lens: [B] new queries per sequence, the last ones of its context; 0 gives a sequence no row.
-        context_lens: [B] length of each sequence in tokens, the new queries included.
+        query_lens: [B] new queries per sequence, the last of its context; 0: no row.
+        context_lens: [B] length of each sequence in tokens, including the new queries.
         block_tables: B int32 tables; each covers its context, and may be longer.
         block_size: token slots per block.
-        device: where the queries and caches are.
-        scratch: memory that outlives the step; without it the batch makes its own.
-        shares: read blocks that sequences have in common once for all of them, where that pays. Without it a row is summed in
-            an order that depends on its position alone.
-        before: the step before, which is over: where the same branches decode one token more, what was planned for it is kept.
+        device: of the queries and caches.
+        scratch: memory that outlives the step; None: the batch makes its own.
+        shares: read blocks common to several sequences once for all of them, if that pays. Without it a row is summed in an
+            order that depends on its position alone.
+        before: the previous step, which is over: if the same branches decode one more token, its plans are reused.
 
     Raises:
         InvalidArgumentError: lists of different lengths, a context shorter than its queries, a table shorter than its
@@ -154,7 +154,7 @@ def plan_attention(
 def _check_sequences(
     query_lens: Sequence[int], context_lens: Sequence[int], block_tables: Sequence[array[int]], block_size: int
 ) -> list[int]:
-    """Checks the arguments of `plan_attention`; how many blocks each context spans."""
+    """Check the arguments of `plan_attention`. Returns the number of blocks that each context spans."""
     if block_size < 1:
         raise InvalidArgumentError("block_size", block_size, "at least 1")
     num_sequences = len(query_lens)

@@ -3,10 +3,10 @@
     cache[dst[i], :num_tokens[i]] = cache[src[i], :num_tokens[i]]     for each copy i and each cache
 
 Layout: caches as in `kv_cache`, of one layout, dtype, block count, block size and head count; widths may differ.
-Grid: (copies, tensors of all caches, kv heads); a program copies the beginnings of the runs that a head has in a block: one of
-K or of V in the head-major layout, and of their scales one for each scale of a row.
+Grid: (copies, tensors of all caches, kv heads); a program copies the starts of a head's runs in a block: one run of K or of V
+in the head-major layout, and one per scale of a row for scales.
 Dtypes: any; elements move as integers of their size.
-Limits: the copies of one call do not meet: no block is the destination of two, or both source and destination. Callers
+Limits: the copies of one call are independent: no block is the destination of two, or both source and destination. Callers
 with a chain of copies make one call per link.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -75,16 +75,16 @@ def _copy_blocks_kernel(
 
 
 def copy_blocks(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
-    """Copies the first slots of N blocks onto N others, in all caches, in place.
+    """Copy the first slots of N blocks onto N others, in all caches, in place.
 
     Args:
         caches: of all layers, from `allocate_kv`.
         src: [N] int64 block ids to read.
         dst: [N] int64 block ids to write, distinct, none of them in `src`.
-        num_tokens: [N] int64, how many leading slots of each; 0 copies nothing.
+        num_tokens: [N] int64, number of leading slots of each; 0 copies nothing.
 
     Raises:
-        InvalidArgumentError: shapes, dtypes or devices that do not fit; on a CPU also an id or a count out of range.
+        InvalidArgumentError: mismatched shapes, dtypes or devices; on a CPU also an id or a count out of range.
     """
     if not caches or not src.numel():
         return
@@ -138,7 +138,7 @@ def _copy_by_torch(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_toke
     destination_slots = (dst[:, None] * block_size + offset)[kept]
     for cache in caches:
         for tensor in cache.tensors:
-            rows = tensor.view(cache.num_slots, -1).view(torch.uint8)  # not every format can be copied as what it is
+            rows = tensor.view(cache.num_slots, -1).view(torch.uint8)  # index_copy_ does not take every format
             rows.index_copy_(0, destination_slots, rows.index_select(0, source_slots))
 
 

@@ -1,4 +1,4 @@
-"""Checks of what callers hand to the kernels; every message names the argument, its value and its bound."""
+"""Checks of the kernels' arguments; every message names the argument, its value and its bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixkv.core.errors import InvalidArgumentError
 __all__ = ["KERNEL_DTYPES", "check_tensor"]
 
 KERNEL_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-"""Element types of q, k, v and of the caches. float64 runs on CPU alone; it is there for checking."""
+"""Element types of q, k, v and of the caches. float64 runs on CPU only, for checking."""
 
 
 def check_tensor(
@@ -22,10 +22,10 @@ def check_tensor(
     dtypes: Collection[torch.dtype],
     device: torch.device,
 ) -> None:
-    """Refuses a tensor of another shape (None: any size), dtype or device, or with a strided last dimension.
+    """Reject a tensor of another shape (None: any size), dtype or device, or with a strided last dimension.
 
     Raises:
-        InvalidArgumentError: naming `argument` and what it must be.
+        InvalidArgumentError: names `argument` and its bound.
     """
     agrees = len(shape) == tensor.dim() and all(
         want is None or want == size for want, size in zip(shape, tensor.shape, strict=True)

@@ -1,9 +1,9 @@
-"""A work list on the device, in buffers that stay where they are: a graph captured over them replays whatever is loaded later.
+"""A work list on the device, in buffers at fixed addresses: a graph captured over them replays any list loaded later.
 
     one int32 buffer     counts | tokens | positions | first keys | items, narrow before wide | merges | parts to merge
-    parts, lse           what the items' rows leave for the merge, fp32; shared by all layers of a step
+    parts, lse           partial results of the items' rows for the merge, fp32; shared by all layers of a step
 
-Loading writes one pinned buffer on the host and copies it in one piece, in the order of the current stream.
+Loading fills one pinned buffer on the host and copies it in one piece, in the order of the current stream.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -34,13 +34,13 @@ SPLIT_KEYS = 1024
 
 _SHARING_QUERIES = 64
 _MIN_SAVED_TOKENS = 64
-"""A part is written and read again: as many bytes per row as some tens of keys and values."""
+"""A part is written and read again: per row as many bytes as some tens of keys and values."""
 
 _SPARE = 1.25
-"""Buffers are made larger than a step needs, so that the next ones fit them."""
+"""Spare factor of buffers, so that the next steps fit them."""
 
 _ALIGNMENT = 4
-"""Sections begin at multiples of 16 bytes."""
+"""Sections start at multiples of 16 bytes."""
 
 _ADVANCE_ENTRIES = 256
 
@@ -48,7 +48,7 @@ _ADVANCE_ENTRIES = 256
 class FormLimits(NamedTuple):
     """Items of up to `narrow_entries`, which may be 0, take the kernel's narrow form, up to `wide_entries` its wide form.
 
-    With `is_steady` a row's sums are made alike in every batch: there is one form, and parts are merged one by one.
+    With `is_steady` a row is summed alike in every batch: there is one form, and parts are merged one by one.
     """
 
     narrow_entries: int
@@ -58,7 +58,7 @@ class FormLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkCapacity:
-    """How much of each array of a work list a `DeviceWork` has room for."""
+    """Capacity of a `DeviceWork` for each array of a work list."""
 
     entries: int
     items: int
@@ -68,7 +68,7 @@ class WorkCapacity:
 
     @classmethod
     def of(cls, work_list: WorkList) -> WorkCapacity:
-        """Room for this list."""
+        """Capacity for this list."""
         return cls(
             entries=len(work_list.tokens),
             items=len(work_list.items),
@@ -82,11 +82,11 @@ class WorkCapacity:
         return all(room >= size for room, size in zip(astuple(self), astuple(other), strict=True))
 
     def with_spare(self) -> WorkCapacity:
-        """More of everything."""
+        """A larger capacity, by the spare factor."""
         return WorkCapacity(*(int(size * _SPARE) for size in astuple(self)))
 
     def union(self, other: WorkCapacity) -> WorkCapacity:
-        """Room for either."""
+        """Capacity for either."""
         return WorkCapacity(*map(max, astuple(self), astuple(other)))
 
 
@@ -107,7 +107,7 @@ class DeviceWork:
         v_head_dim: int,
         device: torch.device | str,
     ) -> None:
-        """Allocates the buffers; the work list is empty.
+        """Allocate the buffers; the work list is empty.
 
         Raises:
             InvalidArgumentError: a negative capacity.
@@ -153,14 +153,14 @@ class DeviceWork:
 
     @property
     def device(self) -> torch.device:
-        """Where the buffers lie."""
+        """Device of the buffers."""
         return self._device_buffer.device
 
     def load(self, work_list: WorkList) -> None:
-        """Replaces the list, for launches and replays that the current stream has after this call. O(arrays), one copy.
+        """Replace the list for later launches and replays of the current stream. O(arrays), one copy.
 
         Raises:
-            InvalidArgumentError: an array that does not fit its buffer, or an item of more entries than the wide form holds.
+            InvalidArgumentError: an array exceeds its buffer, or an item has more entries than the wide form holds.
         """
         needed = asdict(WorkCapacity.of(work_list))
         for name, room in asdict(self.capacity).items():
@@ -212,9 +212,9 @@ def _advance_kernel(
 
 
 def advance(work: DeviceWork, spec: AttentionSpec) -> None:
-    """Moves every entry to its sequence's next position, on the device, and its window with it; within a graph, too.
+    """Move every entry and its window to its sequence's next position, on the device, also within a graph.
 
-    Items whose last key lies past the old positions then reach as far as the new ones.
+    Items whose last key is past the old positions then reach the new ones.
     """
     num_entries = work.capacity.entries
     if num_entries:
@@ -249,7 +249,7 @@ class _Planned(NamedTuple):
 def take_device_work(
     batch: AttentionBatch, spec: AttentionSpec, group: int, forms: FormLimits, num_heads: int, v_head_dim: int
 ) -> DeviceWork:
-    """The work of this step's layers of one kind, on the device: made once, or moved on from the step before."""
+    """The work of this step's layers of one kind, on the device: made once, or advanced from the previous step."""
     key: Hashable = ("device work", group, forms, num_heads, v_head_dim, spec.sliding_window)
     planned: _Planned | None = batch.plans.get(key)
     if planned is None:
@@ -273,7 +273,7 @@ def _load(
     part_shape: tuple[int, int],
     work: DeviceWork | None,
 ) -> _Planned:
-    """Makes the step's list, and puts it into these buffers if they hold it."""
+    """Make the step's list, and load it into these buffers if they can hold it."""
     work_list = plan_work(batch, spec, group, forms)
     needed = WorkCapacity.of(work_list)
     if work is None or not work.capacity.holds(needed):

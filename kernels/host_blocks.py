@@ -1,13 +1,13 @@
-"""Room in host memory for whole blocks that were swapped out: every layer's K and V of a block in one row.
+"""Host memory for swapped blocks: one row holds a block's K and V of every layer.
 
     device caches of every layer               host rows, one per slot
     [num_blocks, ...] each      -- save: gather -->      [num_slots, bytes of a block]
                                 <-- load: scatter --
 
-Where the caches lie on a GPU, the rows are pinned and a batch passes through one staging buffer there: one launch for all
-caches, and one copy per run of neighbouring slots, all queued on the device's current stream. So whoever queues a save, then
-writes the blocks, then loads them elsewhere, needs no synchronisation, and the host waits for none of it.
-Grid: (blocks, tensors); a program moves one block of one tensor. Elements move as integers, NaN payloads survive.
+For caches on a GPU, the rows are pinned and a batch passes through one staging buffer there: one launch for all caches, and one
+copy per run of neighbouring slots, all queued on the device's current stream. So a save, a write to the same blocks, and a load
+into other blocks need no synchronisation between them, and the host does not wait.
+Grid: (blocks, tensors); a program moves one block of one tensor. Elements move as integers, so NaN payloads survive.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803
@@ -32,7 +32,7 @@ from radixkv.kernels.upload import upload
 __all__ = ["HostBlocks"]
 
 _STAGING_BYTES = 64 << 20
-"""Most bytes on their way at once; at least a block."""
+"""Most bytes in flight; at least a block."""
 
 _RUN_BYTES = 4096
 
@@ -62,14 +62,14 @@ def _move_blocks_kernel(
 
 
 class _Mover:
-    """Moves blocks of tensors [num_blocks, bytes], contiguous, between them and rows of their bytes, in one launch."""
+    """Moves blocks between contiguous tensors [num_blocks, bytes] and rows of their bytes, in one launch."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         device = tensors[0].device
         aligned = all(tensor.shape[1] % 4 == 0 and tensor.data_ptr() % 4 == 0 for tensor in tensors)
         self._element = torch.int32 if aligned else torch.uint8
         widths = [tensor.shape[1] // self._element.itemsize for tensor in tensors]
-        self._kept = tuple(tensors)  # what the addresses point to
+        self._kept = tuple(tensors)  # the addresses point to them
         self._addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=device)
         self._columns = torch.tensor([0, *accumulate(widths)], dtype=torch.int64, device=device)
 
@@ -92,12 +92,12 @@ class HostBlocks:
     """`num_slots` rows of host memory for blocks of `caches`.
 
     Args:
-        num_slots: blocks that fit, at least 0.
-        caches: of all layers, of one number of blocks, on one device.
+        num_slots: capacity in blocks, at least 0.
+        caches: of all layers, with the same number of blocks, on one device.
 
     Raises:
         InvalidArgumentError: `num_slots` is below 0.
-        MemoryError: the host has not the memory, or it cannot be pinned.
+        MemoryError: the host has too little memory, or it cannot be pinned.
     """
 
     def __init__(self, num_slots: int, caches: Sequence[KVCache]) -> None:
@@ -132,8 +132,8 @@ class HostBlocks:
         """Copy blocks to slots: `block_ids[i]` to `slots[i]`.
 
         Raises:
-            InvalidArgumentError: an id or a slot is outside its bound, they are not equally many, or a slot comes twice;
-                nothing was copied.
+            InvalidArgumentError: an id or a slot is out of bounds, their numbers differ, or a slot is repeated; nothing was
+                copied.
         """
         self._check(block_ids, slots, written=("slots", slots))
         if self._mover is None:
@@ -151,7 +151,7 @@ class HostBlocks:
         """Copy slots to blocks: `slots[i]` to `block_ids[i]`.
 
         Raises:
-            InvalidArgumentError: as `save`, of block ids that come twice; nothing was copied.
+            InvalidArgumentError: as `save`, for repeated block ids; nothing was copied.
         """
         self._check(block_ids, slots, written=("block_ids", block_ids))
         if self._mover is None:
@@ -181,7 +181,7 @@ class HostBlocks:
             yield block_ids[start : start + self._batch], slots[start : start + self._batch]
 
     def _on_host(self) -> list[tuple[Any, Any]]:
-        """Each tensor's columns of all rows, and its blocks, as numpy arrays: to assign one row of these is one memcpy."""
+        """Each tensor's columns of all rows, and its blocks, as numpy arrays: assigning one row is one memcpy."""
         columns = torch.split(self._rows, self._widths, dim=1)
         return [(part.numpy(), tensor.numpy()) for part, tensor in zip(columns, self._tensors, strict=True)]
 
@@ -189,7 +189,7 @@ class HostBlocks:
         return upload(ids, self._device, torch.int64)
 
     def _staged(self, num_rows: int) -> Tensor:
-        """Rows on the device. Every use is ordered by the stream, so one buffer does."""
+        """Rows on the device. The stream orders all uses, so one buffer is enough."""
         if self._staging is None:
             size = (min(self._batch, self.num_slots), sum(self._widths))
             with torch.inference_mode(False):
@@ -197,7 +197,7 @@ class HostBlocks:
         return self._staging[:num_rows]
 
     def _pin(self) -> None:
-        # torch's own pinned allocator rounds up to a power of two, which for one buffer of gigabytes may double it.
+        # torch's pinned allocator rounds up to a power of two, which may double one buffer of gigabytes.
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch ships it untyped
         address = self._rows.data_ptr()
         if runtime.cudaHostRegister(address, self._rows.nbytes, 0) != runtime.cudaError.success:
@@ -215,7 +215,7 @@ def _unpin(address: int, device: torch.device) -> None:
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(position in `rows`, first row, count) of each run of rows that follow each other."""
+    """(index in `rows`, first row, count) of each run of consecutive rows."""
     start = 0
     for at in range(1, len(rows) + 1):
         if at == len(rows) or rows[at] != rows[at - 1] + 1:

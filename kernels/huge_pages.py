@@ -1,7 +1,7 @@
-"""Host memory in pages of two megabytes, where the system has them: what every step reads from end to end goes there.
+"""Host memory in pages of two megabytes, where the system has them, for data that every step reads from end to end.
 
-A processor reads ahead within a page, and looks up a page before it reads it. One core of a shared EPYC read 143 MB of weights
-in 7.5 ms from pages of 4 KiB and in 4.9 ms from these.
+A processor prefetches within a page, and looks up a page before reading it. One core of a shared EPYC read 143 MB of weights in
+7.5 ms from pages of 4 KiB and in 4.9 ms from these.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from radixkv.core.errors import InvalidArgumentError
 __all__ = ["HugePages", "take_soon", "zeros"]
 
 _ALIGNMENT = 64
-"""Bytes of a line of the processor's caches."""
+"""Bytes of a cache line."""
 
 _POPULATE_WRITE = 23
-"""Of madvise in Linux from 5.14 on: have the pages, their content as it is."""
+"""Of madvise in Linux from 5.14 on: allocate the pages, keep their content."""
 
 
 class HugePages:
-    """A stretch of memory of which tensors are taken one behind the other. It lives as long as one of them."""
+    """A stretch of memory that tensors are taken from in sequence. It lives as long as any of them."""
 
     def __init__(self, size_bytes: int) -> None:
-        """Room for tensors of `size_bytes` in all, each counted up to a multiple of 64.
+        """Memory for tensors of `size_bytes` in all, each rounded up to a multiple of 64.
 
         Raises:
-            MemoryError: the system has not the memory.
+            MemoryError: the system has too little memory.
         """
         try:
             pages = mmap.mmap(-1, max(1, size_bytes))
         except OSError as error:
             raise MemoryError(f"{size_bytes / 1e6:,.0f} MB cannot be had") from error
-        with contextlib.suppress(AttributeError, OSError):  # no such advice on this system: plain pages
+        with contextlib.suppress(AttributeError, OSError):  # a system without huge pages uses plain pages
             pages.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(pages, dtype=torch.uint8)
         self._used = 0
@@ -49,7 +49,7 @@ class HugePages:
         """A tensor of zeros. O(1).
 
         Raises:
-            InvalidArgumentError: it does not fit any more.
+            InvalidArgumentError: the tensor does not fit.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         start, end = self._used, self._used + num_bytes
@@ -60,15 +60,15 @@ class HugePages:
 
     @staticmethod
     def aligned(num_bytes: int) -> int:
-        """What a tensor of so many bytes takes."""
+        """Bytes used by a tensor of `num_bytes`."""
         return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """As torch's; on a CPU in pages of its own, which the system gives as they are first written. O(1) there.
+    """As torch's; on a CPU in separate pages, which the system allocates at the first write. O(1) there.
 
     Raises:
-        MemoryError: the system has not the memory.
+        MemoryError: the system has too little memory.
     """
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -76,13 +76,13 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
 
 
 def take_soon(tensors: Sequence[Tensor]) -> None:
-    """Have a thread take the memory of tensors of `zeros` from the system, so that others see that it is in use.
+    """Allocate the memory of tensors of `zeros` on a thread, so that other programs see it in use.
 
-    Two gigabytes take a core up to 1.4 s; who writes to the tensors need not wait for it.
+    Two gigabytes take a core up to 1.4 s; writers to the tensors need not wait.
     """
 
     def take() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # no such system: the first writes take it
+        with contextlib.suppress(OSError, AttributeError):  # another system: the first writes allocate it
             madvise = ctypes.CDLL(None).madvise
             for tensor in tensors:
                 madvise(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), _POPULATE_WRITE)

@@ -1,11 +1,11 @@
-"""Weights of 4 bits as GGUF files have them, as they are multiplied: as they are, in another order.
+"""4-bit weights of GGUF files, multiplied as they are stored, in another order.
 
     Q4_0    18 bytes of 32 weights     scale, q                            w = (q - 8) scale
     Q4_1    20 bytes of 32 weights     scale, minimum, q                   w = q scale + minimum
     Q4_K    144 bytes of 256 weights   s, m, 8 x (a, b of 6 bits), q       w = q (s a) - m b      per 32; s a and m b in float16
 
-Scales and minimums are float16 in the file and here. Only those of Q4_K, which are products, are rounded, by 1/2048 at most
-while they are above 6e-5.
+Scales and minimums are float16 in the file and here. Only those of Q4_K, which are products, are rounded, by at most 1/2048
+above 6e-5.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Int4Rows(NamedTuple):
 
 
 def unpack_int4(blocks: Bytes, kind: int) -> Int4Rows:
-    """Rows [m, bytes] of a type in `INT4_KINDS`, apart.
+    """Unpack rows [m, bytes] of a type in `INT4_KINDS`.
 
     Raises:
-        InvalidArgumentError: another type, or rows of no whole blocks.
+        InvalidArgumentError: another type, or rows that are not whole blocks.
     """
     block_bytes = INT4_KINDS.get(kind)
     if block_bytes is None or blocks.shape[1] % block_bytes:
@@ -77,7 +77,7 @@ def unpack_int4(blocks: Bytes, kind: int) -> Int4Rows:
 
 
 def empty_int4(num_outputs: int, num_inputs: int, dtype: torch.dtype, kind: int) -> RoundedWeight:
-    """A weight to be filled from blocks of `kind`, for activations of `dtype`."""
+    """An empty weight for blocks of `kind` and activations of `dtype`."""
     num_panels = -(-num_outputs // PANEL)
     scales = torch.empty(num_panels, num_inputs // _HALF_GROUP, PANEL, dtype=torch.float16)
     packed = torch.empty(num_panels * PANEL, num_inputs // 2, dtype=torch.uint8)
@@ -85,7 +85,7 @@ def empty_int4(num_outputs: int, num_inputs: int, dtype: torch.dtype, kind: int)
 
 
 def fill_int4(weight: RoundedWeight, first: int, blocks: Bytes, kind: int) -> None:
-    """Rows [m, bytes] of blocks, to be those from `first` on, a multiple of 32. Threads may fill others meanwhile.
+    """Fill rows from `first` on, a multiple of 32, with rows [m, bytes] of blocks. Other threads may fill other rows meanwhile.
 
     Raises:
         InvalidArgumentError: as `unpack_int4`.

@@ -1,19 +1,20 @@
-"""The K and V of one layer: blocks of token slots, laid out as the kernels of their device want them.
+"""K and V of one layer: blocks of token slots, in the layout of the device's kernels.
 
     token-major   K, V [num_blocks, block_size, Hkv, width]          plain torch on a CPU: one gather copies whole blocks
-    transposed    K [num_blocks, Hkv, D / w, block_size, w]          compiled kernels on a CPU: what a vector loads are the
-                  V [num_blocks, Hkv, block_size / w, Dv, w]         keys, or the columns, that it computes, nothing to shuffle
+    transposed    K [num_blocks, Hkv, D / w, block_size, w]          compiled kernels on a CPU: a vector load has the keys, or
+                  V [num_blocks, Hkv, block_size / w, Dv, w]         the columns, that it computes, without a shuffle
     head-major    K, V [num_blocks, Hkv, block_size, width]          Triton: a block x head tile is one contiguous run
 
 A word of the transposed layout is 32 bits: w = 1 number of float32, 2 of bfloat16, so that one multiply-add takes a whole word.
 
-In eight or four bits (`kv_format`) the same tensors hold codes, w = 1 in the transposed layout, and two tensors more the scales
-of their rows, bfloat16 [num_blocks, block_size, Hkv, scales], or [num_blocks, Hkv, scales, block_size] where heads come first.
+In eight or four bits (`kv_format`) the same tensors hold codes, w = 1 in the transposed layout, and two more tensors hold the
+scales of their rows, bfloat16 [num_blocks, block_size, Hkv, scales], or [num_blocks, Hkv, scales, block_size] if heads come
+first.
 
 Latents (DeepSeek-V2, arXiv 2405.04434, section 2.1) are a cache of one kv head whose V is the first columns of its K, in the
 same memory: a token has one row. K and V cannot be transposed in different ways at once, so on a CPU they are token-major.
 
-The layout is the kernels' private matter: callers use `allocate_kv` or `allocate_latents` and pass the cache on.
+The layout is private to the kernels: callers use `allocate_kv` or `allocate_latents` and pass the cache on.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class KVCache:
     """`num_blocks` blocks of `block_size` token slots, K of width `head_dim` and V of `v_head_dim`.
 
     Attributes:
-        k, v: numbers, or codes. k_scales, v_scales: of codes, else None.
-        format: how K and V are stored; None: as they are.
+        k, v: numbers, or codes. k_scales, v_scales: of codes, otherwise None.
+        format: of stored K and V; None: unquantised.
         is_latent: whether `v` is a view of the first columns of `k`.
         dtype: of the K and V that are written, and of the queries that attend to them.
     """
@@ -71,7 +72,7 @@ class KVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where K and V lie."""
+        """Device of K and V."""
         return self.k.device
 
     @property
@@ -81,14 +82,14 @@ class KVCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that a block consists of, contiguous, block id first: to be copied as a whole."""
+        """All tensors of a block, contiguous, block id first: to copy a block as a whole."""
         if self.is_latent:
             return (self.k,)
         return tuple(tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None)
 
     @property
     def token_elements(self) -> int:
-        """Numbers that a token takes."""
+        """Numbers per token."""
         return self.num_kv_heads * (self.head_dim + (0 if self.is_latent else self.v_head_dim))
 
     def token_major(self) -> tuple[Tensor, ...]:
@@ -97,7 +98,7 @@ class KVCache:
         return tuple(view.clone(memory_format=torch.contiguous_format).view(shape) for view in self._by_token())
 
     def rows(self, block_id: int) -> tuple[Tensor, ...]:
-        """K and V of a block as its readers see them, float32 [block_size, Hkv, width]; of latents the one row of each token.
+        """K and V of a block as read, float32 [block_size, Hkv, width]; for latents the one row of each token.
         O(block).
         """
         shape = self.block_size, self.num_kv_heads, -1
@@ -108,12 +109,12 @@ class KVCache:
         return self.format.dequantise(keys, key_scales), self.format.dequantise(values, value_scales)
 
     def fill(self, *tensors: Tensor) -> None:
-        """Overwrites every slot, from `tensors` as `token_major` has them."""
+        """Overwrite every slot from `tensors` in the order and shape of `token_major`."""
         for view, tensor in zip(self._by_token(), tensors, strict=True):
             view.copy_(tensor.view(view.shape))
 
     def _by_token(self) -> list[Tensor]:
-        """Views of `tensors` whose elements are in the order of `token_major`, in more dimensions where words are split."""
+        """Views of `tensors` in the element order of `token_major`, with more dimensions where words are split."""
         if self.layout is Layout.TOKEN_MAJOR:
             return list(self.tensors)
         scales = [tensor.permute(0, 3, 1, 2) for tensor in self.tensors[2:]]
@@ -139,13 +140,13 @@ def allocate_kv(
     Args:
         num_blocks, block_size, num_kv_heads, head_dim: at least 1.
         dtype: one of `KERNEL_DTYPES`.
-        device: on a CPU, compiled kernels are used where there are any and they know the dtype.
+        device: on a CPU, compiled kernels are used if available for the dtype.
         v_head_dim: width of V; None: that of K.
-        format: how K and V are stored; None: as they are.
-        layout: one that `device` has kernels for; None: the one that its fastest kernels want.
+        format: of stored K and V; None: unquantised.
+        layout: one with kernels on `device`; None: that of its fastest kernels.
 
     Raises:
-        InvalidArgumentError: a size below 1, a dtype that no kernel reads, or a format or layout that does not fit them.
+        InvalidArgumentError: a size below 1, a dtype without kernels, or a format or layout that does not fit them.
     """
     v_head_dim = head_dim if v_head_dim is None else v_head_dim
     sizes = {
@@ -159,7 +160,7 @@ def allocate_kv(
     if format is not None and not isinstance(format, KVFormat):
         raise InvalidArgumentError("format", format, "None or one of " + ", ".join(map(str, KVFormat)))
     per_word = _WORD_BYTES // dtype.itemsize
-    run = head_dim // 2 if format is KVFormat.INT4 else head_dim  # channels of a key that follow one another
+    run = head_dim // 2 if format is KVFormat.INT4 else head_dim  # consecutive channels of a key
     can_be_transposed = dtype in (torch.float32, torch.bfloat16) and not (block_size % per_word or run % per_word)
     if layout is None:
         layout = Layout.HEAD_MAJOR
@@ -193,11 +194,11 @@ def allocate_latents(
         num_blocks, block_size, head_dim: at least 1.
         v_head_dim: from 1 to `head_dim`.
         dtype: one of `KERNEL_DTYPES`.
-        device: where it lies.
-        layout: token-major or head-major; None: the one that the kernels of `device` want.
+        device: of the cache.
+        layout: token-major or head-major; None: that of the kernels of `device`.
 
     Raises:
-        InvalidArgumentError: a size or dtype outside its bound, or the transposed layout.
+        InvalidArgumentError: a size or dtype out of bounds, or the transposed layout.
     """
     sizes = {
         "num_blocks": num_blocks,
@@ -226,7 +227,7 @@ def _check(sizes: dict[str, int], dtype: torch.dtype) -> None:
 
 
 def _shapes(layout: Layout, per_word: int, sizes: Mapping[str, int], format: KVFormat | None) -> list[tuple[int, ...]]:
-    """Of K, of V, and of their scales, if there are any."""
+    """Shapes of K, of V, and of their scales, if any."""
     num_blocks, block_size, num_kv_heads, head_dim, v_head_dim = sizes.values()
     widths = (head_dim, v_head_dim)
     scales = []

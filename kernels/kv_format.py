@@ -1,15 +1,15 @@
-"""KV formats: K and V rows in eight or four bits an element, with scales that never change once they are written.
+"""KV formats: K and V rows in eight or four bits an element, with scales that never change once written.
 
-A row is one token's K or V of one kv head, [D]. Rows are quantised alone, so that appending a token rewrites nothing, and what
-is cached does not depend on how a prompt was cut into chunks:
+A row is one token's K or V of one kv head, [D]. Rows are quantised independently, so appending a token rewrites nothing, and
+the cached bytes do not depend on how a prompt was cut into chunks:
 
-    fp8    x ~ scale * e4m3(x / scale)              scale = 2^(i / 8) max |x| / 448, i in 0..7: where the square error is least
+    fp8    x ~ scale * e4m3(x / scale)              scale = 2^(i / 8) max |x| / 448, i in 0..7 with the least square error
     int8   x ~ scale * round(x / scale)             scale = max |x| / 127
     int4   x ~ lowest + step * code                 step = (max x - lowest) / 15,  code = round((x - lowest) / step) in 0..15,
                                                     for each group of up to 16 channels
 
-Keys and queries are rotated before, and values, whose rotation the output undoes (`rotation`); the functions here do not do it.
-It is what keeps fp8 within half a percent of the exact perplexity and makes rows of int4 usable.
+Keys and queries are rotated before, and values too, whose rotation the output undoes (`rotation`); not by the functions here.
+The rotation keeps fp8 within half a percent of the exact perplexity and makes rows of int4 usable.
 
 Layout, token-major, any leading shape:
 
@@ -21,12 +21,12 @@ Layout, token-major, any leading shape:
     int4 byte d    | element d + D/2 | element d |       high and low four bits: the two halves of a row unpack by one mask and
                     7 . . . . . . . 4 3 . . . 0          one shift, each into a contiguous run
 
-Scales are bfloat16: eight bits of precision cost no quality that was measurable, its exponents are those of fp32, and a value
-of it times a code of eight bits is exact in fp32. They are rounded first and the codes chosen for the rounded ones. Codes of
-eight bits are exact in bfloat16 and float16, so that a row's scale may be applied after the dot product: scale * (q . code).
+Scales are bfloat16: eight bits of precision cost no measurable quality, its exponents are those of fp32, and its product with a
+code of eight bits is exact in fp32. Scales are rounded first, and codes are chosen for the rounded scales. Codes of eight
+bits are exact in bfloat16 and float16, so a row's scale may be applied after the dot product: scale * (q . code).
 
-What is dequantised is finite, always, so that kernels may multiply what they masked by zero: NaN and infinities are written as
-0, and magnitudes above 2^126 as 2^126. Nothing of one row touches another.
+Dequantised values are always finite, so that kernels may multiply masked ones by zero: NaN and infinities are written as 0, and
+magnitudes above 2^126 as 2^126. Rows do not affect each other.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from radixkv.core.errors import InvalidArgumentError
 __all__ = ["KVFormat", "QuantisedKV"]
 
 LARGEST = 2.0**126
-"""Greater magnitudes are clamped to it: a difference of two then cannot overflow fp32."""
+"""Larger magnitudes are clamped to it: a difference of two then cannot overflow fp32."""
 
 SMALLEST_SCALE = 2.0**-100
-"""Least scale or step: rows of zeros have it, and products with it stay clear of subnormal numbers."""
+"""Least scale or step: that of rows of zeros; products with it stay clear of subnormal numbers."""
 
 _E4M3_MAX = 448.0
 _FP8_PLACES = 8
@@ -58,14 +58,14 @@ _BF16_REST = 0xFFFF
 
 
 class QuantisedKV(NamedTuple):
-    """Codes and what they are multiplied by; shapes and dtypes as the module's table has them."""
+    """Codes and their scales; shapes and dtypes as in the module's table."""
 
     data: Tensor
     scales: Tensor
 
 
 class KVFormat(Enum):
-    """How the rows of a KV cache are stored. The value is the name users give it by."""
+    """Storage format of a KV cache's rows. The value is its user-facing name."""
 
     FP8 = "fp8"
     INT8 = "int8"
@@ -100,7 +100,7 @@ class KVFormat(Enum):
         return 2 * head_dim // int4_group(head_dim) if self is KVFormat.INT4 else 1
 
     def row_bytes(self, head_dim: int) -> int:
-        """Bytes of one row, its scales included.
+        """Bytes of one row, including its scales.
 
         Raises:
             InvalidArgumentError: as `data_width`.
@@ -108,24 +108,23 @@ class KVFormat(Enum):
         return self.data_width(head_dim) + self.num_scales(head_dim) * torch.bfloat16.itemsize
 
     def quantise(self, rows: Tensor) -> QuantisedKV:
-        """Quantises each row of `rows` [..., D], of any floating dtype, alone. O(elements).
+        """Quantise each row of `rows` [..., D], of any floating dtype, independently. O(elements).
 
-        For finite x of magnitude up to 2^126, with the stored scale or step, `dequantise` answers within
+        For finite x of magnitude up to 2^126, with the stored scale or step, `dequantise` returns x within
 
             fp8    max(|x| / 16, scale / 1024)
             int8   scale / 2
             int4   step / 2, of its group
 
-        and, of the row's largest magnitude, 2^-21 for arithmetic in fp32. The scale is within 1/256 of max |x| / 127, for fp8
-        of what the module's formula says, or the least there is, 2^-100; the step at most
-        (max x - min x + |min x| / 128) / 15 and 1/256 more, or that least.
-        Non-finite values become 0.
+        and 2^-21 of the row's largest magnitude, for arithmetic in fp32. The scale is within 1/256 of max |x| / 127, for fp8 of
+        the module's formula, or the least scale, 2^-100; the step is at most (max x - min x + |min x| / 128) / 15 and 1/256
+        more, or the least. Non-finite values become 0.
 
-        Of int8 the dequantised rows are quantised to the same bits again; of int4 where each group spans at least a quarter of
+        Dequantised rows of int8 are quantised to the same bits again; those of int4 if each group spans at least a quarter of
         its largest magnitude.
 
         Raises:
-            InvalidArgumentError: `rows` is no floating tensor of at least one dimension, or D does not fit (`data_width`).
+            InvalidArgumentError: `rows` is not a floating tensor of at least one dimension, or D does not fit (`data_width`).
         """
         _check_rows(rows)
         head_dim = rows.shape[-1]
@@ -142,10 +141,10 @@ class KVFormat(Enum):
         return QuantisedKV(codes.round().to(torch.int8), scales)
 
     def dequantise(self, data: Tensor, scales: Tensor) -> Tensor:
-        """float32 [..., D] from what `quantise` answered. O(elements).
+        """float32 [..., D] from the result of `quantise`. O(elements).
 
         Raises:
-            InvalidArgumentError: `data` is of another dtype, or the shapes do not belong together.
+            InvalidArgumentError: `data` has another dtype, or the shapes do not match.
         """
         if data.dtype != self.data_dtype:
             raise InvalidArgumentError("data.dtype", data.dtype, str(self.data_dtype))
@@ -160,7 +159,7 @@ class KVFormat(Enum):
 
 
 def int4_group(head_dim: int) -> int:
-    """Channels of a head of this even size that share a step: the most, up to 16, that divide half of it."""
+    """Channels of a head of this even size that share a step: the largest divisor of half of it, at most 16."""
     return math.gcd(head_dim // 2, _INT4_GROUP)
 
 
@@ -180,8 +179,8 @@ def _finite(rows: Tensor) -> Tensor:
 
 
 def _encode_fp8(rows: Tensor, largest: Tensor) -> QuantisedKV:
-    """Where a row's values lie between powers of two decides what rounding costs: a quarter less in the best of eight places
-    than where the largest happens to be 448.
+    """Choose the best of eight scales: the place of a row's values between powers of two determines the rounding error. The
+    best is a quarter lower than with the largest value at 448.
     """
     best: QuantisedKV | None = None
     least = torch.full_like(largest, torch.inf)
@@ -209,7 +208,7 @@ def _encode_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _floor_to_bf16(values: Tensor) -> Tensor:
-    """The greatest bfloat16 that is not above each value, in fp32: no value then lies below its row's first code."""
+    """The greatest bfloat16 that is not above each value, in fp32: no value is then below its row's first code."""
     bits = (values + 0.0).view(torch.int32)  # -0 becomes 0
     return (torch.where(bits < 0, bits + _BF16_REST, bits) & _BF16_MASK).view(torch.float32)
 

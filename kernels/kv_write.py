@@ -1,14 +1,14 @@
-"""KV write: the new tokens' K and V, or their latents, go into the cache through the slot mapping.
+"""KV write: stores the new tokens' K and V, or their latents, in the cache through the slot mapping.
 
     cache[slot // block_size, slot % block_size, h, :] = new[t, h, :]     slot = slot_mapping[t]; slots below 0 are skipped
 
-Rows of a cache in fewer bits are rotated first, all at once, by torch, and quantised: by torch too, or by the compiled kernel.
+Rows of a cache in fewer bits are first rotated, all at once, by torch, and then quantised by torch or the compiled kernel.
 
 Layout: new K [T, Hkv, D] and V [T, Hkv, Dv] with any strides over tokens and heads; caches as in `kv_cache`. Latents are K of
 one head, without V.
 Grid: (T, groups of heads); one program writes one token's K and V for as many heads as fill a tile.
-Dtypes: the cache's own; a plain copy, no arithmetic, so NaN payloads survive.
-Limits: slots of one call are distinct. A slot past the pool raises on a CPU and is skipped on a GPU (no sync to see it).
+Dtypes: the cache's own; a plain copy without arithmetic, so NaN payloads survive.
+Limits: slots of one call are distinct. A slot outside the pool raises on a CPU and is skipped on a GPU (no sync to detect it).
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803
@@ -83,7 +83,7 @@ def _write_kv_kernel(
             b_to = (b_block + offset)[:, None] * D + b_column[None, :]
         tl.store(p_k_cache + b_to, b_k, mask=m_k)
 
-        if DV > 0:  # 0: there is none
+        if DV > 0:  # 0: no V
             m_v = m_head[:, None] & (b_column < DV)[None, :]
             b_v = tl.load(p_v + token * stride_v_t + b_head[:, None] * stride_v_h + b_column[None, :], mask=m_v)
             if SCALES:
@@ -94,7 +94,7 @@ def _write_kv_kernel(
 
 
 def write_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
-    """Writes T tokens' K and V of one layer into the cache, in place.
+    """Write T tokens' K and V of one layer into the cache, in place.
 
     Args:
         k: [T, Hkv, D].
@@ -103,7 +103,7 @@ def write_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
         slot_mapping: [T] int64, block_id * block_size + offset; -1 skips the token.
 
     Raises:
-        InvalidArgumentError: a shape, dtype or device that does not fit, or a cache of latents; on a CPU also a slot past the
+        InvalidArgumentError: a mismatched shape, dtype or device, or a cache of latents; on a CPU also a slot outside the
             pool.
     """
     if cache.is_latent:
@@ -129,15 +129,15 @@ def write_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 
 def write_latents(latents: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
-    """Writes T tokens' rows of one layer into a cache of latents, in place.
+    """Write T tokens' rows of one layer into a cache of latents, in place.
 
     Args:
         latents: [T, D].
         cache: of this layer, from `allocate_latents`.
-        slot_mapping: as of `write_kv`.
+        slot_mapping: as for `write_kv`.
 
     Raises:
-        InvalidArgumentError: as `write_kv`, of a cache of K and V.
+        InvalidArgumentError: as `write_kv`, or a cache of K and V.
     """
     if not cache.is_latent:
         raise InvalidArgumentError("cache.is_latent", False, "True: K and V are written by write_kv")
@@ -152,13 +152,13 @@ def write_latents(latents: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
 
 
 def _write_by_triton(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
-    """`tensors`: what goes into each of the cache's."""
+    """`tensors`: new values for each of the cache's tensors."""
     for first in range(0, len(tensors), 2):  # K and V, then their scales
         new = [
             tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor for tensor in tensors[first : first + 2]
         ]
         rows = [tensor.view(new[0].dtype) for tensor in cache.tensors[first : first + 2]]
-        k, k_rows, v, v_rows = new[0], rows[0], new[-1], rows[-1]  # of latents one twice, the second unread
+        k, k_rows, v, v_rows = new[0], rows[0], new[-1], rows[-1]  # for latents, one tensor twice, the second unread
         widths = k.shape[2], v.shape[2] if len(new) == 2 else 0
         block_d = next_power_of_2(max(widths))
         block_h = min(next_power_of_2(cache.num_kv_heads), max(1, _TILE_ELEMENTS // block_d))
@@ -185,7 +185,7 @@ def _write_by_triton(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: 
 
 
 def _write_natively(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
-    """`k`, `v`: what goes into the cache, or, for a quantised one, float32."""
+    """`k`, `v`: new values, in float32 for a quantised cache."""
     library = native_library()
     assert library is not None  # without it there are no transposed caches
     write: Any = library.radixkv_write_kv
@@ -202,7 +202,7 @@ def _write_natively(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) 
 
 
 class _KVTokens(ctypes.Structure):
-    """As `native/block_movement.cpp` has it."""
+    """Layout of the struct in `native/block_movement.cpp`."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("k", "v")),
@@ -211,7 +211,7 @@ class _KVTokens(ctypes.Structure):
 
 
 def _write_by_torch(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
-    """`tensors`: what goes into each of the cache's."""
+    """`tensors`: new values for each of the cache's tensors."""
     highest = int(slot_mapping.max())
     if highest >= cache.num_slots:
         raise _past_the_pool(highest, cache)
@@ -219,7 +219,7 @@ def _write_by_torch(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: T
         kept = slot_mapping >= 0
         tensors, slot_mapping = tuple(tensor[kept] for tensor in tensors), slot_mapping[kept]
     for new, rows in zip(tensors, cache.tensors, strict=True):
-        as_bytes = torch.uint8 if new.element_size() == 1 else new.dtype  # not every format can be copied as what it is
+        as_bytes = torch.uint8 if new.element_size() == 1 else new.dtype  # index_copy_ does not take every format
         rows.flatten(0, 1).view(as_bytes).index_copy_(0, slot_mapping, new.view(as_bytes))
 
 

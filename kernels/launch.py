@@ -1,6 +1,6 @@
-"""Launch configurations: a table to read and to edit, in place of autotuning at run time.
+"""Launch configurations: a table to read and to edit, instead of autotuning at run time.
 
-`python -m bench.gpu.compile_gate` compiles each of them for every target and shows registers, memory and matrix instructions.
+`python -m bench.gpu.compile_gate` compiles each of them for every target and prints registers, memory and matrix instructions.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ MAX_HEAD_DIM = 256
 """Widest head of the Triton kernels: one head's tile of queries stays in registers."""
 
 MAX_LATENT_DIM = 576
-"""Widest latent: 512 columns that are values too, and 64 more."""
+"""Widest latent: 512 columns that are also values, and 64 more."""
 
 PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
-"""Compiler options of a launch without a tile. Fused multiply-adds are asked for: Triton's default differs by version."""
+"""Compiler options of a launch without a tile. Fused multiply-adds are explicit: Triton's default differs by version."""
 
 TARGETS = ("sm_80", "sm_90", "gfx942", "gfx1201")
-"""What the table is made for; a chip that is not named takes the nearest of its kind."""
+"""Targets of the table; another chip takes the nearest of its kind."""
 
 _HEAD_CLASSES = (64, 128, 256, 576)
 
 _PROGRAMS_PER_PROCESSOR = 4
-"""Of a kernel that walks a list. Those that find no room at once start later, and end at once where the list is done."""
+"""For a kernel that walks a list. Programs that find no free processor start later, and exit at once if the list is done."""
 
 _INTERPRETED_PROGRAMS = 3
 
@@ -58,7 +58,7 @@ class TileConfig(NamedTuple):
     num_stages: int
 
     def heads(self, group: int) -> int:
-        """Query heads of a chunk: all `group` heads of a kv head where its rows hold them, else equal chunks of them."""
+        """Query heads of a chunk: all `group` heads of a kv head if its rows hold them, otherwise equal chunks."""
         num_chunks = -(-group // self.block_m)
         return -(-group // num_chunks)
 
@@ -92,9 +92,8 @@ _TABLE = """
   plain     4   256  16/32/8/2    32/16/8/1     16/32/8/2    32/16/8/1     16/16/8/1    32/16/8/1     -            -
   plain     4   576  16/16/8/1    16/16/8/1     16/16/8/2    16/16/8/2     16/16/4/1    16/16/4/1     -            -
 """
-"""Tiles, rows/keys/warps/stages, in both forms. `q`: bytes of a query's element. `head`: the widest that the row is for.
-`scaled`: int8, fp8, and int4 where it has no row of its own; with fp32 queries all take the plain row. -: it spills on that
-target whatever the tile.
+"""Tiles, rows/keys/warps/stages, in both forms. `q`: bytes of a query's element. `head`: the widest head of the row. `scaled`:
+int8, fp8, and int4 without a row of its own; with fp32 queries all take the plain row. -: every tile spills on that target.
 """
 
 
@@ -124,14 +123,14 @@ class KeyColumns(NamedTuple):
 
 
 def key_columns(head_dim: int) -> KeyColumns:
-    """How the columns of a key are cut: 128 is 128 + 0, 80 is 64 + 16, 576 is 512 + 64; a dot has 16 or more."""
+    """Split of a key's columns: 128 is 128 + 0, 80 is 64 + 16, 576 is 512 + 64; a dot has 16 or more."""
     first = max(16, 1 << (head_dim.bit_length() - 1))
     return KeyColumns(first, 0 if head_dim <= first else max(16, next_power_of_2(head_dim - first)))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What the item kernel is compiled for, apart from the target and the variants of `spec`.
+    """Parameters that the item kernel is compiled for, apart from the target and the variants of `spec`.
 
     `group`: query heads per kv head. `element_size`: bytes of q's elements. `cache_format`: "plain", "int8", "fp8" or "int4".
     """
@@ -146,7 +145,7 @@ class LayerShape:
 
     @property
     def row(self) -> tuple[str, int, int]:
-        """Where the table has it, if it has."""
+        """Key of its row in the table, which may be missing."""
         widest = max(self.head_dim, self.v_head_dim)
         row = self.element_size, next((width for width in _HEAD_CLASSES if widest <= width), widest)
         if self.cache_format == "plain" or self.element_size == 4:
@@ -154,10 +153,10 @@ class LayerShape:
         return ("int4" if self.cache_format == "int4" and ("int4", *row) in _forms(TARGETS[0]) else "scaled"), *row
 
     def forms(self, target: str) -> Forms:
-        """The tiles that the table has for this shape.
+        """The table's tiles for this shape.
 
         Raises:
-            InvalidArgumentError: it has none, for one is too wide or spills on this target.
+            InvalidArgumentError: there are none: the shape is too wide, or every tile spills on this target.
         """
         forms = _forms(target).get(self.row)
         if forms is None:
@@ -188,10 +187,10 @@ class LayerShape:
 
 @cache
 def launch_target(device: torch.device) -> str:
-    """The column of the table for a device; on a CPU, where the interpreter runs, the same as on sm_90.
+    """The table's column for a device; on a CPU, for the interpreter, that of sm_90.
 
     Raises:
-        InvalidArgumentError: a GPU older than those that the kernels are compiled for.
+        InvalidArgumentError: a GPU older than the kernels' targets.
     """
     if device.type == "cpu":
         return "sm_90"
@@ -204,7 +203,7 @@ def launch_target(device: torch.device) -> str:
 
 
 def num_programs(num_units: int, device: torch.device) -> int:
-    """Programs of a kernel that walks a list of up to `num_units`."""
+    """Number of programs of a kernel that walks a list of up to `num_units`."""
     most = _INTERPRETED_PROGRAMS
     if device.type != "cpu":
         most = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_PROCESSOR

@@ -1,9 +1,9 @@
-"""An entry's parts become its answer: the merge of attention states that were found over disjoint keys.
+"""Merge of an entry's parts: attention states over disjoint keys become its output.
 
     o[e, h] = sum_p w_p o_p / (sum_p w_p + 2^(sink log2(e) - top))     w_p = 2^(lse_p - top), p over the entry's parts in order
 
-`top` is the largest of the log-sum-exps, base 2, and of the sink. A part with lse = -inf has no weight; an entry that has no
-other gets 0. In work that is steady (see `FormLimits`) parts are taken one by one, so that those without weight change nothing.
+`top` is the largest of the log-sum-exps, base 2, and of the sink. A part with lse = -inf has no weight; an entry with no other
+part gets 0. In steady work (see `FormLimits`) parts are merged one by one, so that those without weight change nothing.
 Layout: parts [P, Hq, Dv] and lse [P, Hq] in fp32, o [T, Hq, Dv]; the merges as in `work_list`.
 Grid: fixed by the capacity; each program walks (merge, head) in steps of the grid.
 """
@@ -24,7 +24,7 @@ from radixkv.kernels.work_list import WorkList
 __all__ = ["merge_parts", "merge_parts_reference", "step_parts"]
 
 _STEP_ELEMENTS = 2048
-"""Of the parts that one step of a program reads; at most 16 parts."""
+"""Of the parts read in one step of a program; at most 16 parts."""
 
 
 def merge_parts_reference(work_list: WorkList, parts: Tensor, lse: Tensor, sinks: Tensor | None, out: Tensor) -> None:
@@ -91,12 +91,12 @@ def _merge_parts_kernel(
 
 
 def step_parts(block_dv: int, *, is_steady: bool = False) -> int:
-    """Parts that one step of the kernel reads."""
+    """Parts read in one step of the kernel."""
     return 1 if is_steady else max(2, min(16, _STEP_ELEMENTS // block_dv))
 
 
 def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
-    """Fills the rows of `out` [T, Hq, Dv] whose entries have parts. Arguments as checked by `attend_by_work`."""
+    """Fill the rows of `out` [T, Hq, Dv] whose entries have parts. Arguments as checked by `attend_by_work`."""
     num_heads, v_head_dim = out.shape[1:]
     block_dv = next_power_of_2(v_head_dim)
     _merge_parts_kernel[(num_programs(work.capacity.merges * num_heads, out.device),)](

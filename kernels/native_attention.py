@@ -1,5 +1,5 @@
-"""Paged attention on a CPU by the compiled kernel of `native/attention.cpp`: over blocks where they lie, each once per kv head
-for all rows that stand on it.
+"""Paged attention on a CPU by the compiled kernel of `native/attention.cpp`: over blocks in place, each once per kv head for
+all rows that attend to it.
 
 Dtypes: q and the transposed cache alike, float32 or bfloat16; sums in fp32.
 """
@@ -47,7 +47,7 @@ class _Work(ctypes.Structure):
 def attend_natively(
     library: ctypes.CDLL, q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
 ) -> None:
-    """Fills `out` [T, Hq, Dv]. Arguments as checked by `paged_attention`."""
+    """Fill `out` [T, Hq, Dv]. Arguments as checked by `paged_attention`."""
     if out.numel():
         plan_native_call(library, q.shape[1], cache, batch, spec)(q, cache, spec.sinks, out)
 
@@ -55,9 +55,9 @@ def attend_natively(
 def plan_native_call(
     library: ctypes.CDLL, num_heads: int, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec
 ) -> NativeCall:
-    """The call for layers of this kind in this step, made once, or that of the step before where `batch` goes on from it.
+    """The call for layers of this kind in this step, made once, or the previous step's if `batch` continues it.
 
-    Of the cache only dtype and shape count.
+    Only dtype and shape of the cache matter.
     """
     shape = (cache.dtype, num_heads, cache.num_kv_heads, cache.head_dim, cache.v_head_dim)
     key: Hashable = (library, shape, spec.scale, spec.sliding_window, spec.softcap, spec.sinks is None)
@@ -72,10 +72,10 @@ def plan_native_call(
 
 
 class NativeCall:
-    """What the layers of one kind have in common in a step, in the kernel's own structures.
+    """State shared by a step's layers of one kind, in the kernel's structures.
 
     Attributes:
-        layer, work: addresses of the kernel's structures `Layer` and `Work`, valid as long as this lives.
+        layer, work: addresses of the kernel's structures `Layer` and `Work`, valid for the life of this object.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class NativeCall:
         num_parts = self._list.num_part_rows
         part_out = batch.scratch.take("part_out", (num_parts, num_heads, cache.v_head_dim), cache.k, torch.float32)
         part_lse = batch.scratch.take("part_lse", (num_parts, num_heads), cache.k, torch.float32)
-        self._kept = (part_out, part_lse)  # what the structure points to
+        self._kept = (part_out, part_lse)  # the structure points to them
         self._work = _Work(
             **{name: getattr(self._list, name).ctypes.data for name in _ARRAYS},
             part_out=part_out.data_ptr(),
@@ -105,7 +105,7 @@ class NativeCall:
         self.layer, self.work = ctypes.addressof(self._layer), ctypes.addressof(self._work)
 
     def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec) -> bool:
-        """Moves on to the next step, if `batch` goes on where `before` stopped."""
+        """Advance to the next step, if `batch` continues `before`. Returns whether it does."""
         if not self._list.advance(before, batch, spec, NATIVE_LIMITS.split_keys):
             return False
         self._use_tables(batch)

@@ -1,11 +1,11 @@
-"""The native CPU kernels, compiled from `native/` when they are first used and kept for later.
+"""The native CPU kernels, compiled from `native/` at first use and cached.
 
-    native/*.cpp  ->  c++ -O3, for what this machine's vectors can do  ->  CACHE/kernels/LEVEL-HASH-CONTENT.so  ->  loaded
+    native/*.cpp  ->  c++ -O3, for this machine's vector extensions  ->  CACHE/kernels/LEVEL-HASH-CONTENT.so  ->  loaded
 
-The hash is that of the sources, the flags and the compiler, so a change of any builds anew and never meets an older library.
-Two processes that start together build once. A library appears in the cache complete or not at all. One whose bytes do not have
-the digest in its name, or that another user owns or may write, is never loaded: it is built again. Where there is no compiler,
-or it fails, callers are told why and take the torch path.
+The hash is of the sources, the flags and the compiler, so any change builds again and never loads an older library. Two
+processes that start together build once. A library appears in the cache complete or not at all. A library whose content does
+not match the digest in its name, or that another user owns or may write, is never loaded: it is built again. If there is no
+compiler, or it fails, a warning has the reason and callers take the torch path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["CHOICE_VARIABLE", "LEVELS", "NativeBuildError", "build_native", "cho
 _logger = logging.getLogger(__name__)
 
 CHOICE_VARIABLE = "RADIXKV_CPU_KERNELS"
-"""Environment variable: a level of `LEVELS`, or ``torch`` for none of them. Unset, the best that the machine can run."""
+"""Environment variable: a level of `LEVELS`, or ``torch`` for none of them. Unset: the best that the machine can run."""
 
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma"),
     "portable": (),
 }
-"""Which of the processor's extensions a level uses, as the compiler names them; best first."""
+"""Processor extensions of each level, as the compiler names them; best first."""
 
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-w")
@@ -51,12 +51,12 @@ _TIMEOUT_S = 300.0
 
 
 class NativeBuildError(Exception):
-    """The native kernels cannot be had here; the message says why."""
+    """The native kernels are not available here; the message has the reason."""
 
 
 @cache
 def native_library() -> ctypes.CDLL | None:
-    """The library for this machine, built if need be, or None: then a line in the log has said why.
+    """The library for this machine, built if needed; None after a logged warning with the reason.
 
     Built and loaded once per process; a first build takes seconds.
     """
@@ -73,7 +73,7 @@ def native_library() -> ctypes.CDLL | None:
 
 
 def usable_levels(cpu_info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """The levels that this machine can run, best first, by the kernel's file `cpu_info`."""
+    """The levels that this machine can run, best first, by `cpu_info`, the kernel's file."""
     try:
         told = re.search(r"^flags\s*:(.*)$", cpu_info.read_text(), re.MULTILINE)
     except OSError:
@@ -129,7 +129,7 @@ def build_native(level: str, folder: Path | None = None, environ: Mapping[str, s
 
 
 def _find_whole(folder: Path, name: str) -> Path | None:
-    """The library of that name, if it is as it was made, and nobody but this user and root could have changed it."""
+    """The library of that name, if its content is unchanged, and no other user except root could have changed it."""
     return next((path for path in folder.glob(f"{name}-*.so") if _is_ours(path) and _is_whole(path, name)), None)
 
 
@@ -177,8 +177,8 @@ def _version_of(compiler: str) -> str:
 
 
 def _openmp_runtime() -> tuple[str, ...]:
-    """The OpenMP library that torch has loaded, to be linked by its path: a second one would have threads of its own, and the
-    two would keep each other from the cores.
+    """The OpenMP library that torch has loaded, to link by its path: a second library would have threads of its own, and the
+    two would compete for the cores.
     """
     try:
         mapped = Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""A cache of the transposed layout, as the compiled kernels take it (`native/cache.h`)."""
+"""A cache of the transposed layout, as a struct for the compiled kernels (`native/cache.h`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORMATS = {None: 0, KVFormat.FP8: 1, KVFormat.INT8: 2, KVFormat.INT4: 3}
 
 
 class NativeKVCache(ctypes.Structure):
-    """Addresses and shape of a cache; valid as long as that lives."""
+    """Addresses and shape of a cache; valid for the life of the cache."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("k", "v", "k_scales", "v_scales")),

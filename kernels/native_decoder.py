@@ -4,18 +4,18 @@
     per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, where the model does, and rotated
                  k and v go to their slots;  hidden += paged attention(q) Wo + b
                  x = norm(hidden);  hidden += (silu(x Wgate + b) * (x Wup + b)) Wdown + b
-    at the end   logits = norm(hidden) Whead + b, of the tokens asked for
+    at the end   logits = norm(hidden) Whead + b, of the requested tokens
 
-    norm(x) = x / sqrt(mean(x^2) + epsilon) * weight        rotated: pairs (i, i + D/2), by the cosines and sines given
+    norm(x) = x / sqrt(mean(x^2) + epsilon) * weight        rotated: pairs (i, i + D/2), by the given cosines and sines
 
-Into caches of fewer bits k and v go as `write_kv` writes them, quantised from fp32.
+Caches of fewer bits get k and v as `write_kv` writes them, quantised from fp32.
 
-What lies between the kernels costs more than a third of a small model's step where Python calls them one by one, and holds the
-interpreter's lock. Here one call runs them all, over the same caches and plans, and other threads run meanwhile.
+Calling the kernels one by one from Python costs more than a third of a small model's step, and holds the GIL. Here one call
+runs them all, over the same caches and plans, and other threads run meanwhile.
 
-Dtypes: weights of 8 or 4 bits; queries float32 or bfloat16, caches alike or in fewer bits; hidden, sums and logits fp32; what a
-matrix multiplies is rounded to 16 bits (`rounded_linear`). A token's logits do not depend on the others of the step, but where
-attention reads blocks once for several (`plan_attention(shares=...)`). Needs the native kernels.
+Dtypes: weights of 8 or 4 bits; queries float32 or bfloat16, caches alike or in fewer bits; hidden, sums and logits fp32;
+inputs of a matrix are rounded to 16 bits (`rounded_linear`). A token's logits do not depend on the rest of the step, unless
+attention reads blocks once for several rows (`plan_attention(shares=...)`). Needs the native kernels.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DecoderLayer:
         qkv: [(Hq + 2 Hkv) D, hidden], heads of q, then of k, then of v. attention_out: [hidden, Hq D].
         gate_up: [2 intermediate, hidden], the gates first. down: [hidden, intermediate].
         attention_norm, mlp_norm: [hidden]. q_norm, k_norm: [D], or None.
-        attention: what its attention computes; without sinks.
+        attention: of the layer; without sinks.
     """
 
     qkv: Linear
@@ -72,8 +72,8 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderWeights:
-    """All layers, what comes before them (`embeddings` [vocabulary, hidden] in the dtype of activations), what follows them
-    (`head` [vocabulary, hidden], `last_norm` [hidden] float32), and the sizes.
+    """All layers, the embeddings before them ([vocabulary, hidden] in the dtype of activations), the head after them
+    ([vocabulary, hidden], with `last_norm` [hidden] float32), and the sizes.
     """
 
     embeddings: Tensor
@@ -126,15 +126,16 @@ class _Step(ctypes.Structure):
 
 
 class NativeDecoder:
-    """The kernel, and the weights that it points to. One thread calls it at a time.
+    """The kernel, and the weights that it points to. For one thread at a time.
 
     Attributes:
         dtype: of activations and caches.
-        linear_bytes: of the weights that a step reads.
-        seconds: if set, float64 [3] to which every run adds what matrices, attention, and norms, rotation and gates took.
+        linear_bytes: of the weights read in a step.
+        seconds: if set, float64 [3] to which every run adds the times of matrices, of attention, and of norms, rotation and
+            gates.
 
     Raises:
-        InvalidArgumentError: weights that do not fit each other, or there are no native kernels here.
+        InvalidArgumentError: mismatched weights, or no native kernels.
     """
 
     def __init__(self, weights: DecoderWeights) -> None:
@@ -153,7 +154,7 @@ class NativeDecoder:
         self._function: Any = library[_FUNCTIONS[self.dtype]]
         self._function.argtypes = (_Pointer, _Pointer)
         self._function.restype = None
-        self._kept: list[NativeWeight] = []  # what structures point to
+        self._kept: list[NativeWeight] = []  # structures point to them
         layers = (_Layer * len(weights.layers))(*(_native_layer(layer, self._kept) for layer in weights.layers))
         self._decoder = _Decoder(
             layers=ctypes.addressof(layers),
@@ -168,7 +169,7 @@ class NativeDecoder:
             head_dim=weights.head_dim,
             norm_epsilon=weights.norm_epsilon,
         )
-        self._layers = layers  # what the structure points to
+        self._layers = layers  # the structure points to them
         specs = [layer.attention for layer in weights.layers]
         kinds = [(spec.scale, spec.sliding_window, spec.softcap) for spec in specs]
         self._attention_kinds = list(dict(zip(kinds, specs, strict=True)).values())
@@ -190,26 +191,26 @@ class NativeDecoder:
         caches: Sequence[KVCache],
         batch: AttentionBatch,
     ) -> Tensor:
-        """Computes T tokens: writes their K and V, and answers the logits of those in `kept`.
+        """Compute T tokens: write their K and V, and return the logits of those in `kept`.
 
         Args:
-            inputs: [3, T]: token ids, positions, and slots that K and V go to; below 0: nowhere.
-            kept: [K], tokens by their place in the step.
+            inputs: [3, T]: token ids, positions, and slots for K and V; below 0: none.
+            kept: [K], tokens by their index in the step.
             cosines, sines: [positions, D] float32, of the rotary angles of all positions up to the last.
-            caches: per layer, from `allocate_kv`, in `dtype` and one format; kept until others are given, and not changed.
+            caches: per layer, from `allocate_kv`, in `dtype` and one format; referenced until the next ones are given.
             batch: the step's sequences, T rows.
 
         Returns:
             [K, vocabulary] float32.
 
         Raises:
-            InvalidArgumentError: a length, shape, dtype, token, position, slot or block id that does not fit.
+            InvalidArgumentError: a mismatched length, shape, dtype, token, position, slot or block id.
         """
         weights, num_tokens = self._weights, batch.num_tokens
         native_caches = self._native_caches_of(caches, batch)
         self._check_step(inputs, kept, (cosines, sines), batch)
         cosines, sines = cosines.contiguous(), sines.contiguous()
-        # Not torch's, which lets other threads of Python run before the kernel does, in place of beside it.
+        # Not torch's allocation, which lets other Python threads run before the kernel instead of during it.
         logits = torch.from_numpy(np.empty((len(kept), weights.head.num_outputs), np.float32))
         if not num_tokens:
             return logits
@@ -243,7 +244,7 @@ class NativeDecoder:
         angles: tuple[Tensor, Tensor],
         batch: AttentionBatch,
     ) -> None:
-        """Refuses what `run` cannot be given, the caches apart."""
+        """Reject invalid arguments of `run`, caches excluded."""
         weights, num_tokens = self._weights, batch.num_tokens
         if inputs.shape != (3, num_tokens):
             raise InvalidArgumentError("inputs.shape", inputs.shape, f"(3, {num_tokens}), of the batch's rows")
@@ -256,8 +257,8 @@ class NativeDecoder:
         _check_range("kept", min(kept, default=0), max(kept, default=-1), num_tokens)
 
     def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[int, ...]:
-        """Addresses of what lies between the kernels of a layer: what the matrices multiply, q and attended in `dtype`; hidden,
-        qkv and gate_up in float32. Those of the step before, if it was of the same size.
+        """Addresses of the buffers between the kernels of a layer: inputs of the matrices; q and attended in `dtype`; hidden,
+        qkv and gate_up in float32. The previous step's, if it had the same size.
         """
         sizes = (num_tokens, num_kept)
         if sizes == self._buffer_sizes:
@@ -274,12 +275,12 @@ class NativeDecoder:
             scratch.take("qkv", (num_tokens, q_size + 2 * kv_size), like),
             scratch.take("gate_up", (num_tokens, 2 * intermediate_size), like),
         )
-        self._buffers_in_use = buffers  # whoever else takes scratch of these names may get other memory
+        self._buffers_in_use = buffers  # scratch of these names may move for other users
         self._buffer_sizes, self._buffer_addresses = sizes, tuple(buffer.data_ptr() for buffer in buffers)
         return self._buffer_addresses
 
     def _native_caches_of(self, caches: Sequence[KVCache], batch: AttentionBatch) -> ctypes.Array[NativeKVCache]:
-        """The structures of the caches, those of the run before where they are the same."""
+        """The structures of the caches; the previous run's if the caches are the same."""
         if caches is not self._caches:
             self.check_caches(caches)
             self._native_caches = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
@@ -295,10 +296,10 @@ class NativeDecoder:
         return self._native_caches
 
     def check_caches(self, caches: Sequence[KVCache]) -> None:
-        """Refuses caches that `run` cannot be given.
+        """Reject caches that `run` cannot use.
 
         Raises:
-            InvalidArgumentError: names what does not fit.
+            InvalidArgumentError: names the mismatch.
         """
         weights = self._weights
         if len(caches) != len(weights.layers):

@@ -2,11 +2,11 @@
 
     m = exp((logits - their maximum) / temperature)            below 2^-126: 0
     kept = m no less than each bound: the top_k-th entry; the entry at which the sum of the largest ones reaches top_p (of
-           what top_k kept); min_p.  Ties with a bound are kept
-    token = the first entry, in vocabulary order, at which the sum of the kept passes `uniform` of it
+           the sum that top_k keeps); min_p.  Ties with a bound are kept
+    token = the first entry, in vocabulary order, at which the sum of the kept exceeds `uniform` of it
 
-Three passes over a row that stays in the processor's caches, where torch makes a dozen over tensors of its own. Sums of 256
-entries in fp32, of those in fp64, alike in any batch.
+Three passes over a row that stays in the processor's caches, where torch makes a dozen over separate tensors. Sums of 256
+entries in fp32, sums of those in fp64, alike in any batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def draw_natively(library: ctypes.CDLL, logits: Tensor, rows: Sequence[DrawRow])
     """Token ids, one per row, of `logits` [*, vocabulary] float32 on the CPU. O(rows · vocabulary).
 
     Raises:
-        InvalidArgumentError: a tensor of another kind, without a column, or a row that it does not have.
+        InvalidArgumentError: another kind of tensor, one without columns, or a row out of range.
     """
     logits = logits.contiguous()
     check_tensor("logits", logits, (None, None), (torch.float32,), torch.device("cpu"))

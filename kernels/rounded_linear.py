@@ -1,15 +1,15 @@
-"""A linear layer on a CPU with weights of 8 or 4 bits and activations in 16, with scales for 64 inputs, or 32 of 4 bits.
+"""A linear layer on a CPU with weights of 8 or 4 bits and activations of 16, with scales per 64 inputs, or 32 for 4 bits.
 
     8 bits    w[n, k] ~ q[n, k] * scale[n, k // 64]      q = round(w / scale), scale = max |w| of the group / 127
-    4 bits    w[n, k] = q[n, k] * scale[n, k // 32] + minimum[n, k // 32]      as a file has them (`int4_weight`)
+    4 bits    w[n, k] = q[n, k] * scale[n, k // 32] + minimum[n, k // 32]      as in a file (`int4_weight`)
               x[m, k] ~ p[m, k] * scale[m, k // 64]      p = round(x * (32512 / max)), scale = max |x| of the group / 32512
               y = x w^T + bias      products of whole numbers, exact per group; scaled and summed in fp32
 
-A byte per weight, or half of one, is read once per call, in place of two: few rows are bound by that. Rounding to 8 bits moves
-a weight by at most 1/254 of the largest of its group, and an activation by 1/65024, less than bfloat16 does. A row's sums are
-made alike whatever other rows there are.
+A byte or half a byte per weight is read once per call, instead of two: with few rows this is the bound. Rounding to 8 bits
+moves a weight by at most 1/254 of the largest of its group, and an activation by 1/65024, less than bfloat16 does. A row is
+summed alike whatever other rows there are.
 
-Dtypes: x float32 or bfloat16. Limits: the inputs are a multiple of 64. There is no torch path: it needs the native kernels.
+Dtypes: x float32 or bfloat16. Limits: the inputs are a multiple of 64. There is no torch path: the native kernels are required.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ __all__ = [
 
 GROUP_SIZE = 64
 ROUNDED_GROUP_BYTES = 2 * GROUP_SIZE + 12
-"""What 64 inputs of a row take as the kernels round them: the numbers, their scale and their sums."""
+"""Bytes of 64 rounded inputs of a row: the numbers, their scale and their sums."""
 
 PANEL = 32
-"""Outputs that are multiplied together."""
+"""Outputs multiplied together."""
 
 _MOST_WEIGHT, _MOST_ACTIVATION = 127, 127 * 256
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class RoundedWeight(NamedTuple):
-    """A weight [n, k] for activations of `dtype`; p is n up to a multiple of 32, by 32.
+    """A weight [n, k] for activations of `dtype`; p is n rounded up to a multiple of 32, divided by 32.
 
     Attributes:
-        packed: [32 p, k] uint8 in the kernel's order, or of 4 bits [32 p, k / 2].
-        scales: [p, k / 64, 32] float32, or of 4 bits [p, k / 32, 32] float16.
-        minimums: of 4 bits as the scales; None: -8 times those.
+        packed: [32 p, k] uint8 in the kernel's order, or for 4 bits [32 p, k / 2].
+        scales: [p, k / 64, 32] float32, or for 4 bits [p, k / 32, 32] float16.
+        minimums: for 4 bits, shaped as the scales; None: -8 times those.
     """
 
     packed: Tensor
@@ -83,17 +83,17 @@ class RoundedWeight(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that it is made of."""
+        """All tensors of the weight."""
         return [tensor for tensor in (self.packed, self.scales, self.minimums) if tensor is not None]
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Weights can be joined where this is the same."""
+        """Weights can be joined if this is equal."""
         return self.bits, self.minimums is None, self.num_inputs, self.dtype
 
 
 class NativeWeight(ctypes.Structure):
-    """A linear layer as the compiled kernels take it: pointers into tensors, which the caller keeps alive."""
+    """A linear layer as a struct for the compiled kernels: pointers into tensors, which the caller keeps alive."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("packed", "scales", "minimums", "bias", "next")),
@@ -105,7 +105,7 @@ class NativeWeight(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """A weight [n, k], a bias [n] float32 or None, and what has the outputs behind these, of another kind, or None."""
+    """A weight [n, k], a bias [n] float32 or None, and a layer of another kind with the outputs after these, or None."""
 
     weight: RoundedWeight
     bias: Tensor | None = None
@@ -113,7 +113,7 @@ class Linear:
 
     @property
     def parts(self) -> list[Linear]:
-        """This and those that follow."""
+        """This and the following parts."""
         return [self, *(self.following.parts if self.following else ())]
 
     @property
@@ -122,7 +122,7 @@ class Linear:
         return sum(part.weight.num_outputs for part in self.parts)
 
     def native(self, kept: list[NativeWeight]) -> NativeWeight:
-        """As the kernels take it. To `kept` goes what it points to besides tensors, to live as long."""
+        """The struct for the kernels. Appends to `kept` the structs that it points to, to live as long."""
         following = self.following.native(kept) if self.following else None
         if following:
             kept.append(following)
@@ -137,15 +137,15 @@ class Linear:
 
 
 def can_multiply_rounded(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Whether there are kernels here for weights of so many inputs and activations of `dtype` on a CPU."""
+    """Whether there are kernels here for weights with so many inputs and activations of `dtype` on a CPU."""
     return dtype in _NAMES and num_inputs % GROUP_SIZE == 0 and native_library() is not None
 
 
 def quantise_int8(weight: Tensor) -> RoundedWeight:
-    """Quantises `weight` [n, k], for activations of its dtype.
+    """Quantise `weight` [n, k], for activations of its dtype.
 
     Raises:
-        InvalidArgumentError: of another dtype, k is no multiple of 64, or there are no native kernels here.
+        InvalidArgumentError: another dtype, k is not a multiple of 64, or there are no native kernels.
     """
     check_tensor("weight", weight, (None, None), tuple(_NAMES), torch.device("cpu"))
     num_outputs, num_inputs = weight.shape
@@ -157,7 +157,7 @@ def quantise_int8(weight: Tensor) -> RoundedWeight:
 
 
 def empty_int8(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> RoundedWeight:
-    """A weight to be filled."""
+    """An empty weight."""
     num_panels = -(-num_outputs // PANEL)
     return RoundedWeight(
         torch.empty(num_panels * PANEL, num_inputs, dtype=torch.uint8),
@@ -168,7 +168,7 @@ def empty_int8(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> Rounded
 
 
 def fill_int8(weight: RoundedWeight, first: int, rows: npt.NDArray[np.float32]) -> None:
-    """Quantises `rows` [m, k], contiguous, to be those from `first` on, a multiple of 32. Threads may fill others meanwhile."""
+    """Quantise `rows` [m, k], contiguous, into rows from `first` on, a multiple of 32. Other threads may fill other rows."""
     native_kernels()["radixkv_round_int8"](
         ctypes.c_void_p(rows.ctypes.data),
         *map(ctypes.c_int64, rows.shape),
@@ -180,11 +180,11 @@ def fill_int8(weight: RoundedWeight, first: int, rows: npt.NDArray[np.float32]) 
 def concatenate_rounded(
     weights: Sequence[RoundedWeight], pages: HugePages
 ) -> tuple[RoundedWeight, list[RoundedWeight]]:
-    """One weight with the outputs of all of them, in memory of `pages`, and each anew as a part of it.
+    """One weight with the outputs of all weights, in memory of `pages`, and each of them as a part of it.
 
     Raises:
-        InvalidArgumentError: not of one kind, one but the last whose outputs are no multiple of 32, or pages
-            that have no room for them.
+        InvalidArgumentError: weights of different kinds, one except the last whose outputs are not a multiple of 32, or too
+            little room in `pages`.
     """
     first = weights[0]
     for index, weight in enumerate(weights):
@@ -204,12 +204,12 @@ def concatenate_rounded(
 
 
 def _of(weight: RoundedWeight, tensors: Sequence[Tensor]) -> RoundedWeight:
-    """The same weight made of other tensors."""
+    """The weight with other tensors."""
     return weight._replace(packed=tensors[0], scales=tensors[1], minimums=tensors[2] if len(tensors) > 2 else None)
 
 
 def linear_rounded(x: Tensor, weight: RoundedWeight, bias: Tensor | None = None) -> Tensor:
-    """[..., k] -> [..., n], contiguous, in the dtype for which `weight` was quantised.
+    """[..., k] -> [..., n], contiguous, in the dtype that `weight` was quantised for.
 
     Args:
         bias: [n] float32, or None.
@@ -239,7 +239,7 @@ def linear_rounded(x: Tensor, weight: RoundedWeight, bias: Tensor | None = None)
 
 
 def linear_int8_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The definition, in float64, from the weight [n, k] that was quantised."""
+    """The definition, in float64, from the weight [n, k] before quantisation."""
     restored, rounded = _restored(weight), rounded_activations(x)
     return torch.nn.functional.linear(rounded, restored, None if bias is None else bias.double())
 
@@ -267,10 +267,10 @@ def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def native_kernels() -> ctypes.CDLL:
-    """The library.
+    """The native library.
 
     Raises:
-        InvalidArgumentError: there is none here.
+        InvalidArgumentError: there is none.
     """
     library = native_library()
     if library is None:

@@ -1,4 +1,4 @@
-"""Which leading blocks several tables have in common: the shared part of a step's branches, found from block ids alone.
+"""Leading blocks that several tables have in common: the shared part of a step's branches, found from block ids alone.
 
     rows in table order, blocks from the left          runs, parents before children
 
@@ -7,9 +7,9 @@
     a   7 2 | 3 6
     b   7 2 | 6 0 5
 
-Sorted by their ids, tables that share a prefix are neighbours, so each run is an interval of the sorted rows, and how long
-neighbours agree says it all. A run is taken where it is worth a pass of its own; one that is not is left to its children,
-whose runs then begin further left.
+Sorted by their ids, tables that share a prefix are neighbours. So each run is an interval of the sorted rows, found from the
+number of blocks that neighbours share. A run is taken if it is worth a separate pass; otherwise it is left to its children,
+whose runs then start further left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SharedRun(NamedTuple):
 
 
 class SharedRuns(NamedTuple):
-    """Runs over rows in table order. `order`: rows of the table. `covered`: leading blocks of each of them that lie in runs."""
+    """Runs over rows in table order. `order`: rows of the table. `covered`: leading blocks of each row in runs."""
 
     order: list[int]
     covered: list[int]
@@ -47,13 +47,13 @@ def find_shared_runs(
     limits: Sequence[int],
     is_worth: Callable[[int, int], bool],
 ) -> SharedRuns | None:
-    """The runs that pay among `rows` of `tables`; None without any. O(rows x blocks), plus O(rows) per run found.
+    """The runs that pay among `rows` of `tables`; None if there is none. O(rows x blocks), plus O(rows) per run found.
 
     Args:
         tables: [B, max_blocks] block ids of at least 0.
-        rows: those to look at, each once.
-        limits: per entry of `rows`, how many of its leading blocks may be shared.
-        is_worth: of (rows, blocks), whether a run of that size pays; where it does, one with more of either does.
+        rows: rows to search, each once.
+        limits: per entry of `rows`, the most leading blocks that may be shared.
+        is_worth: of (rows, blocks), whether a run of that size pays; monotone in both.
     """
     longest = max(limits, default=0)
     first_blocks = [int(tables[row, 0]) for row, limit in zip(rows, limits, strict=True) if limit]
@@ -65,14 +65,14 @@ def find_shared_runs(
     by_table = sorted(range(len(rows)), key=keys.__getitem__)
     own = own[by_table]
     same = (own[1:] == own[:-1]) & (own[1:] >= 0)
-    agreed = np.logical_and.accumulate(same, axis=1).sum(axis=1).tolist()  # how long each row agrees with the next
+    agreed = np.logical_and.accumulate(same, axis=1).sum(axis=1).tolist()  # blocks that each row shares with the next
     covered = [0] * len(rows)
     runs = list(_cut(agreed, covered, is_worth))
     return SharedRuns([rows[index] for index in by_table], covered, runs) if runs else None
 
 
 def _cut(agreed: list[int], covered: list[int], is_worth: Callable[[int, int], bool]) -> list[SharedRun]:
-    """Runs from the root of the tree down; raises `covered` by what they cover."""
+    """Runs from the root of the tree down; raises `covered` by their blocks."""
     runs = []
     ranges = [(0, len(covered), 0)]
     while ranges:

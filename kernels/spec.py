@@ -1,9 +1,9 @@
-"""What the attention of one layer computes, apart from where its keys lie.
+"""Attention of one layer, apart from the placement of its keys.
 
 s = scale * q . k                    scores of the keys at positions <= the query's own
 s = softcap * tanh(s / softcap)      with softcap
 only keys at positions > query - W   with a sliding window W (the query's own position counts)
-o = sum exp(s) v / (sum exp(s) + exp(sink))      with a sink logit per query head, else without it
+o = sum exp(s) v / (sum exp(s) + exp(sink))      with a sink logit per query head, otherwise without it
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Paged attention on a CPU, in torch, where a row is the same to the last bit whatever else is in the batch.
+"""Paged attention on a CPU, in torch, in which a row is bitwise independent of the rest of the batch.
 
-    keys       chunks [i * CHUNK_KEYS, (i + 1) * CHUNK_KEYS) of a sequence, the last filled up with zeros, one after another:
+    keys       chunks [i * CHUNK_KEYS, (i + 1) * CHUNK_KEYS) of a sequence, the last padded with zeros, one after another:
                m' = max(m, max s)    sum = sum e^(m - m') + sum e^(s - m')    acc = acc e^(m - m') + e^(s - m') v
-    queries    tiles of about `TILE_ROWS` rows, a row being a query head of one kv head's group, filled up with zeros
+    queries    tiles of about `TILE_ROWS` rows, a row being a query head of one kv head's group, padded with zeros
 
-Every product has one shape, so that the library computes it in one way; a row's place in its tile then decides nothing, which
-the tests see to. A chunk of which a row sees no key leaves that row as it is, to the last bit. In fp32 at least, one sequence
-after another: slower than `torch_attention`, which is for speed.
+Every product has one shape, so that the library computes it in one way. A row's place in its tile then does not matter, which
+the tests verify. A chunk of which a row sees no key leaves that row bitwise unchanged. In fp32 at least, one sequence after
+another: slower than `torch_attention`, which is for speed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TILE_ROWS = 32
 
 
 class _Tile:
-    """Queries of one sequence, `tokens` [n] in the batch at `positions` [n], and what they have attended to so far."""
+    """Queries of one sequence, `tokens` [n] in the batch at `positions` [n], and their attention so far."""
 
     def __init__(self, q: Tensor, tokens: slice, positions: Tensor, cache: KVCache, size: int) -> None:
         self.tokens = tokens
@@ -46,7 +46,7 @@ class _Tile:
         self._acc = filled.new_zeros((*shape, cache.v_head_dim))
 
     def attend(self, keys: Tensor, values: Tensor, first_key: int, spec: AttentionSpec) -> None:
-        """To a chunk of keys [Hkv, CHUNK_KEYS, D] and values that begins at the position `first_key`."""
+        """Attend to a chunk of keys [Hkv, CHUNK_KEYS, D] and values that starts at the position `first_key`."""
         scores = torch.bmm(self._queries, keys.transpose(1, 2)).mul_(spec.scale)
         if spec.softcap is not None:
             scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
@@ -64,7 +64,7 @@ class _Tile:
         self._highest = highest
 
     def answer(self, sinks: Tensor | None, out: Tensor) -> None:
-        """Fills the rows of `out` [T, Hq, Dv]."""
+        """Fill the rows of `out` [T, Hq, Dv]."""
         num_kv_heads, num_rows, width = self._acc.shape
         acc, sums = self._acc, self._sums
         if sinks is not None:
@@ -87,11 +87,11 @@ class _Numbers(NamedTuple):
 
     @classmethod
     def of(cls, cache: KVCache) -> _Numbers:
-        """Of a token-major cache."""
+        """The tensors of a token-major cache."""
         return cls(cache, tuple(tensor.flatten(0, 1) for tensor in cache.tensors))
 
     def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V [Hkv, CHUNK_KEYS, .] of up to so many slots, then zeros."""
+        """K and V [Hkv, CHUNK_KEYS, .] of the slots, at most CHUNK_KEYS, then zeros."""
         exact = torch.promote_types(self.cache.dtype, torch.float32)
         taken = [
             tensor.view(torch.uint8).index_select(0, slots).view(tensor.dtype)
@@ -112,7 +112,7 @@ class _Numbers(NamedTuple):
 
 
 def attend_steadily(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> None:
-    """Fills `out` [T, Hq, Dv]. A token-major cache; arguments as checked by `paged_attention`."""
+    """Fill `out` [T, Hq, Dv]. A token-major cache; arguments as checked by `paged_attention`."""
     numbers = _Numbers.of(cache)
     size = max(1, TILE_ROWS // (q.shape[1] // cache.num_kv_heads))
     starts = batch.host_query_starts

@@ -3,21 +3,21 @@
     new_max = max(old_max, max_n s)      p = 2^(s - new_max)      a = 2^(old_max - new_max)
     sum <- a sum + sum_n p               acc <- a acc + p v       scores s are in base 2, already times log2(e)
 
-A tile in which a row sees nothing leaves that row's state unchanged to the last bit (a = 1, p = 0). Keys and values that the
-item does not attend to are loaded as 0, so that what lies in foreign slots, NaN included, reaches no sum.
+A tile in which a row sees nothing leaves that row's state bitwise unchanged (a = 1, p = 0). Keys and values outside the item
+are loaded as 0, so that foreign slots, NaN included, reach no sum.
 
-Columns: a head is the first BLOCK_D columns, a power of two, and REST more, a power of two or 0, by a dot of their own: 192 is
+Columns: a head is the first BLOCK_D columns, a power of two, and REST more, a power of two or 0, in a separate dot: 192 is
 128 + 64, 80 is 64 + 16, a latent's 576 is 512 + 64. Values alone are padded to the next power of two.
 Formats of a cache, FORMAT: "plain", the queries' own dtype; "int8" and "fp8" (e4m3), whose values the queries' dtype holds
 exactly, with one bfloat16 scale per slot and kv head. A key's scale multiplies its score after the dot, a value's its
-probability before, where an fp16 product under 6e-5 loses bits: values so small want bf16 queries. "int4": a byte holds a
-column and the one half a head further on, GROUP columns of a row share a step and a lowest value, and numbers are made of them
+probability before, where an fp16 product under 6e-5 loses bits: such small values need bf16 queries. "int4": a byte holds a
+column and the one half a head further on, GROUP columns of a row share a step and a lowest value, and codes become numbers
 before the dot.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803, PLR1714
 # Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped, and it
-# knows no sets.
+# has no sets.
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def load_columns(
     if FIRST + BLOCK > WIDTH:
         m_loaded = m_loaded & (b_column < WIDTH)[None, :]
     b_loaded = tl.load(p_rows[:, None] + b_column[None, :], mask=m_loaded, other=0.0)
-    if FORMAT == "fp8" and b_loaded.dtype == tl.uint8:  # of a chip that has no fp8
-        # e4m3's bits, moved to where fp32 has exponent and mantissa, are the value times 2^-120, subnormals too.
+    if FORMAT == "fp8" and b_loaded.dtype == tl.uint8:  # of a chip without fp8
+        # e4m3's bits, moved to fp32's exponent and mantissa, are the value times 2^-120, including subnormals.
         b_bits = b_loaded.to(tl.uint32)
         b_bits = ((b_bits & 0x80) << 24) | ((b_bits & 0x7F) << 20)
         b_loaded = b_bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
@@ -62,7 +62,7 @@ def load_int4_columns(
     BLOCK_SIZE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """As `load_columns`, of rows in four bits; BLOCK is a multiple of GROUP, and so is FIRST."""
+    """As `load_columns`, for rows in four bits; BLOCK and FIRST are multiples of GROUP."""
     b_column = FIRST + tl.arange(0, BLOCK)
     half: tl.constexpr = WIDTH // 2
     m_loaded = m_row[:, None] & (b_column < WIDTH)[None, :]

@@ -1,26 +1,26 @@
-"""Paged attention on a CPU, in torch: gather a few sequences' blocks into reused scratch, attend, go on to the next.
+"""Paged attention on a CPU, in torch: gathers a few sequences' blocks into reused scratch, attends, and continues with the
+next.
 
-What decides the speed here, each measured:
-- The gather is a copy of whole blocks (`index_select(out=)`) into scratch that fits the second-level cache, so that attention
-  reads what the gather has just written. Batches are cut into groups by `SCRATCH_BYTES`.
-- Blocks of one sequence that follow one another in the pool, as in a chat that never branched, are read where they lie.
+The speed here depends on these choices, each measured:
+- The gather copies whole blocks (`index_select(out=)`) into scratch that fits the second-level cache, so that attention reads
+  freshly written data. Batches are cut into groups by `SCRATCH_BYTES`.
+- Consecutive blocks of one sequence, as in a chat that never branched, are read in place.
 - Leading blocks that several sequences share are gathered once, and attended by the queries of all of them as one matrix. Each
   row then has a state, output and log-sum-exp (base e), for each part of its context; states merge exactly, in fp32 at least:
 
       lse = log(exp(lse_a) + exp(lse_b))        out = out_a exp(lse_a - lse) + out_b exp(lse_b - lse)
 
 - A decode row packs its G query heads as G queries of one kv head; expanding K and V to all query heads is many times slower.
-- A group pads its sequences to the longest. Keys past a sequence's end are masked, and zeroed in the scratch, since what
-  other sequences keep there may be NaN and 0 * NaN is NaN. Sequences much shorter than the longest form their own group.
-- A prefill chunk is cut into query tiles at absolute multiples of `QUERY_TILE`, which skips most of what lies above the
+- A group pads its sequences to the longest. Keys past a sequence's end are masked, and zeroed in the scratch, since other
+  sequences' data there may be NaN and 0 * NaN is NaN. Sequences much shorter than the longest form their own group.
+- A prefill chunk is cut into query tiles at absolute multiples of `QUERY_TILE`, which skips most of the area above the
   diagonal. The mask of a tile depends on key minus query only, so it is one vector seen through strides (1, 1), with
   the tile's queries in descending order: no memory of queries x keys.
+- Latents are gathered once, and attended as keys and values of one width; columns past the value are dropped from the output.
+  For rows of 576 with values of 512 that is an eighth more values than needed, for a kernel that keeps no scores of
+  queries x keys: against the plain path, 0.8 to 1.2 times as fast in decoding and 0.85 (fp32) to 1.4 (bf16) in prefill.
 
-- Latents are gathered once, and attended as keys and values of one width; what lies past a value's columns is dropped from
-  the output. Of rows of 576 with values of 512 that is an eighth more values than needed, for a kernel that keeps no scores
-  of queries x keys: against the plain path, 0.8 to 1.2 times as fast in decoding and 0.85 (fp32) to 1.4 (bf16) in prefill.
-
-A batch that shares nothing goes another way, where a row is the same to the last bit in every batch: see `steady_attention`.
+A batch without sharing takes another path, in which a row is bitwise the same in every batch: see `steady_attention`.
 
 Dtypes: q and caches alike. Soft caps, sinks and values of another width than keys take a plain path, in fp32 at least.
 """
@@ -44,15 +44,15 @@ __all__ = ["attend_on_cpu"]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The token-major cache of one layer, what it computes, and where it may gather."""
+    """The token-major cache of one layer, its attention, and its scratch memory."""
 
     cache: KVCache
     spec: AttentionSpec
     scratch: Scratch
 
     def gather(self, blocks: Blocks, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """K and V [n * block_size, Hkv, .] of the named blocks, in scratch with rows `hidden` zeroed, or where they lie. Of
-        latents both are the whole rows.
+        """K and V [n * block_size, Hkv, .] of the blocks, in scratch with rows `hidden` zeroed, or in place. For latents both
+        are the whole rows.
         """
         cache = self.cache
         keys = self._gather(cache.k, cache.k_scales, "keys", blocks, hidden)
@@ -76,13 +76,13 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What query rows have attended to so far: `out` [R, Hq, Dv], and `lse` [R, Hq], None where nothing will be merged in."""
+    """Attention of query rows so far: `out` [R, Hq, Dv], and `lse` [R, Hq], None if nothing will be merged in."""
 
     out: Tensor
     lse: Tensor | None
 
     def merge(self, low: int, high: int, out: Tensor, lse: Tensor) -> None:
-        """Rows [low, high) have attended to further keys, with `out` [high - low, Hq, Dv] and `lse` [high - low, Hq]."""
+        """Merge attention of rows [low, high) to more keys, `out` [high - low, Hq, Dv] and `lse` [high - low, Hq]."""
         assert self.lse is not None
         ours = self.lse[low:high]
         self.out[low:high].lerp_(out.to(self.out.dtype), torch.sigmoid(lse - ours)[..., None])
@@ -90,7 +90,7 @@ class _State:
 
 
 def attend_on_cpu(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> None:
-    """Fills `out` [T, Hq, Dv]. A token-major cache; arguments as checked by `paged_attention`."""
+    """Fill `out` [T, Hq, Dv]. A token-major cache; arguments as checked by `paged_attention`."""
     if not batch.shares:
         attend_steadily(q, cache, batch, spec, out)
         return
@@ -104,16 +104,16 @@ def attend_on_cpu(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: Attent
 
 
 def _attend_cascade(q: Tensor, layer: _Layer, cascade: Cascade, out: Tensor) -> None:
-    """What is a row's own first, then the runs that it shares."""
+    """Attend to each row's own blocks first, then to its shared runs."""
     queries = q.index_select(0, cascade.tokens)
     exact = torch.promote_types(q.dtype, torch.float32)
     merged = layer.scratch.take("merged", (queries.shape[0], *out.shape[1:]), q, exact)
     state = _State(merged, layer.scratch.take("lse", queries.shape[:2], q, exact))
     _attend_groups(queries, layer, cascade.rest, state)
-    layer = replace(layer, spec=replace(layer.spec, sinks=None))  # a sink counts once, and the rest has it
+    layer = replace(layer, spec=replace(layer.spec, sinks=None))  # a sink counts once, in the rest
     for low, high, blocks in cascade.runs:
         keys, values = (x.transpose(0, 1)[None] for x in layer.gather(blocks))
-        for start in range(low, high, QUERY_TILE):  # which bounds the scores that the plain path keeps
+        for start in range(low, high, QUERY_TILE):  # bounds the scores of the plain path
             end = min(high, start + QUERY_TILE)
             packed = _by_kv_head(queries[start:end], 1, keys.shape[1])
             attended, lse = _attend_with_lse(packed, keys, values, None, layer)
@@ -157,10 +157,10 @@ def _by_row(x: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, layer: _Layer) -> Tensor:
-    """[N, Hkv, G, M, Dv] of queries [N, Hkv, G, M, D] over what `layer` gathered, [N, Hkv, L, .]; mask broadcasts to
-    [N, Hkv, G, M, L].
+    """[N, Hkv, G, M, Dv] of queries [N, Hkv, G, M, D] over the keys and values gathered by `layer`, [N, Hkv, L, .]; mask
+    broadcasts to [N, Hkv, G, M, L].
 
-    N is 1 where M is above `FEW_QUERIES`; up to there a mask has all of G, or M = 1.
+    N is 1 if M is above `FEW_QUERIES`; below, a mask has all of G, or M = 1.
     """
     spec, width = layer.spec, layer.cache.v_head_dim
     if _is_plain(k, v, spec):
@@ -173,7 +173,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, layer: _Layer)
         )
         return attended.view(*q.shape[:4], -1)[..., :width]
     keys, values = (x[0, :, None].expand(num_kv_heads, group, -1, -1) for x in (k, v))
-    # The mask has 4 dimensions: torch leaves its fast kernel for one of 3, and prefill attention takes 6 times as long.
+    # The mask has 4 dimensions: for one of 3 torch does not take its fast kernel, and prefill attention takes 6 times as long.
     attended = functional.scaled_dot_product_attention(
         q[0], keys, values, attn_mask=None if mask is None else mask[0], scale=spec.scale
     )
@@ -181,13 +181,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, layer: _Layer)
 
 
 def _attend_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, layer: _Layer) -> tuple[Tensor, Tensor]:
-    """As `_attend`, and log-sum-exp [N, Hkv, G, M]; any N and M, with a mask of M = 1 or of all G."""
+    """As `_attend`, with log-sum-exp [N, Hkv, G, M]; any N and M, with a mask of M = 1 or of all G."""
     spec, width = layer.spec, layer.cache.v_head_dim
     if _is_plain(k, v, spec):
         attended, lse = _attend_plainly(q, k, v, mask, spec)
         return attended[..., :width], lse
     packed_mask = None if mask is None else mask.flatten(2, 3)
-    # the implementation of `scaled_dot_product_attention` on a CPU, which keeps the log-sum-exp to itself
+    # the CPU implementation of `scaled_dot_product_attention`, which does not return its log-sum-exp
     attended, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q.flatten(2, 3), k, v, attn_mask=packed_mask, scale=spec.scale
     )

@@ -1,8 +1,8 @@
-"""How the CPU path cuts a batch: into what is gathered together, and where it attends. Made once for all layers of a step.
+"""Plan of a batch for the CPU path: its parts to gather together, and their keys. Made once for all layers of a step.
 
     many queries      a chunk per sequence, in tiles
     few, or one       groups of sequences of similar length and number of queries, padded to the longest
-    and sharing       a cascade: runs of leading blocks that several of these share, and what is left of each in groups
+    and sharing       a cascade: runs of leading blocks that several of these share, and the rest of each in groups
 
 Gathered positions count from the first gathered block. A sequence whose window hides part of its context shares nothing.
 """
@@ -28,21 +28,21 @@ QUERY_TILE = 256
 """Query tiles cover positions [i * QUERY_TILE, (i + 1) * QUERY_TILE)."""
 
 FEW_QUERIES = 64
-"""Up to so many queries of a chunk, a kv head's G query heads are packed into one matrix, as a short turn's suffix over a long
-history is bound by reading K and V: 0.75 ms in place of 1.21 for 33 queries over 552 keys of 9/3/64 in bf16.
+"""Up to so many queries of a chunk, a kv head's G query heads are packed into one matrix: a short turn's suffix over a long
+history is bound by reading K and V, with 0.75 ms instead of 1.21 for 33 queries over 552 keys of 9/3/64 in bf16.
 """
 
 SCRATCH_BYTES = 2 << 20
-"""Decode groups are gathered up to so much K and V at a time, so that attention finds them in the second-level cache."""
+"""Bytes of K and V gathered at a time for decode groups, so that attention finds them in the second-level cache."""
 
 MIN_SAVED_BYTES = 1280 << 10
-"""A run of blocks is worth a pass of its own from so many bytes of K and V that its rows then need not read again."""
+"""Bytes of K and V saved from which a run of blocks is worth a separate pass."""
 
 _PADDING_TOKENS = 64
 
 
 class Blocks(NamedTuple):
-    """Block ids [n] to gather, and the first of them where they ascend without a gap, else -1."""
+    """Block ids [n] to gather, and the first of them if they ascend without a gap, otherwise -1."""
 
     ids: Tensor
     run: int
@@ -54,12 +54,12 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences of similar length, with few queries each, that are gathered and attended together.
+    """Sequences of similar length, with few queries each, gathered and attended together.
 
     `tokens`: [g * M] their query rows; a sequence with fewer than M repeats its last. `blocks`: g * n of them, padded with
-    block 0. `first`, `last`: the gathered positions to attend, first > 0 only where g = 1. `hidden`: flat gathered rows that no
-    query of their sequence may see, if any. `mask`: additive, [g, 1, 1, 1, last - first] with M = 1, else
-    [g, 1, G, M, last - first]; None where every query sees all.
+    block 0. `first`, `last`: the gathered positions to attend, first > 0 only if g = 1. `hidden`: flat rows hidden from
+    all queries of their sequence, if any. `mask`: additive, [g, 1, 1, 1, last - first] with M = 1, otherwise
+    [g, 1, G, M, last - first]; None if every query sees all.
     """
 
     tokens: Tensor
@@ -72,9 +72,9 @@ class Group:
 
 
 class Tile(NamedTuple):
-    """Queries that are attended together: the rows `tokens` [M], positions descending, over gathered keys [low, high).
+    """Queries attended together: the rows `tokens` [M], positions descending, over gathered keys [low, high).
 
-    `mask`: additive, [1, 1, G, M, high - low] up to `FEW_QUERIES`, else [1, 1, 1, M, high - low]; None for a single query.
+    `mask`: additive, [1, 1, G, M, high - low] up to `FEW_QUERIES`, otherwise [1, 1, 1, M, high - low]; None for a single query.
     """
 
     tokens: Tensor
@@ -93,7 +93,7 @@ class Chunk(NamedTuple):
 class Cascade(NamedTuple):
     """Rows that share leading blocks. `tokens`: [R] their query rows, ordered so that each run's are adjacent.
 
-    `runs`: (low, high, blocks), all of `blocks` lie before every query of rows [low, high). `rest`: the remaining context of
+    `runs`: (low, high, blocks), with all of `blocks` before every query of rows [low, high). `rest`: the remaining context of
     every row, never empty; its `tokens` count in that order.
     """
 
@@ -103,7 +103,7 @@ class Cascade(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Each query row is in one of the three; `cascade` is None where no sharing pays."""
+    """Each query row is in one of the three; `cascade` is None if no sharing pays."""
 
     groups: list[Group]
     chunks: list[Chunk]
@@ -111,7 +111,7 @@ class StepPlan(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """What one sequence attends to: `num_queries` from the row `first_token` on, over its context from `first_block` on."""
+    """Keys of one sequence's queries: `num_queries` from the row `first_token` on, over its context from `first_block` on."""
 
     row: int
     first_token: int
@@ -120,7 +120,7 @@ class _Span(NamedTuple):
 
 
 class _Planner:
-    """The step at hand: its batch, what a layer computes, and its sizes."""
+    """State of planning one step: its batch, a layer's attention, and its sizes."""
 
     def __init__(self, like: Tensor, batch: AttentionBatch, spec: AttentionSpec, group: int, token_bytes: int) -> None:
         self._like = like
@@ -182,7 +182,7 @@ class _Planner:
         return self._batch.host_context_lens[span.row] - span.first_block * self._batch.block_size
 
     def _groups(self, spans: list[_Span]) -> Iterator[Group]:
-        """Query counts that round up to the same power of two together; longest first, so that each group is padded to its
+        """Groups of query counts that round up to the same power of two; longest first, so that each group is padded to its
         first member.
         """
         block_size = self._batch.block_size
@@ -239,7 +239,7 @@ class _Planner:
         return mask if seen.shape[1] == 1 else mask.expand(-1, -1, self._group, -1, -1).contiguous()
 
     def _chunk(self, span: _Span) -> Chunk:
-        """A sequence's new queries; tiles begin at absolute multiples of `QUERY_TILE`."""
+        """A sequence's new queries; tiles start at absolute multiples of `QUERY_TILE`."""
         batch, spec = self._batch, self._spec
         chunk_end = batch.host_context_lens[span.row]
         start = chunk_end - span.num_queries
@@ -262,12 +262,12 @@ class _Planner:
 
 
 def plan_step(like: Tensor, batch: AttentionBatch, spec: AttentionSpec, group: int, token_bytes: int) -> StepPlan:
-    """The plan for layers like this one, kept in `batch.plans`.
+    """The plan for layers of this kind, kept in `batch.plans`.
 
     Args:
         like: a tensor of the queries' dtype.
         batch: of the step.
-        spec: of the layer; only its window matters here.
+        spec: of the layer; only its window matters.
         group: query heads per kv head.
         token_bytes: of one token's K and V in the layer.
     """
@@ -281,7 +281,7 @@ def plan_step(like: Tensor, batch: AttentionBatch, spec: AttentionSpec, group: i
 def _diagonal_mask(like: Tensor, start: int, end: int, low: int, sliding_window: int | None) -> Tensor:
     """Additive mask [end - start, end - low] of queries end-1 ... start (descending) over keys low ... end-1."""
     num_queries, num_keys = end - start, end - low
-    # element d of the diagonal stands for key - query = low - (end - 1) + d
+    # element d of the diagonal is for key - query = low - (end - 1) + d
     diagonal = like.new_zeros(num_queries + num_keys - 1)
     diagonal[num_keys:] = -torch.inf
     if sliding_window is not None:

@@ -1,19 +1,18 @@
-"""Attention of a step's branches over a work list: what branches share is read once for all of them.
+"""Attention of a step's branches over a work list: KV shared by branches is read once for all of them.
 
-    item      rows (entry e, head h of G), keys j with first_keys[e] <= j <= positions[e] that lie in the item
+    item      rows (entry e, head h of G), keys j of the item with first_keys[e] <= j <= positions[e]
               o = sum_j 2^(x_j - m) v_j / sum_j 2^(x_j - m)     lse = m + log2 sum_j 2^(x_j - m)     x = log2(e) scale q . k
 
-The list is what `work_list` says, on the device. What an item finds is the answer, with the sink in its sum, or a part for
+The list has the layout of `work_list`, on the device. An item's result is the output, with the sink in its sum, or a part for
 `merge_parts`. A row of an item that sees no key has lse = -inf and o = 0. Variants as in `spec`.
 Layout: q [T, Hq, D] with any strides over tokens and heads; head-major caches; parts [P, Hq, Dv] and lse [P, Hq] in fp32;
 o [T, Hq, Dv]. Latents: one kv head, D = Dv + rest, the first Dv columns of a key are its value.
 Grid: fixed by the buffers' capacity, each program walks (item, kv head, chunk of its query heads) in steps of the grid, so that
-a graph replays a launch over a list that was loaded later. Narrow form: 16 rows; wide form: 64, for what branches share and for
-prompts; where rows are to be the same in every batch (`FormLimits.is_steady`), for all. A group of more heads than a form has
-rows is cut into equal chunks. Nothing is hoisted out of the loops: what a thread
-then keeps through a tile costs more registers than it saves instructions.
-Dtypes: q and o fp32, fp16 or bf16; caches alike, or int8, fp8 or int4 with scales (see `tile`); scores, sums and parts in fp32;
-fp32 products are exact (no tf32).
+a graph can replay a launch over a list loaded later. Narrow form: 16 rows; wide form: 64, for shared runs and for prompts,
+and for all items where rows must be the same in every batch (`FormLimits.is_steady`). A group of more heads than a form has
+rows is cut into equal chunks. Nothing is hoisted out of the loops: keeping it through a tile costs more registers than it
+saves instructions. Dtypes: q and o fp32, fp16 or bf16; caches alike, or int8, fp8 or int4 with scales (see `tile`); scores,
+sums and parts in fp32; fp32 products are exact (no tf32).
 Limits: head widths up to 256, latents up to 576, powers of two or not; block ids and strides within a block fit 32 bits.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -47,7 +46,7 @@ from radixkv.kernels.triton_port import LOG2_E, tl, triton
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]
 
 _FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8", torch.uint8: "int4"}
-"""What a cache may hold in place of q's dtype."""
+"""Cache dtypes other than q's."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -241,9 +240,9 @@ def _attend_items_kernel(
 
 
 class KVScales(NamedTuple):
-    """What the codes of a cache in fewer bits are multiplied by, [num_blocks, Hkv, scales of a row, block_size] bfloat16.
+    """Scales of a cache in fewer bits, [num_blocks, Hkv, scales of a row, block_size] bfloat16.
 
-    One of int8 and fp8, of int4 a step and a lowest value for each group of columns; of latents `k`.
+    One for int8 and fp8, for int4 a step and a lowest value per group of columns; for latents `k`.
     """
 
     k: Tensor
@@ -251,7 +250,7 @@ class KVScales(NamedTuple):
 
 
 def layer_shape(q: Tensor, k_cache: Tensor, v_head_dim: int, *, is_latent: bool = False) -> LayerShape:
-    """The shape of a layer with these queries and this head-major cache."""
+    """Shape of a layer with these queries and this head-major cache."""
     num_kv_heads, block_size = k_cache.shape[1:3]
     cache_format = _FORMATS.get(k_cache.dtype, "plain")
     return LayerShape(
@@ -260,7 +259,7 @@ def layer_shape(q: Tensor, k_cache: Tensor, v_head_dim: int, *, is_latent: bool 
 
 
 def form_limits(shape: LayerShape, device: torch.device, *, is_steady: bool = False) -> FormLimits:
-    """What an item may hold in a layer of this shape."""
+    """Most entries of an item in a layer of this shape."""
     narrow, wide = shape.forms(launch_target(device))
     narrow_entries = 0 if is_steady else narrow.block_m // shape.group
     return FormLimits(narrow_entries, wide.block_m // wide.heads(shape.group), is_steady)
@@ -276,21 +275,21 @@ def attend_by_work(
     out: Tensor,
     scales: KVScales | None = None,
 ) -> Tensor:
-    """Fills the rows of `out` that the loaded work list names. Three launches with grids fixed by the capacity of `work`.
+    """Fill the rows of `out` in the loaded work list. Three launches with grids fixed by the capacity of `work`.
 
     Args:
         q: [T, Hq, D] fp32, fp16 or bf16; Hq is a multiple of the cache's Hkv.
-        k_cache: [num_blocks, Hkv, block_size, D] in q's dtype, int8 or float8_e4m3fn; of int4 [.., D / 2] uint8.
-        v_cache: [num_blocks, Hkv, block_size, Dv], as the keys; None: latents, whose values are the first Dv columns of a key,
-            a power of two.
-        block_tables: [B, max_blocks] int32, for the rows and keys that the items name.
-        work: on the same device, with the limits that `form_limits` has for these arguments.
-        spec: with the window that the list was made for.
-        out: [T, Hq, Dv] in q's dtype, contiguous but for its tokens.
+        k_cache: [num_blocks, Hkv, block_size, D] in q's dtype, int8 or float8_e4m3fn; for int4 [.., D / 2] uint8.
+        v_cache: [num_blocks, Hkv, block_size, Dv], like the keys; None: latents, whose values are the first Dv columns of a
+            key, a power of two.
+        block_tables: [B, max_blocks] int32, for the rows and keys of the items.
+        work: on the same device, with the limits of `form_limits` for these arguments.
+        spec: with the window of the list.
+        out: [T, Hq, Dv] in q's dtype, contiguous except for its tokens.
         scales: of a cache in fewer bits.
 
     Raises:
-        InvalidArgumentError: a shape, dtype, device or limits that do not fit.
+        InvalidArgumentError: a mismatched shape, dtype, device or limits.
     """
     _check(q, k_cache, v_cache, block_tables, work, spec, out, scales)
     shape = layer_shape(q, k_cache, out.shape[2], is_latent=v_cache is None)

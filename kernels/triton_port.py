@@ -1,7 +1,7 @@
-"""Triton where it is installed, and a stand-in that lets the kernel modules be imported where it is not.
+"""Triton where it is installed, otherwise a stand-in with which the kernel modules can be imported.
 
-A machine without a GPU needs no Triton: the torch path never launches a kernel. With ``TRITON_INTERPRET=1`` in the
-environment before this module is imported, Triton runs the kernels on CPU tensors, which is how they are tested.
+A machine without a GPU needs no Triton: the torch path never launches a kernel. With ``TRITON_INTERPRET=1`` in the environment
+before this module is imported, Triton runs the kernels on CPU tensors, which the tests use.
 """
 
 from __future__ import annotations
@@ -34,5 +34,5 @@ try:
 except ImportError:
     HAS_TRITON = False
     LOG2_E: Any = None  # type: ignore[no-redef]
-    triton: Any = _MissingTriton()  # type: ignore[no-redef]  # the stand-in has the one name that import needs
+    triton: Any = _MissingTriton()  # type: ignore[no-redef]  # the stand-in has the one name that imports use
     tl: Any = None  # type: ignore[no-redef]

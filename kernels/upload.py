@@ -1,4 +1,4 @@
-"""Small arrays from the host to a device, without waiting for it: from pageable memory a copy would wait for the stream."""
+"""Small arrays from the host to a device without waiting: a copy from pageable memory would wait for the stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["upload"]
 def upload(
     values: npt.NDArray[np.generic] | Tensor | Sequence[object], device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The values on `device`, in the order of its current stream; torch keeps the pinned copy until it has been read.
+    """The values on `device`, in the order of its current stream; torch keeps the pinned copy until it is read.
 
     On a CPU the tensor shares the memory of an array.
     """

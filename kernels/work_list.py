@@ -1,16 +1,16 @@
-"""How a step's attention is cut into work for the kernels that walk the tree: once for all layers, and kept from step to step
-until the tree changes.
+"""Cut of a step's attention into work for the kernels that walk the tree: once for all layers, and reused until the tree
+changes.
 
     entries   the step's query rows, in an order in which branches of one prefix are neighbours
-    items     a run of keys, and the entries [first, end) that attend to it: a shared run of blocks for all branches on it,
-              what is left of each branch for its own entries
-    parts     what an entry has from one item, output and log-sum-exp, where it stands in several; merged at the end
+    items     a run of keys, and the entries [first, end) that attend to it: a shared run of blocks for all its branches,
+              the rest of each branch for its own entries
+    parts     an entry's result from one item, output and log-sum-exp, if it is in several; merged at the end
 
-Items end at absolute multiples of `split_keys`, and where what an entry shares ends: a batch of other branches may cut its sums
-elsewhere, and round them otherwise. Where nothing is shared, an entry's sums depend on its position alone: items then begin at
-absolute multiples of `KEY_STEP`, and where a merge would round otherwise than an answer at once, all entries have parts.
-A sequence with one new query gets items that reach to the end of their split, past its length: it grows into them, and
-positions are all that a next step changes.
+Items end at absolute multiples of `split_keys`, and at the end of an entry's shared run: other branches in the batch may cut
+its sums elsewhere, and round them differently. Without sharing, an entry's sums depend on its position alone: items then
+start at absolute multiples of `KEY_STEP`, and where a merge would round differently from a single item, all entries have
+parts. A sequence with one new query gets items up to the end of their split, past its length: it grows into them, and a next
+step changes only positions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class WorkLimits(NamedTuple):
-    """What suits the kernel that does the work.
+    """Limits of the kernel that does the work.
 
     Attributes:
-        item_rows: most rows of an item, a row being a query head of one kv head's group: so that all processors find work.
+        item_rows: most rows of an item, a row being a query head of one kv head's group, so that all processors have work.
         split_keys: items end at multiples of it.
-        sharing_queries: sequences with up to so many new queries take part in shared runs.
-        min_saved_tokens: a run is worth an item of its own from so many tokens, per row on it, that are not read again.
-        merges_all: where nothing is shared, an entry of a single item has it as a part too.
+        sharing_queries: sequences with at most so many new queries take part in shared runs.
+        min_saved_tokens: tokens saved per row from which a run is worth a separate item.
+        merges_all: without sharing, an entry of a single item also has it as a part.
     """
 
     item_rows: int
@@ -59,13 +59,13 @@ class WorkList:
     Attributes:
         tokens: [E] packed query row of each entry.
         positions: [E] of the query in its sequence.
-        first_keys: [E] the first position that it sees.
+        first_keys: [E] first position that it sees.
         items: [I, 6] first entry, past the last, row of the block tables, first key, past the last key, and the part row of its
-            first entry, or -1 where what it finds is the answer. Keys past an entry's position are not seen.
+            first entry, or -1 if the result is the output. Keys past an entry's position are not seen.
         merges: [M, 3] entry, first and past the last of its parts in `merge_parts`.
         merge_parts: [P] part rows, an entry's by ascending key.
         num_part_rows: rows of the part buffers.
-        num_shared: leading columns of the block tables on which the cut depends.
+        num_shared: leading columns of the block tables that the cut depends on.
     """
 
     tokens: Int32Array
@@ -78,8 +78,8 @@ class WorkList:
     num_shared: int = 0
 
     def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec, split_keys: int) -> bool:
-        """Moves on from `before`, for which it is valid, to `batch`, if that goes on there: the same branches, each with one
-        token more. Else changes nothing and answers False. O(E + entries of the shared columns).
+        """Advance from `before`, for which the list is valid, to `batch`, if that continues it: the same branches, each with
+        one more token. Otherwise change nothing and return False. O(E + entries of the shared columns).
         """
         lens, lens_before = batch.host_context_lens, before.host_context_lens
         if batch.num_tokens != len(lens) or before.num_tokens != len(lens_before) or batch.host_prefill_rows:
@@ -107,13 +107,13 @@ def _no_rows(*shape: int) -> Int32Array:
 
 
 NO_WORK = WorkList(_no_rows(), _no_rows(), _no_rows(), _no_rows(6), _no_rows(3), _no_rows(), num_part_rows=0)
-"""A list of nothing."""
+"""An empty list."""
 
 
 def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limits: WorkLimits) -> WorkList:
     """The work of layers with this window and `group` query heads per kv head; T > 0.
 
-    O(rows x blocks) for what rows share, plus O(entries + items).
+    O(rows x blocks) for shared runs, plus O(entries + items).
     """
     starts = np.asarray(batch.host_query_starts)
     contexts = np.asarray(batch.host_context_lens)
@@ -187,9 +187,9 @@ def _own_tiles(
     group: int,
     limits: WorkLimits,
 ) -> Int64Array:
-    """What each sequence's queries attend to past `covered`, in tiles of queries at absolute multiples.
+    """Keys of each sequence's queries past `covered`, in tiles of queries at absolute multiples.
 
-    [n, 6] as `WorkList.items`, but the part row tells which are parts (0) and which are not (-1).
+    [n, 6] as `WorkList.items`, but the part row is 0 for parts and -1 for others.
     """
     size = max(1, limits.item_rows // group)
     first_positions = contexts - counts
@@ -208,9 +208,7 @@ def _own_tiles(
 
 
 def _even_out(own: Int64Array, spec: AttentionSpec, limits: WorkLimits) -> None:
-    """Makes tiles alike whatever other queries of their sequence they hold. A sink is added to parts last, and to what is none
-    first.
-    """
+    """Make tiles independent of the other queries of their sequence. A sink joins parts last, and a single item first."""
     own[:, 3] = own[:, 3] // KEY_STEP * KEY_STEP
     if limits.merges_all or spec.sinks is not None:
         own[:, 5] = 0
@@ -224,7 +222,7 @@ def _shared_tiles(
     group: int,
     limits: WorkLimits,
 ) -> Int64Array:
-    """As `_own_tiles`: runs of blocks, and the entries that stand on them."""
+    """As `_own_tiles`: runs of blocks, and their entries."""
     size = max(1, limits.item_rows // group)
     tiles = []
     for low, high, first_block, end_block in shared.runs:
@@ -236,7 +234,7 @@ def _shared_tiles(
 
 
 def _split(tiles: Int64Array, split_keys: int) -> Int64Array:
-    """Cuts the tiles' keys at multiples of `split_keys`; the longest first: what is left for the end should be short."""
+    """Cut the tiles' keys at multiples of `split_keys`; the longest items first, so that the last ones are short."""
     firsts, ends = tiles[:, 3] // split_keys, -(-tiles[:, 4] // split_keys)
     numbers = ends - firsts
     items = np.repeat(tiles, numbers, axis=0)
@@ -248,7 +246,7 @@ def _split(tiles: Int64Array, split_keys: int) -> Int64Array:
 
 
 def _number_parts(items: Int64Array) -> tuple[Int64Array, Int64Array, int]:
-    """Gives the items that are parts their rows; `merges`, `merge_parts`, and how many rows there are."""
+    """Number the rows of parts. Returns `merges`, `merge_parts`, and the number of rows."""
     parts = np.flatnonzero(items[:, 5] >= 0)
     if not len(parts):
         return np.empty((0, 3), np.int64), np.empty(0, np.int64), 0

@@ -221,7 +221,7 @@ def make_report(counted: Sequence[Played], timed: Sequence[Timed], seed: int, wh
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     num_projects = options.projects or (QUICK_PROJECTS if options.quick else len(SCRIPTS))
     files, why_missing = None, "left out by --quick or --no-times"

@@ -110,7 +110,7 @@ def tables(by_schedule: dict[str, dict[str, Any]]) -> list[Table]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     if options.schedule is not None:
         figures = run(options.seed, options.leaves, 60 * options.minutes, is_service=options.schedule == SERVICE)

@@ -347,7 +347,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours is left over
     try:

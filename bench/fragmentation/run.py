@@ -132,7 +132,7 @@ def figures_of(found: Outcome, num_prompt: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     if options.write:
         from bench.fragmentation.record import record

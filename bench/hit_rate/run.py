@@ -154,7 +154,7 @@ def table(rates: Rates) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     peer_dir, why_no_peer = options.peer_dir, ""
     if options.peer == "none":

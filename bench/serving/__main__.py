@@ -227,7 +227,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     model = resolve_model()
     text = ChatText(model)

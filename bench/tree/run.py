@@ -150,7 +150,7 @@ def memory_table(figures: dict[str, dict[str, float]]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code."""
+    """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
     sizes = QUICK if options.quick else FULL
     peers = find_peers(options.peer, NUM_BLOCKS, options.peer_dir)

@@ -1,14 +1,14 @@
-// Paged attention on a CPU, over blocks where they lie and over the tree: native_attention.py tells it.
+// Paged attention on a CPU, over blocks in place and over the tree; see native_attention.py.
 //
 //   one task      = an item: a run of keys, and the query rows that attend to it; of one kv head (entries x query heads of the kv head),
-//                   or of all, head by head within a panel, where rows are few: memory is then read in the order in which it lies
-//   for 64 keys:    a panel: where the vectors of K, keys across, and the rows of V, columns across, lie in their blocks
+//                   or of all kv heads within a panel if rows are few: memory is then read sequentially
+//   for 64 keys:    a panel: addresses in the blocks of K's vectors, keys across, and of V's rows, columns across
 //     for 6 rows:   scores [6, 64] = Q x K panel;  running maximum, exp, sum;  out [6, Dv] += P x V panel
-//   afterwards    = rows with several items merge their parts by log-sum-exp (base 2)
+//   afterwards    = parts of rows with several items are merged by log-sum-exp (base 2)
 //
-// Panels begin and end at absolute positions, and so do items, but for the end of what a row shares: its rounding depends on who
-// shares it, and on nothing else of the batch.
-// Keys past a sequence's end enter neither score nor sum, whatever they hold.
+// Panels start and end at absolute positions, and so do items, except at the end of a shared run: a row's rounding depends on the
+// rows that share its blocks, and on nothing else in the batch.
+// Keys past a sequence's end enter neither score nor sum, whatever their values.
 
 #include <omp.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kRows = 6;    // of a register tile
 constexpr int kWide = kLanes == 16 ? 4 : 2;  // vectors across a register tile: 24 or 12 accumulators
-constexpr int kItemsEach = 4;  // of a thread, that an item's heads are not shared among threads
+constexpr int kItemsEach = 4;  // items per thread from which an item's heads are not split among threads
 constexpr float kSlack = 8.0f;  // weights are at most 2^8
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
@@ -37,16 +37,16 @@ inline bool exceeds(Floats values, float bound) {
 #endif
 }
 
-// Of a vector the first `count` numbers, then zeros.
+// The first `count` numbers of a vector, then zeros.
 inline Floats load_first(const float* from, int count) {
   Floats value{};
   std::memcpy(&value, from, count * sizeof(float));
   return value;
 }
 
-// scores[R][kWidth vectors] = q[R][num_words] x the panel's vectors from `first` on. With `asks`, those of `next` are prefetched on the
-// way: the processor does not guess where the next block lies. Into the second-level cache, since the first has few lines under way at
-// once: blocks are read at the speed of one run of memory, and at half of it where they are prefetched into the first.
+// scores[R][kWidth vectors] = q[R][num_words] x the panel's vectors from `first` on. With `asks`, those of `next` are prefetched
+// meanwhile: the processor cannot predict the address of the next block. Prefetched into the second-level cache, since the first has
+// few lines in flight: blocks are read at the speed of one run of memory, and at half of it if prefetched into the first.
 template <class C, int R, int kWidth, bool asks>
 inline void score_tile(const typename C::Word* q, int num_words, const Panel& panel, const Panel& next, int first, float* scores) {
   Floats sums[R][kWidth]{};
@@ -62,8 +62,8 @@ inline void score_tile(const typename C::Word* q, int num_words, const Panel& pa
     for (int v = 0; v < kWidth; ++v) store(scores + r * kKeys + (first + v) * kLanes, sums[r][v]);
 }
 
-// out[R][kWidth vectors] += weights[R][words of keys] x the panel's values, from `column` on; without `whole`, a vector of which
-// they have `num_left` columns.
+// out[R][kWidth vectors] += weights[R][words of keys] x the panel's values, from `column` on; without `whole`, one vector, of which
+// `num_left` columns exist.
 template <class C, int R, int kWidth, bool asks, bool whole = true>
 inline void add_values_tile(const typename C::Word* weights, const Panel& panel, const Panel& next, int column, float* out,
                             int out_stride, int num_left = kLanes) {
@@ -105,7 +105,7 @@ void add_values_rows(const typename C::Word* weights, const Panel& panel, const 
     add_values_tile<C, R, 1, asks, false>(weights, panel, next, column, out, out_stride, num_columns - column);
 }
 
-// Calls `run` with the number of rows, 1 to kRows, and whether it asks for what comes next, as constants.
+// Calls `run` with the number of rows, 1 to kRows, and whether it prefetches, as constants.
 template <class Run>
 void with_rows(int num_rows, bool asks, Run run) {
   const auto with = [&](auto rows) { asks ? run(rows, std::true_type()) : run(rows, std::false_type()); };
@@ -153,7 +153,7 @@ class Attention {
         num_kv_heads_(int(cache.num_kv_heads)), group_(layer.num_heads / num_kv_heads_), head_dim_(int(cache.head_dim)),
         head_words_(head_dim_ / kPerWord), v_head_dim_(int(cache.v_head_dim)), out_stride_(round_up(v_head_dim_, kLanes)) {}
 
-  // All threads of a team run it.
+  // Called by all threads of a team.
   void run() const {
     const int num_tasks = work_.num_items * num_kv_heads_;
     const int num_threads = omp_get_num_threads();
@@ -173,13 +173,13 @@ class Attention {
  private:
   int rows_of(const Item& item) const { return (item.end_entry - item.first_entry) * group_; }
 
-  // Where all rows of a head are one tile, and threads have enough items to share.
+  // True if all rows of a head are one tile, and there are enough items for the threads.
   bool takes_all_heads(const Item& item, int num_threads) const {
     return rows_of(item) <= kRows && (num_threads == 1 || work_.num_items >= kItemsEach * num_threads);
   }
 
-  // For `num_heads` kv heads from `first_head` on. The rows of an item are numbered entry by entry, and within one by query head; in
-  // memory those of the next kv head follow.
+  // Computes `num_heads` kv heads from `first_head` on. The rows of an item are numbered by entry, then by query head; the rows of the
+  // next kv head follow in memory.
   void attend(const Item& item, int first_head, int num_heads, Memory& scratch) const {
     const int num_rows = rows_of(item);
     const size_t all_rows = size_t(num_rows) * num_heads;
@@ -226,7 +226,7 @@ class Attention {
       std::memcpy(to, from, head_dim_ * sizeof(T));
   }
 
-  // Rows from `first_row` on of a head whose rows lie from `base` on.
+  // Rows from `first_row` on of a head whose rows start at `base`.
   void attend_tile(const Item& item, int first_row, int num_rows, int base, const Panel& panel, const Panel& next,
                    Memory& scratch) const {
     int lows[kRows], highs[kRows];
@@ -250,8 +250,8 @@ class Attention {
     });
   }
 
-  // Scores of keys [low, high) become weights, others 0: powers of two of what they are above the row's `highest`, in which log2(e)
-  // is. That follows the highest score so far, where that rises by more than kSlack: sums are scaled but a few times.
+  // Scores of keys [low, high) become weights, others 0: powers of two of the difference to the row's `highest`, which is scaled by
+  // log2(e). It is raised to the highest score so far only when that exceeds it by kSlack, so sums are rarely rescaled.
   void weigh(float* scores, int low, int high, const Panel& panel, int row, Memory& scratch, Word* weights) const {
     const int width = round_up(panel.count, kLanes);
     if (panel.k_scales)
@@ -295,8 +295,8 @@ class Attention {
     }
   }
 
-  // Scores of keys that are not seen become minus infinity. What is seen is left as it is: a row's rounding must not depend on
-  // how much of its last panel others of the tile see.
+  // Scores of hidden keys become minus infinity. Visible scores are unchanged: a row's rounding must not depend on how much of its
+  // last panel other rows of the tile see.
   static void hide(float* scores, int low, int high, int width) {
     for (int i = 0; i < width; i += kLanes) {
       const Ints number = lane_numbers() + i;

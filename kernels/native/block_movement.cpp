@@ -1,4 +1,4 @@
-// KV write and block copy on a CPU: kv_write.py and block_copy.py tell them.
+// KV write and block copy on a CPU; see kv_write.py and block_copy.py.
 
 #include "quantise.h"
 
@@ -6,8 +6,8 @@ namespace radixkv {
 
 extern "C" {
 
-// A step's K and V: [num_tokens, Hkv, .], with strides in elements over tokens and heads. Numbers of the cache's type, or, for a
-// quantised one, floats that are rotated.
+// A step's K and V: [num_tokens, Hkv, .], with strides in elements over tokens and heads. Numbers of the cache's type, or rotated
+// floats for a quantised cache.
 struct KvTokens {
   const void *k, *v;
   int64_t k_token, k_head, v_token, v_head;
@@ -67,8 +67,7 @@ void with_element(const KvCache& cache, Run run) {
 
 extern "C" {
 
-// Puts each token into its slot; slots below 0 are skipped. Answers -1, or a slot that is past the pool, and then has written
-// nothing.
+// Writes each token to its slot; slots below 0 are skipped. Returns -1, or a slot outside the pool, and then has written nothing.
 int64_t radixkv_write_kv(const KvCache* cache, const KvTokens* tokens, const int64_t* slots, int64_t num_tokens) {
   for (int64_t token = 0; token < num_tokens; ++token)
     if (slots[token] >= cache->num_blocks * cache->block_size) return slots[token];

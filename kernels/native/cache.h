@@ -1,8 +1,8 @@
-// A layer's cache in the transposed layout: kv_cache.py tells it.
+// A layer's cache in the transposed layout; see kv_cache.py.
 //
 //   K [blocks, Hkv, D / w, block_size, w]    V [blocks, Hkv, block_size / w, Dv, w]      w = numbers in a word of 32 bits
 //   in eight or four bits: codes, w = 1      K [.., D or D / 2, block_size]   V [.., block_size, Dv or Dv / 2]
-//   and their scales, bfloat16               [blocks, Hkv, scales of a row, block_size] of K and of V
+//   with scales, bfloat16                    [blocks, Hkv, scales of a row, block_size] of K and of V
 
 #pragma once
 
@@ -15,7 +15,7 @@ enum Format : int32_t { kPlain, kFp8, kInt8, kInt4 };
 
 extern "C" {
 
-// `element_size` in bytes of a number, 1 of a code or two; `num_k_scales`, `num_v_scales` of a row: 0, 1, or two per group.
+// `element_size`: bytes of a number, 1 for one or two codes. `num_k_scales`, `num_v_scales` of a row: 0, 1, or two per group.
 struct KvCache {
   void *k, *v;
   uint16_t *k_scales, *v_scales;
@@ -38,7 +38,7 @@ class CacheView {
         v_columns_(cache.v_head_dim / (cache.format == kInt4 ? 2 : 1)), num_kv_heads_(cache.num_kv_heads),
         block_size_(cache.block_size) {}
 
-  // The part of a block that belongs to one head.
+  // The part of a block for one head.
   T* keys(int64_t block, int64_t head) const { return k_ + (block * num_kv_heads_ + head) * k_rows_ * block_size_; }
   T* values(int64_t block, int64_t head) const { return v_ + (block * num_kv_heads_ + head) * v_columns_ * block_size_; }
 
@@ -46,7 +46,7 @@ class CacheView {
   int64_t k_rows() const { return k_rows_; }
   int64_t v_columns() const { return v_columns_; }
 
-  // From a token's key and value of one head.
+  // Stores a token's key and value of one head.
   void put(int64_t slot, int64_t head, const T* key, const T* value) const {
     const int64_t block = slot / block_size_, offset = slot % block_size_;
     T* k = keys(block, head) + offset * kPerWord;
@@ -55,7 +55,7 @@ class CacheView {
     for (int64_t i = 0; i < v_columns_; ++i, v += kPerWord) *v = value[i];
   }
 
-  // The first `num_tokens` slots of a block to another.
+  // Copies the first `num_tokens` slots of a block to another.
   void copy(int64_t source, int64_t destination, int64_t num_tokens) const {
     const int64_t whole = num_tokens / kPerWord * v_columns_ * kPerWord;
     for (int64_t head = 0; head < num_kv_heads_; ++head) {

@@ -1,4 +1,4 @@
-// Codes of a quantised cache as numbers: kv_format.py tells the formats.
+// Codes of a quantised cache as numbers; see kv_format.py for the formats.
 
 #pragma once
 
@@ -17,7 +17,7 @@ inline Bytes load_bytes(const uint8_t* from, int count) {
   return bytes;
 }
 
-// Bytes as whole numbers. GCC's own conversion of vectors takes them one by one.
+// Bytes as integers. GCC's own conversion of vectors takes them one by one.
 inline Ints widened(Bytes codes) {
 #if defined(__AVX512F__)
   return (Ints)_mm512_cvtepu8_epi32((__m128i)codes);
@@ -46,7 +46,7 @@ inline Bytes narrowed(Ints values) {
 #endif
 }
 
-// Exact, also as bfloat16. Of fp8 every code but NaN: subnormal numbers come out right.
+// Exact, also as bfloat16. For fp8 every code except NaN, including subnormal numbers.
 template <Format format>
 inline Floats decode(Bytes codes) {
   if constexpr (format == kInt8) {

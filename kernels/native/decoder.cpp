@@ -1,14 +1,14 @@
-// A decoder of the Llama family, from a step's tokens to its logits: native_decoder.py tells it.
+// A decoder of the Llama family, from a step's tokens to its logits; see native_decoder.py.
 //
 //   first        hidden = embeddings of the tokens
-//   per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, where the model does, and rotated
-//                k and v go to their slots;  hidden += attention(q) Wo
+//   per layer    x = norm(hidden);  q, k, v = x Wqkv + b;  heads of q and k normed, if the model does that, and rotated
+//                k and v are written to their slots;  hidden += attention(q) Wo
 //                x = norm(hidden);  hidden += (silu(x Wgate) * (x Wup)) Wdown
-//   at the end   logits = norm(hidden) Whead, of the tokens asked for
+//   at the end   logits = norm(hidden) Whead, of the requested tokens
 //
-// `hidden`, sums and what lies between two matrices are fp32; what a matrix multiplies is rounded to 16 bits as in rounded_linear.cpp;
-// queries and what the caches hold have the type T, or in quantised caches are codes of what is rotated: rotation.py. One team of
-// threads runs it all and waits for itself between two kernels.
+// `hidden`, sums and data between two matrices are fp32; inputs of a matrix are rounded to 16 bits as in rounded_linear.cpp; queries
+// and caches have the type T, and quantised caches hold codes of rotated rows (rotation.py). One team of threads runs all kernels,
+// with a barrier between two.
 
 #include <omp.h>
 
@@ -40,16 +40,16 @@ struct Decoder {
 
 struct DecoderStep {
   const int64_t *token_ids, *positions;  // [num_tokens]
-  const int64_t* slots;       // [num_tokens]; nothing is written below 0
-  const int64_t* kept;        // [num_kept] tokens whose logits are asked for
+  const int64_t* slots;       // [num_tokens]; below 0: not written
+  const int64_t* kept;        // [num_kept] tokens whose logits are requested
   const float *cosines, *sines;  // [positions, D]
   const Layer* const* attention;  // per layer
   const Work* const* works;       // per layer
   const KvCache* caches;      // per layer, of numbers of type T or of codes
   float* logits;              // [num_kept, vocabulary]
-  double* seconds;            // [3] of matrices, attention, the rest: what they take is added; or null
-  // Between the kernels of a layer, a row per token. `rounded` is what the next matrix multiplies, of its inputs, and has a row per
-  // kept token as well; q and attended [num_heads * D] are of type T; then fp32.
+  double* seconds;            // [3] of matrices, attention, the rest: times are added; or null
+  // Between the kernels of a layer, a row per token. `rounded` holds inputs of the next matrix, and has a row per kept token as well;
+  // q and attended [num_heads * D] are of type T; the others fp32.
   RoundedGroup* rounded;
   void *q, *attended;
   float *hidden, *qkv, *gate_up;
@@ -81,7 +81,7 @@ void norm_row(const float* from, const float* weight, int64_t count, float epsil
   for (; i < count; ++i) to[i] = from[i] * factor * weight[i];
 }
 
-// The pairs (i, i + size / 2) turned by the token's angles.
+// Rotates the pairs (i, i + size / 2) by the token's angles.
 void rotate(float* head, int size, const float* cosines, const float* sines) {
   const int half = size / 2;
   for (int i = 0; i < half; ++i) {
@@ -105,7 +105,7 @@ void gate_row(const float* gates, const float* values, int64_t count, RoundedGro
   }
 }
 
-// A head times the Hadamard matrix, in memory that `row` keeps: whole vectors, zeros past the head.
+// A head times the Hadamard matrix, in the memory of `row`: whole vectors, zeros past the head.
 template <class T>
 float* rotated(const T* head, int64_t size, std::vector<float>& row) {
   row.assign(padded(size), 0.0f);
@@ -157,7 +157,7 @@ class Step {
 
   static int64_t groups_of(int64_t size) { return size / kRoundedInputs; }
 
-  // The first thread's time, with what it waits for the others.
+  // The first thread's time, including its wait for the others.
   template <class Do>
   void timed(Part part, Do run) const {
     const bool counts = step_.seconds && omp_get_thread_num() == 0;
@@ -189,7 +189,7 @@ class Step {
     each_token([&](int64_t token) { norm(token, weight, token); });
   }
 
-  // A token's norm to row `to` of what is multiplied next.
+  // A token's norm to row `to` of the next matrix's inputs.
   void norm(int64_t token, const float* weight, int64_t to) const {
     static thread_local std::vector<float> normed;
     const int64_t size = decoder_.hidden_size;
@@ -198,7 +198,7 @@ class Step {
     round_row(normed.data(), size, rounded_ + to * groups_of(size));
   }
 
-  // From the products with Wqkv to q, and to the slots of K and V.
+  // Products with Wqkv become q, and K and V in their slots.
   void take_heads(const DecoderLayer& layer, const KvCache& cache) const {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
     each_token([&](int64_t token) {
@@ -241,7 +241,7 @@ class Step {
                     rotated(heads + (head + num_kv_heads) * dim, dim, value));
   }
 
-  // What attention found for a token; over rotated values it is rotated as they are.
+  // A token's attention, rounded; with rotated values it is rotated back.
   void round_attended(const KvCache& cache, int64_t token, RoundedGroup* to) const {
     const int64_t dim = decoder_.head_dim, size = decoder_.num_heads * dim;
     const T* found = attended_ + token * size;

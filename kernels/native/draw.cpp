@@ -1,4 +1,4 @@
-// The next token of each row of logits: native_draw.py tells it. A row is one thread's, and its sums are made alike in any batch.
+// The next token of each row of logits; see native_draw.py. One thread computes a row, and sums it alike in any batch.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ struct Draw {
 namespace {
 
 constexpr int64_t kChunk = 256;
-constexpr float kLeastExponent = -126.0f;  // what is less likely than 2^-126 times the most likely entry has no mass
+constexpr float kLeastExponent = -126.0f;  // entries less likely than 2^-126 times the most likely one have no mass
 
 int64_t find_highest(const float* logits, int64_t count) {
   Floats most = splat(-INFINITY);
@@ -35,7 +35,7 @@ int64_t find_highest(const float* logits, int64_t count) {
   return found < count ? found : 0;  // all are NaN
 }
 
-// exp((logits - largest) / temperature), rounded up to whole chunks with zeros.
+// exp((logits - largest) / temperature), padded to whole chunks with zeros.
 void take_masses(const float* logits, int64_t count, float largest, float temperature, std::vector<float>& masses) {
   masses.resize((count + kChunk - 1) / kChunk * kChunk);
   float last[kChunk];
@@ -64,12 +64,12 @@ double sum_all(const std::vector<float>& masses) {
   return total;
 }
 
-// The least mass that top_k and then top_p keep, of `total` in all.
+// The least mass kept by top_k and then top_p, of `total` in all.
 float rank_bound(const std::vector<float>& masses, const Draw& draw, double total) {
   static thread_local std::vector<float> candidates;
   const int64_t num_entries = int64_t(masses.size());
   const bool has_k = draw.top_k > 0 && draw.top_k < num_entries;
-  // What lies below this has less than the rest of the mass altogether, so it is not needed to reach top_p.
+  // Masses below this add up to less than the mass outside top_p, so they are not needed to reach it.
   const float least = has_k ? 0.0f : float((1.0 - draw.top_p) * total / double(num_entries));
   candidates.clear();
   for (const float mass : masses)
@@ -78,7 +78,7 @@ float rank_bound(const std::vector<float>& masses, const Draw& draw, double tota
   const int64_t num_candidates = int64_t(candidates.size());
   const auto begin = candidates.begin();
   int64_t num_sorted = 0;
-  const auto sort_up_to = [&](int64_t count) {  // the largest `count`, falling
+  const auto sort_up_to = [&](int64_t count) {  // the largest `count`, descending
     if (count < num_candidates) std::nth_element(begin + num_sorted, begin + (count - 1), candidates.end(), std::greater<>());
     std::sort(begin + num_sorted, begin + count, std::greater<>());
     num_sorted = count;
@@ -101,7 +101,7 @@ float rank_bound(const std::vector<float>& masses, const Draw& draw, double tota
   return candidates[num_kept - 1];
 }
 
-// The first entry at which the masses of at least `bound` pass `uniform` of their sum, which has mass itself; -1 where none has.
+// The first entry at which the sum of masses of at least `bound` exceeds `uniform` of their total, and which has mass; -1: none.
 int64_t find_drawn(std::vector<float>& masses, float bound, double uniform, std::vector<double>& ends) {
   ends.clear();
   double total = 0.0;

@@ -10,15 +10,15 @@ namespace radixkv {
 
 using Bfloat16 = uint16_t;
 
-// A word is what one multiply-add takes of the inner dimension: a float, or two bfloat16 where the machine multiplies those
-// (AVX512_BF16). Elsewhere bfloat16 is widened before it is multiplied. Sums are fp32.
+// A word is one multiply-add's share of the inner dimension: a float, or two bfloat16 on machines that multiply those
+// (AVX512_BF16). Elsewhere bfloat16 is widened before multiplication. Sums are fp32.
 struct ByFloat {
   static constexpr int kPerWord = 1;
   using Word = float;
   static Floats multiply_add(Floats sum, Word a, Floats b) { return radixkv::multiply_add(splat(a), b, sum); }
 };
 
-// Two bfloat16 that lie in a word, widened as they are multiplied, by two floats.
+// Two bfloat16 in a word, widened when multiplied by two floats.
 struct ByWidenedPair {
   static constexpr int kPerWord = 2;
   struct Word {
@@ -42,7 +42,7 @@ struct ByPair {
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, Bfloat16>, ByPair, ByFloat>;
 template <class T>
-using ComputeInPlace = Compute<T>;  // over words as they lie in memory
+using ComputeInPlace = Compute<T>;  // words as in memory
 #else
 template <class T>
 using Compute = ByFloat;

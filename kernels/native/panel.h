@@ -1,4 +1,4 @@
-// Panels: the keys and values of up to 64 positions as the products of attention.cpp read them.
+// Panels: the keys and values of up to 64 positions in the form that the products of attention.cpp read.
 
 #pragma once
 
@@ -17,9 +17,9 @@ constexpr int kLineBytes = 64;
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Keys [first_key, first_key + count) of an item. Word d of K's vector v lies at columns[v] + d * stride, word w of V, a row, at
-// rows[w]. Strides in words. What is past `count` points somewhere. Scores are to be multiplied by `k_scales`, and weights, once they
-// are summed, by `v_scales`: [kKeys], 0 past the last, or null.
+// Keys [first_key, first_key + count) of an item. Word d of K's vector v is at columns[v] + d * stride, word w of V, a row, at rows[w].
+// Strides in words. Pointers past `count` are valid, with other data. Scores are to be multiplied by `k_scales`, and weights, once
+// summed, by `v_scales`: [kKeys], 0 past the last, or null.
 struct Panel {
   int first_key, count, stride;
   const float* columns[kVectors];
@@ -27,14 +27,14 @@ struct Panel {
   const float *k_scales, *v_scales;
 };
 
-// Finds the panels of a layer's cache whose products are computed in T. In place where that can be; where a vector of keys would
-// reach past a block, keys are moved together; codes are decoded.
+// Finds the panels of a layer's cache, for products in T. They are in place if possible; keys are moved together where a vector of
+// them would cross a block's end; codes are decoded.
 template <class T>
 class Panels {
   static constexpr int kPerWord = CacheView<T>::kPerWord;
 
  public:
-  // One thread's.
+  // Memory of one thread.
   struct Memory {
     std::vector<float> keys, values, k_scales, v_scales;
   };
@@ -46,7 +46,7 @@ class Panels {
 
   bool is_plain() const { return cache_.format == kPlain; }
 
-  // The panel of the table's sequence that holds `key`. It may begin before, where a vector or a word does.
+  // The panel of the table's sequence that holds `key`. It may start earlier, at the start of a vector or a word.
   void find(const int32_t* table, int key, int end_key, int head, Panel& panel) const {
     panel.first_key = key / kLanes * kLanes;
     panel.count = std::min(end_key, (key / kKeys + 1) * kKeys) - panel.first_key;
@@ -64,7 +64,7 @@ class Panels {
     for (; word < kKeys; ++word) panel.rows[word] = panel.rows[0];
   }
 
-  // Makes what cannot be read in place, and asks for what the next panel will decode.
+  // Moves or decodes data that cannot be read in place, and prefetches codes of the next panel.
   void prepare(const int32_t* table, int head, Panel& panel, int next_head, const Panel& next, Memory& memory) const {
     if (is_plain()) {
       if (!lies_in_vectors_) move_keys(table, head, panel, memory);
@@ -111,7 +111,7 @@ class Panels {
     for (int v = 0; v < kVectors; ++v) panel.columns[v] = memory.keys.data() + v * kLanes;
   }
 
-  // Of the last word's values, the first of two keys'; nobody knows what the second holds.
+  // Keeps the first key's half of the last word's values; the second half is undefined.
   void keep_low(Panel& panel, Memory& memory) const {
     fit(memory.values, row_words_);
     const float*& last = panel.rows[panel.count / kPerWord];
@@ -219,7 +219,7 @@ class Panels {
     }
   }
 
-  // The values of a word of keys, the first of which lies at `offset`. Groups of columns have a step and a lowest value per key.
+  // The values of a word of keys, the first at `offset`. Groups of columns have a step and a lowest value per key.
   void decode_int4_values(int block, int head, int offset, bool has_second, float* to) const {
     const int half = int(codes_.v_columns()), group = int(2 * cache_.v_head_dim / cache_.num_v_scales);
     const uint8_t* from = codes_.values(block, head) + size_t(offset) * half;

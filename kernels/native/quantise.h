@@ -1,7 +1,7 @@
-// Rows of K and V, rotated and quantised on their way into a cache: rotation.py and kv_format.py tell the formulas. Quantised rows are
-// those of kv_format.py to the bit; of fp8 where two places' errors differ by more than their sums are rounded.
+// Rows of K and V, rotated and quantised on their way into a cache; see rotation.py and kv_format.py for the formulas. Quantised rows
+// equal those of kv_format.py bitwise; for fp8, if the errors of two scales differ by more than the rounding of their sums.
 //
-// A row lies in memory as whole vectors, zeros past its end: `padded(size)` numbers.
+// A row is stored as whole vectors, zeros past its end: `padded(size)` numbers.
 
 #pragma once
 
@@ -27,7 +27,7 @@ inline Floats exchange(Floats v, std::index_sequence<lane...>) {
 #endif
 }
 
-// Of lanes `by` apart sum and difference, for each power of two below `block`.
+// Sums and differences of lanes `by` apart, for each power of two below `block`.
 template <int by = kLanes / 2>
 inline Floats turn_lanes(Floats v, int block) {
   if constexpr (by == 0) {
@@ -57,7 +57,7 @@ inline void rotate_row(float* row, int64_t size) {
 
 constexpr float kLargest = 0x1p126f, kSmallestScale = 0x1p-100f;
 
-// To whole numbers, of two to the even one: of numbers below 2^22 in size.
+// To the nearest integers, ties to even; for magnitudes below 2^22.
 template <class F>
 inline F nearest(F x) { return (x + 12582912.0f) - 12582912.0f; }  // 1.5 * 2^23: the fraction rounds away
 
@@ -101,11 +101,11 @@ struct E4m3 {
   Floats values;
 };
 
-// Of numbers up to 448 in size.
+// For magnitudes up to 448.
 inline E4m3 to_e4m3(Floats x) {
   const Words bits = (Words)magnitude(x), sign = (Words)x & 0x80000000u;
   const Words rounded = (bits + 0x7ffffu + ((bits >> 20) & 1u)) & 0xfff00000u;
-  const Floats steps = nearest(magnitude(x) * 0x1p9f);  // of numbers below 2^-6, which are multiples of 2^-9
+  const Floats steps = nearest(magnitude(x) * 0x1p9f);  // for magnitudes below 2^-6, which are multiples of 2^-9
   const Ints is_small = magnitude(x) < 0x1p-6f;
   const Words codes = is_small ? (Words)__builtin_convertvector(steps, Ints) : (rounded >> 20) - (120u << 3);
   const Words values = is_small ? (Words)(steps * 0x1p-9f) : rounded;
@@ -142,7 +142,7 @@ inline uint16_t floor_to_half(float value) {
   return uint16_t((bits >> 31 ? bits + 0xffffu : bits) >> 16);
 }
 
-// Each group of channels to its codes, and to a step and the lowest value; byte d then takes the codes of d and d + size / 2.
+// Codes of each group of channels, with a step and a lowest value; byte d then has the codes of d and d + size / 2.
 inline void quantise_int4(const float* row, int64_t size, uint8_t* codes, uint16_t* scales) {
   static thread_local std::vector<uint8_t> unpacked;
   const int64_t half = size / 2, group = std::gcd(half, int64_t(16));
@@ -160,12 +160,12 @@ inline void quantise_int4(const float* row, int64_t size, uint8_t* codes, uint16
   for (int64_t i = 0; i < half; ++i) codes[i] = uint8_t(unpacked[i] | unpacked[half + i] << 4);
 }
 
-// One thread's memory for the code of a row.
+// One thread's memory for the codes of a row.
 struct CodedRow {
   std::vector<uint8_t> codes;
   std::vector<uint16_t> scales;
 
-  // `row` is made finite.
+  // Non-finite values of `row` are replaced.
   void take(Format format, float* row, int64_t size, int64_t num_scales) {
     codes.resize(size);
     scales.resize(num_scales);
@@ -178,7 +178,7 @@ struct CodedRow {
   }
 };
 
-// A token's rotated key and value of one head into their slot of a quantised cache. Both are made finite.
+// Stores a token's rotated key and value of one head in their slot of a quantised cache. Replaces non-finite values in both.
 inline void put_quantised(const KvCache& cache, int64_t slot, int64_t head, float* key, float* value) {
   static thread_local CodedRow k, v;
   const Format format = Format(cache.format);

@@ -1,14 +1,14 @@
-// A linear layer whose weights are of 8 or 4 bits and whose activations are whole numbers of 16 bits with a scale per 64 inputs:
-// rounded_linear.py tells it.
+// A linear layer with weights of 8 or 4 bits and activations of 16-bit integers with a scale per 64 inputs; see rounded_linear.py.
 //
 //   one task   = 32 outputs, for all rows of x, a few rows at a time
-//     for 64 inputs (32 of 4 bits):  sums = the exact whole number of their products
-//                                    totals += sums * (scale of the weights * scale of the row)
+//     for 64 inputs (32 for 4 bits):  sums = the exact integer sum of their products
+//                                     totals += sums * (scale of the weights * scale of the row)
 //
-// Weights are read once per call, as they lie; that bounds calls of few rows. Every total is made alike whatever the rows.
-// With AVX512_VNNI a weight is a byte, q + 128 or 0 to 15, and an activation two: 256 * high + low. So two instructions take 64
-// products, beginning with -128 * (sum of the activations), or -8 times it. Elsewhere words of two 16-bit numbers are multiplied.
-// Of 4 bits, a byte has one weight of the first 64 bytes that would follow in 8 bits, and above it one of the next 64.
+// Weights are read once per call, in order of memory; that is the bound of calls with few rows. Every total is summed alike whatever
+// the rows.
+// With AVX512_VNNI a weight is a byte, q + 128 or 0 to 15, and an activation two: 256 * high + low. So two instructions do 64
+// products, starting with -128 * (sum of the activations), or -8 times it. Elsewhere words of two 16-bit numbers are multiplied.
+// For 4 bits, the low half of a byte has a weight of the first 64 bytes in the order for 8 bits, the high half one of the next 64.
 
 #include <algorithm>
 #include <cfloat>
@@ -22,12 +22,12 @@ namespace {
 
 constexpr int kOutputs = 32;  // of a panel
 constexpr int kInputs = kRoundedInputs;  // of a group
-constexpr int kHalf = kInputs / 2;  // of a group of 4 bits
-constexpr int kNibbles = 64;  // bytes, of two weights each, that are taken at once
+constexpr int kHalf = kInputs / 2;  // of a group for 4 bits
+constexpr int kNibbles = 64;  // bytes, of two weights each, read at once
 constexpr int kVectors = kOutputs / kLanes;
 constexpr float kMost = 127 * 256;  // the largest activation: its bytes are -127 to 127 and -128 to 127
 
-// float16 to float, those below its normal numbers too; not of infinities.
+// float16 to float, including subnormals, excluding infinities.
 inline Floats from_float16(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtph_ps((__m256i)load<Halves>(from));
@@ -37,7 +37,7 @@ inline Floats from_float16(const uint16_t* from) {
 }
 
 #if defined(__AVX512VNNI__)
-constexpr int kPerWord = 4;  // inputs of an output that lie together
+constexpr int kPerWord = 4;  // adjacent inputs of an output
 constexpr int kTileRows = 8, kByteRows = 4;
 constexpr int kAheadBytes = 6144;
 
@@ -50,7 +50,7 @@ void put_digits(Ints value, int first, RoundedGroup& to) {
 
 inline __m512i splat_word(const void* from) { return _mm512_set1_epi32(load<int32_t>(from)); }
 
-// R rows' products with one panel of all groups; with `asks` the memory behind it is asked for, as the first rows do.
+// Products of R rows with all groups of one panel; with `asks`, memory ahead is prefetched, for the first rows only.
 template <int R, bool asks>
 void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (*totals)[kVectors]) {
   static_assert(kVectors == 2);
@@ -63,7 +63,7 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
       }
     for (int word = 0; word < kInputs / kPerWord; ++word, weights += 128) {
       if constexpr (asks) {
-        __builtin_prefetch(weights + kAheadBytes, 0, 2);  // into the second-level cache: more lines may be under way
+        __builtin_prefetch(weights + kAheadBytes, 0, 2);  // into the second-level cache: it allows more lines in flight
         __builtin_prefetch(weights + kAheadBytes + 64, 0, 2);
       }
       const __m512i bytes[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
@@ -87,8 +87,8 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
   }
 }
 
-// Sums of R rows' products with the 32 x 32 weights of 4 bits from `weights` on, which are taken apart once for all rows, plus
-// `factor` times the sum of the activations.
+// Sums of R rows' products with the 32 x 32 weights of 4 bits from `weights` on, which are unpacked once for all rows, plus `factor`
+// times the sum of the activations.
 template <int R, bool asks>
 inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, int factor,
                              Floats (&sums)[R][kVectors]) {
@@ -122,7 +122,7 @@ void put_digits(Ints value, int first, RoundedGroup& to) {
   for (int lane = 0; lane < kLanes; ++lane) to.digits[first + lane] = int16_t(value[lane]);
 }
 
-// Products of the two numbers in each word, added.
+// Sum of the products of the two numbers in each word.
 inline Ints multiply_pairs(Ints a, Ints b) {
 #if defined(__AVX512BW__)
   return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
@@ -180,7 +180,7 @@ inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, co
 }
 #endif
 
-// As multiply_tile, of weights of 4 bits.
+// As multiply_tile, for weights of 4 bits.
 template <int R, bool asks, bool has_minimums>
 void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const uint16_t* scales, const uint16_t* minimums,
                    Floats (*totals)[kVectors]) {
@@ -204,13 +204,13 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
   }
 }
 
-// The bytes of `num_inputs` inputs and 32 outputs in the order in which they are multiplied. `q` [32][k] from its first input on.
+// The bytes of `num_inputs` inputs and 32 outputs in the order of multiplication. `q` [32][k] from its first input on.
 void pack(const uint8_t* q, int64_t k, int num_inputs, uint8_t* to) {
   for (int word = 0; word < num_inputs; word += kPerWord)
     for (int output = 0; output < kOutputs; ++output, to += kPerWord) std::memcpy(to, q + output * k + word, kPerWord);
 }
 
-// One row's 32 sums, or those of them that there are.
+// Writes the first `count` of one row's 32 sums.
 template <class Out>
 void write(const float* totals, int count, Out* to, bool adds) {
   int i = 0;
@@ -221,7 +221,7 @@ void write(const float* totals, int count, Out* to, bool adds) {
   for (; i < count; ++i) put(to + i, adds ? as_float(to[i]) + totals[i] : totals[i]);
 }
 
-// The next rows' products with one panel, at most kTileRows, to rows of `out` that are `stride` apart; how many they were.
+// Products of the next rows, at most kTileRows, with one panel, to rows of `out` that are `stride` apart. Returns the number of rows.
 template <bool asks, class Out, int R = kTileRows>
 int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const RoundedWeight& weight, Out* out, int64_t stride, bool adds) {
   if constexpr (R > 1)
@@ -253,13 +253,13 @@ int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const Roun
   return R;
 }
 
-// The panel's 64 inputs of up to 32 rows of `w` [num_rows, k] to whole numbers + 128 [32, 64] and scales [32].
+// Rounds the panel's 64 inputs of up to 32 rows of `w` [num_rows, k] to integers + 128 [32, 64] and scales [32].
 void round_panel(const float* w, int64_t num_rows, int64_t k, uint8_t* q, float* scales) {
   for (int output = 0; output < kOutputs; ++output, w += k, q += kInputs) {
     float most = 0.0f, none = 0.0f;
     for (int i = 0; output < num_rows && i < kInputs; ++i) {
       most = std::max(most, std::abs(w[i]));
-      none += w[i] - w[i];  // not 0 where one is infinite or NaN
+      none += w[i] - w[i];  // not 0 if one is infinite or NaN
     }
     const float scale = scales[output] = std::max(most / 127.0f, FLT_MIN) + none;
     for (int i = 0; i < kInputs; ++i) q[i] = output < num_rows && none == 0.0f ? uint8_t(int(std::nearbyint(w[i] / scale)) + 128) : 128;
@@ -277,7 +277,7 @@ void round_row(const T* from, int64_t count, RoundedGroup* to) {
     for (int i = 0; i < kInputs; i += kLanes) {
       const Floats values = load_floats(from + i);
       most = max(most, values < 0.0f ? -values : values);
-      none += values - values;  // not 0 where one is infinite or NaN
+      none += values - values;  // not 0 if one is infinite or NaN
     }
     const float largest = highest(most);
     to->sums[0] = to->sums[1] = 0;
@@ -344,7 +344,7 @@ void round_and_multiply(const T* x, int64_t num_rows, const RoundedWeight& weigh
 
 extern "C" {
 
-// `w` [n, k] with k a multiple of 64, rounded into `packed` [n up to a multiple of 32, k] and `scales` [that many / 32, k / 64, 32].
+// `w` [n, k] with k a multiple of 64, rounded into `packed` [n rounded up to 32, k] and `scales` [that / 32, k / 64, 32].
 void radixkv_round_int8(const float* w, int64_t n, int64_t k, uint8_t* packed, float* scales) {
   uint8_t q[kOutputs * kInputs];
   for (int64_t output = 0; output < n; output += kOutputs)

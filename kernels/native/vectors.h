@@ -1,5 +1,5 @@
-// Vectors of floats of the machine's width, with what the kernels need beyond arithmetic. GCC's and Clang's vector types
-// compile to AVX-512, AVX2, NEON or plain SSE, whatever the compiler was told the machine has.
+// Vectors of floats of the machine's width, with functions beyond arithmetic. GCC's and Clang's vector types compile to AVX-512,
+// AVX2, NEON or plain SSE, for the target given to the compiler.
 
 #pragma once
 
@@ -41,7 +41,7 @@ inline void store(void* to, V value) {
 
 inline Floats splat(float value) { return value - Floats{}; }
 
-// a * b + c, rounded once where the machine can: said here, since the compiler may decide otherwise from one loop to the next.
+// a * b + c, rounded once if the machine can: explicit, since the compiler may choose differently from one loop to the next.
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -52,7 +52,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// To the nearest whole numbers, and of two to the even one; of numbers below 2^22 in size.
+// To the nearest integers, ties to even; for magnitudes below 2^22.
 inline Ints round_to_ints(Floats x) {
 #if defined(__AVX512F__)
   return (Ints)_mm512_cvtps_epi32((__m512)x);
@@ -74,7 +74,7 @@ inline Floats rotate(Floats v, std::index_sequence<lane...>) {
 #endif
 }
 
-// What `combine`, associative, makes of all lanes.
+// All lanes combined by the associative `combine`.
 template <int by = kLanes / 2, class Combine>
 inline float fold(Floats v, Combine combine) {
   if constexpr (by == 0)
@@ -97,7 +97,7 @@ inline Ints lane_numbers() {
   return lanes;
 }
 
-// 2^x for x up to 126, to 2 units in the last place; next to 0 below -126; NaN of NaN.
+// 2^x for x up to 126, to 2 units in the last place; nearly 0 below -126; NaN for NaN.
 inline Floats exp2(Floats x) {
   x = max(splat(-126.0f), x);  // in this order NaN stays
 #if defined(__AVX512F__)

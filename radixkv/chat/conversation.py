@@ -1,14 +1,14 @@
-"""A conversation as a tree: every regenerated reply and every edited message is a sibling, nothing is overwritten.
+"""A conversation as a tree: every regenerated reply and every edited message is a sibling; nothing is overwritten.
 
     (start) ─┬─ you: hello ─┬─ Hi!            branch 1
              │              └─ Good day.      branch 2, regenerated
              └─ you: hallo ─── Guten Tag!     branch 3, message 1 edited
 
-A branch keeps its number for as long as the conversation lasts: a reply behind its end goes on with it, every other one begins
-a branch of the next number.
+A branch keeps its number for the life of the conversation: a reply after its end continues it, and every other reply starts a
+branch with the next number.
 
-Each turn keeps the exact token ids of the history up to its end, so a reply generated here is never tokenised again and what
-follows it reuses all that is cached.
+Each turn keeps the exact token ids of the history up to its end. So a reply generated here is never tokenised again, and the
+turns after it reuse all that is cached.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from radixkv.generation.stream import Usage
 __all__ = ["FOLLOWS", "ChatError", "Conversation", "Turn"]
 
 FOLLOWS = {"start": ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
-"""The roles of the turns that may follow a turn of each role."""
+"""Roles of the turns that may follow a turn of each role."""
 
 _SHOWN_CHARACTERS = 60
 _SIGNS = {"system": "sys", "user": "you", "assistant": " ↳"}
 
 
 class ChatError(RadixKVError):
-    """A chat command that cannot be followed; the message says what can."""
+    """A chat command that cannot be run; the message names a valid one."""
 
 
 class Turn:
@@ -38,12 +38,12 @@ class Turn:
 
     Attributes:
         role: ``"user"`` or ``"assistant"``; ``"start"`` for the root; ``"system"`` for a prompt below it.
-        text: what was written or generated.
-        thinking: of a reply: what the model thought before.
-        history: packed token ids of the conversation up to this turn's end; of a user's turn, up to where the reply
-            begins (empty until the reply's stream has told, and of a reply that is known as text alone).
-        usage: of a reply: what it cost.
-        branch: of a reply: the number of the branch that ends here; None where it goes on, or another kind of turn.
+        text: written or generated text.
+        thinking: of a reply: the model's thoughts before it.
+        history: packed token ids of the conversation up to this turn's end; of a user's turn, up to the start of the reply.
+            Empty until the reply's stream has started, and for a reply known as text alone.
+        usage: of a reply: its cost.
+        branch: of a reply: the number of the branch that ends here; None if the branch continues, or for other turns.
     """
 
     __slots__ = ("branch", "children", "history", "parent", "role", "text", "thinking", "usage")
@@ -62,7 +62,7 @@ class Turn:
 
     @property
     def message(self) -> Message:
-        """As the chat template takes it."""
+        """Message for the chat template."""
         thoughts = {"reasoning_content": self.thinking} if self.thinking else {}
         return {"role": self.role, "content": self.text, **thoughts}
 
@@ -77,24 +77,24 @@ class Turn:
 
 
 class Conversation:
-    """The tree of turns and where in it the user stands. The current turn is a reply, or the start."""
+    """The tree of turns and the user's place in it. The current turn is a reply, or the start."""
 
     def __init__(self, system_prompt: str | None = None) -> None:
         self.system_prompt = system_prompt
-        self.num_branches = 0  # so many numbers were given
+        self.num_branches = 0  # numbers given so far
         self.start = Turn("start", "", None)
         self.current = self.start
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> Turn:
-        """A user's message behind the current turn. Its reply comes with `reply`."""
+        """A user's message after the current turn. Its reply is added by `reply`."""
         return Turn("user", text, self.current)
 
     def reply(
         self, message: Turn, prompt: bytes, token_ids: list[int], text: str, usage: Usage | None, thinking: str = ""
     ) -> Turn:
-        """A reply as it was sampled; the user stands on it from now on."""
+        """A sampled reply, which becomes the current turn."""
         message.history = prompt
         turn = Turn("assistant", text, message, prompt + pack_tokens(token_ids), thinking)
         turn.usage = usage
@@ -103,7 +103,7 @@ class Conversation:
         return turn
 
     def end_branch(self, reply: Turn) -> None:
-        """Give a new reply its branch's number: that of the reply it goes on from, or the next."""
+        """Give a new reply its branch's number: that of the reply it continues, or the next."""
         before = reply.parent.parent if reply.parent is not None else None
         if before is not None and before.branch is not None:
             reply.branch, before.branch = before.branch, None
@@ -115,7 +115,7 @@ class Conversation:
         """The reply to `message` on the current branch, and its text up to the end of the first `text` in it.
 
         Raises:
-            ChatError: it says no such thing.
+            ChatError: the reply does not contain the text.
         """
         path = self.current.path()
         reply = path[path.index(message) + 1]
@@ -130,7 +130,7 @@ class Conversation:
             message.parent.children.remove(message)
 
     def messages_for(self, message: Turn) -> tuple[bytes, list[Message]]:
-        """What to send for a message: the ids of the last reply before it whose ids are known, and the messages after it."""
+        """History and messages to send for a message: ids of the last reply with known ids, and the messages after it."""
         path = message.path()
         known = [index for index, turn in enumerate(path) if turn.role == "assistant" and turn.history]
         history, rest = (path[known[-1]].history, path[known[-1] + 1 :]) if known else (b"", path)
@@ -145,7 +145,7 @@ class Conversation:
         """The message that the current reply answers.
 
         Raises:
-            ChatError: nothing has been said yet.
+            ChatError: there is no message yet.
         """
         if self.current.parent is None:
             raise ChatError("there is no reply to regenerate yet; write something first")
@@ -167,13 +167,11 @@ class Conversation:
         return messages[number - 1]
 
     def edit(self, number: int, text: str) -> Turn:
-        """A sibling of message `number` with another text; the old one and all behind it stay as their own branch."""
+        """A sibling of message `number` with another text; the old message and its replies stay as their own branch."""
         return Turn("user", text, self.message(number).parent)
 
     def fork(self, number: int | None = None) -> Turn:
-        """Stand behind the reply to message `number` (0: at the start; None: where one stands), so that the next message
-        opens a branch there.
-        """
+        """Go to the reply to message `number` (0: the start; None: stay), so that the next message opens a branch there."""
         if number is None:
             return self.current
         if number == 0:
@@ -185,16 +183,16 @@ class Conversation:
         return self.current
 
     def branches(self) -> list[Turn]:
-        """The ends of all branches, in the order of their numbers."""
+        """Ends of all branches, in the order of their numbers."""
         ends = ((turn.branch, turn) for turn, _ in self._walk() if turn.branch is not None)
         return [turn for _, turn in sorted(ends, key=lambda end: end[0])]
 
     def turns(self) -> list[Turn]:
-        """Every turn behind the start, each behind the one that it follows, siblings in their order."""
+        """Every turn after the start, each after its parent, siblings in order."""
         return [turn for turn, _ in self._walk()]
 
     def switch(self, number: int) -> Turn:
-        """Stand at the end of branch `number`.
+        """Go to the end of branch `number`.
 
         Raises:
             ChatError: there is no such branch.
@@ -209,14 +207,14 @@ class Conversation:
     # -- showing ------------------------------------------------------------------------------------------------------
 
     def branch_lines(self) -> list[str]:
-        """One line per branch: its number, its length, its last reply; `*` where the user stands."""
+        """One line per branch: its number, its length, its last reply; `*` at the current turn."""
         return [
             f"{'*' if turn is self.current else ' '} {turn.branch:>2}  {(len(turn.path()) + 1) // 2} turns  {_short(turn)}"
             for turn in self.branches()
         ]
 
     def tree_lines(self) -> list[str]:
-        """The whole tree; `*` where the user stands, numbers where branches end."""
+        """The whole tree; `*` at the current turn, numbers at the ends of branches."""
         lines = [f"(start){' *' if self.current is self.start else ''}"]
         for turn, prefix in self._walk():
             number = f"  [{turn.branch}]" if turn.branch is not None else ""
@@ -224,9 +222,9 @@ class Conversation:
         return lines
 
     def _walk(self) -> Iterator[tuple[Turn, str]]:
-        """Every turn behind the start, in order, with what a drawing of the tree puts before it.
+        """Every turn after the start, in order, with its prefix in a drawing of the tree.
 
-        A turn without siblings is drawn below its parent without a step to the right, so that long chats stay narrow.
+        A turn without siblings is drawn below its parent without indentation, so that long chats stay narrow.
         """
         pending = [(child, "") for child in reversed(self.start.children)]
         while pending:

@@ -1,4 +1,4 @@
-"""Replies in the terminal: read as they come in, and shown, what the model thinks apart from what it says.
+"""Replies in the terminal, read and shown as they stream, with thoughts apart from answers.
 
 bot thinks> The user greets.      dimmed where the terminal can
 bot> Good day.
@@ -22,11 +22,11 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 
 class Draft:
-    """A reply as it comes in.
+    """A reply as it streams.
 
     Attributes:
-        token_ids: all of them, those of thoughts too.
-        text, thinking: what it says, and what was thought before.
+        token_ids: all of them, including those of thoughts.
+        text, thinking: the answer, and the thoughts before it.
         is_done: whether it was shown as a whole.
     """
 
@@ -47,16 +47,16 @@ class Draft:
 
     @property
     def speaker(self) -> str:
-        """Whose what comes next is, as far as that is known already."""
+        """Speaker of the next text; empty if not known yet."""
         return THINKS if self._splitter.is_thinking else SAYS if self.text or not self._may_think else ""
 
     def take(self, token_ids: Sequence[int], text: str) -> tuple[str, str]:
-        """Take in what comes next: what of it is certain to be thought, and what to be said."""
+        """Append tokens and text. Returns the certain (thought, answer)."""
         self.token_ids.extend(token_ids)
         return self._grow(*self._splitter.push(text))
 
     def end(self) -> tuple[str, str]:
-        """Take in what was held back: it might have begun a mark."""
+        """Append text held back as a possible mark. Returns its (thought, answer)."""
         return self._grow(*self._splitter.flush())
 
     def _grow(self, thought: str, said: str) -> tuple[str, str]:
@@ -66,7 +66,7 @@ class Draft:
 
 
 class ReplyView:
-    """Shows one reply as it comes.
+    """Shows one reply as it streams.
 
     Args:
         write: of the terminal.
@@ -79,7 +79,7 @@ class ReplyView:
         self._speaker = ""
 
     def expect(self, draft: Draft) -> None:
-        """Say whose what comes next is, before it comes."""
+        """Print the speaker of the next text in advance."""
         self._begin(draft.speaker)
 
     def _begin(self, speaker: str) -> None:
@@ -90,14 +90,14 @@ class ReplyView:
             self._speaker = speaker
 
     def show(self, thought: str, said: str) -> None:
-        """More of it. What is said stands behind what is thought."""
+        """Print more of the reply, thoughts before the answer."""
         for speaker, text in ((THINKS, thought), (SAYS, said)):
             if text:
                 self._begin(speaker)
                 self._put(text, is_dim=speaker == THINKS)
 
     def _put(self, text: str, *, is_dim: bool) -> None:
-        # A stop between two writes leaves nothing dimmed.
+        # One write, so that an interrupt leaves the terminal undimmed.
         self._write(f"{_DIM}{text}{_PLAIN}" if is_dim and self._dims else text)
 
 
@@ -108,10 +108,10 @@ def opens_thoughts(generator: Generator, prompt: bytes) -> bool:
 
 
 def folded(thinking: str) -> str:
-    """A line that stands for thoughts, where a reply is shown again; empty where there are none."""
+    """A line in place of thoughts when a reply is shown again; empty without thoughts."""
     return f"({len(thinking.split())} words of thoughts)\n" if thinking else ""
 
 
 def can_dim(output: TextIO) -> bool:
-    """Whether it is a terminal that dims a text."""
+    """Whether the output is a terminal that dims text."""
     return output.isatty() and os.environ.get("TERM") != "dumb"

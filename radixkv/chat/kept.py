@@ -1,7 +1,7 @@
-"""Conversations that a gateway keeps, those of its chat page: the terminal lists them, opens one, and adds what is said to it.
+"""Conversations of a gateway's chat page in the terminal: list them, open one, and add messages to it.
 
-A gateway stores text. So the token ids of an opened conversation are unknown until a reply is generated below them, and a
-prompt is then encoded again by the chat template.
+A gateway stores text. So the token ids of an opened conversation are unknown until a reply is generated in it, and the chat
+template then encodes its prompt again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TIMEOUT_S = 30.0
 
 
 class KeptTitle(NamedTuple):
-    """A kept conversation, as it is listed."""
+    """A kept conversation in a list."""
 
     id: str
     title: str
@@ -36,12 +36,12 @@ class KeptChats:
 
     Args:
         url: the gateway's: ``http://127.0.0.1:8000``.
-        credentials: the key that is sent, and the certificate authorities that vouch for the gateway.
+        credentials: the key to send, and the certificate authorities that vouch for the gateway.
 
     Raises:
-        InvalidArgumentError: a URL that cannot be read; a key that would be sent in plaintext to another machine.
+        InvalidArgumentError: a malformed URL; a key would be sent in plaintext to another machine.
 
-    Every call raises ChatError where the gateway does not answer or rejects the request.
+    Every call raises ChatError if the gateway does not answer or rejects the request.
     """
 
     def __init__(self, url: str, credentials: Credentials | None = None) -> None:
@@ -66,7 +66,7 @@ class KeptChats:
         return [KeptTitle(each["id"], each["title"], each["num_messages"]) for each in page]
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request below the conversations' path; the answer's JSON."""
+        """One request below the conversations' path. Returns the answer's JSON."""
         token = self._credentials.read_token()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
@@ -92,7 +92,7 @@ class KeptChat:
     """One kept conversation that is open in the terminal.
 
     Args:
-        chats: where it is kept. conversation_id: its id there.
+        chats: its gateway. conversation_id: its id there.
         model_name: the model that the terminal's replies are stored as.
     """
 
@@ -101,15 +101,15 @@ class KeptChat:
         self._path = f"/{conversation_id}"
         self._model_name = model_name
         self._ids: dict[Turn, str] = {}
-        self._stored: set[Turn] = set()  # those that the gateway has for certain
+        self._stored: set[Turn] = set()  # turns that the gateway has for certain
 
     def read(self, system_prompt: str | None) -> Conversation:
-        """All its branches, as far as they are written; the user stands where it was left. O(messages).
+        """All its written branches; the current turn is the one where it was left. O(messages).
 
-        Left out are replies without text or still being written, and messages without a reply.
+        Leaves out replies without text or still being written, and messages without a reply.
 
         Args:
-            system_prompt: of branches that begin without one.
+            system_prompt: of branches without one.
 
         Raises:
             ChatError: two messages of one role follow each other.
@@ -139,7 +139,7 @@ class KeptChat:
         for turn in conversation.turns():
             if turn in self._stored or (turn.role == "user" and not turn.children):
                 continue
-            message_id = self._ids.setdefault(turn, f"msg_{uuid.uuid4().hex}")  # a second try adds nothing again
+            message_id = self._ids.setdefault(turn, f"msg_{uuid.uuid4().hex}")  # so that a retry adds nothing twice
             assert turn.parent is not None, "a turn follows something"
             body = {"id": message_id, "parent": self._ids.get(turn.parent), "role": turn.role, "text": turn.text}
             if turn.role == "assistant":
@@ -149,7 +149,7 @@ class KeptChat:
 
 
 def _answered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages that lead to a written reply, in the order in which they came: parents first."""
+    """The messages that lead to a written reply, in their order: parents first."""
     kept: list[dict[str, Any]] = []
     needed: set[str] = set()
     for message in reversed(messages):

@@ -1,7 +1,7 @@
-"""Conversations of the terminal in files: the whole tree of turns with their token ids, written anew after every reply.
+"""Conversations of the terminal in files: the whole tree of turns with their token ids, rewritten after every reply.
 
-A file is one JSON object. It is replaced as a whole, so that whoever reads it finds a whole conversation, and never where
-another process has written meanwhile: then the conversation goes on in a file beside it.
+A file is one JSON object. It is replaced as a whole, so that a reader always finds a whole conversation. A file that another
+process has written meanwhile is not replaced: the conversation continues in another file next to it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NAME = re.compile(r"[\w][\w .-]{0,99}")
 
 
 def chats_folder() -> Path:
-    """Where a user's chats lie: below RADIXKV_STATE, or the platform's state folder."""
+    """Folder of a user's chats: below RADIXKV_STATE, or the platform's state folder."""
     import platformdirs
 
     return Path(os.environ.get("RADIXKV_STATE") or platformdirs.user_state_path("radixkv")) / "chats"
 
 
 def saved_names(folder: Path) -> list[str]:
-    """The names of the chats there, the one written last first."""
+    """Names of the chats in a folder, the last written first."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     return [path.stem for path in files]
 
@@ -41,21 +41,21 @@ class SavedChat:
     """One conversation under a name.
 
     Args:
-        folder, name: where, and under what name.
-        model_name: whose token ids they are.
+        folder, name: folder and name of the file.
+        model_name: model of the token ids.
 
     Raises:
-        ChatError: a name that no file can bear.
+        ChatError: an invalid file name.
     """
 
     def __init__(self, folder: Path, name: str, model_name: str) -> None:
         self.name = _checked(name)
         self._folder = folder
         self._model_name = model_name
-        self._seen: tuple[int, int] | None = None  # the file as it was written or read last
+        self._seen: tuple[int, int] | None = None  # the file as last written or read
 
     def write(self, conversation: Conversation) -> bool:
-        """Write it; whether under another name, since the file was not there before, or somebody else has written it.
+        """Write the conversation. Returns whether under another name, because another process has written the file.
 
         Raises:
             ChatError: the file cannot be written.
@@ -83,7 +83,7 @@ class SavedChat:
         """The conversation that was saved under the name.
 
         Raises:
-            ChatError: there is none, it is of another model, or the file is none of ours.
+            ChatError: there is none, it is of another model, or the file has another format.
         """
         stamp = self._stamp()
         try:

@@ -1,4 +1,4 @@
-"""The chat as a person sees it: a prompt, a reply that streams, commands that branch, one line of what it cost."""
+"""The chat's user interface: a prompt, a reply that streams, commands that branch, one line with the reply's cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SPEAKERS = {"system": "sys", "user": "you", "assistant": "bot"}
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """How replies are sampled, and the system prompt if the template's own is not wanted."""
+    """Sampling parameters of replies, and a system prompt that replaces the template's own."""
 
     sampling: SamplingParams
     system_prompt: str | None = None
@@ -48,7 +48,7 @@ class ChatOptions:
 
 
 class LineReader(Protocol):
-    """Where the user's lines come from; raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
+    """Source of the user's lines; raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
 
     def __call__(self, prompt: str, default: str = "") -> str: ...
 
@@ -72,7 +72,7 @@ class Terminal:
         self._conversation = Conversation(options.system_prompt)
         self._folder = chats_folder() if folder is None else folder
         self._kept = kept
-        self._titles: list[KeptTitle] = []  # as they were listed last
+        self._titles: list[KeptTitle] = []  # of the last list
         self._saved: SavedChat | KeptChat | None = None
         self._commands: dict[str, Callable[[str], bool]] = {
             "/regenerate": self._regenerate,
@@ -89,7 +89,7 @@ class Terminal:
         }
 
     def run(self) -> None:
-        """Until the user leaves."""
+        """Read and run lines until the user leaves."""
         self._print("A branching chat. /help lists the commands, /quit leaves.")
         while True:
             try:
@@ -111,7 +111,7 @@ class Terminal:
                 self._print("")
 
     def _follow(self, line: str) -> bool:
-        """Carry out one line; whether the chat goes on."""
+        """Run one line. Returns whether the chat continues."""
         if not line.startswith("/"):
             self._answer(self._conversation.say(line), 1)
             return True
@@ -148,7 +148,7 @@ class Terminal:
         return True
 
     def _fork_inside(self, message: Turn, text: str) -> bool:
-        """Answer a message anew with the beginning of its reply, whose tokens are the same."""
+        """Answer a message again with the start of its reply, with the same tokens."""
         reply, begun = self._conversation.begun(message, text)
         token_ids = unpack_tokens(self._reply_ids(message, reply))
 
@@ -162,7 +162,7 @@ class Terminal:
         return True
 
     def _reply_ids(self, message: Turn, reply: Turn) -> bytes:
-        """A reply's ids; of one that is known as text alone those of the chat template, which go on behind its end."""
+        """A reply's ids; for a reply known as text alone, those of the chat template, which continue past its end."""
         if message.history and reply.history:
             return reply.history[len(message.history) :]
         history, before = self._conversation.messages_for(message)
@@ -221,7 +221,7 @@ class Terminal:
         elif self._saved is not None and self._saved.write(self._conversation):
             self._print(f"Another chat is kept there; this one is kept as {self._saved.name!r}.")
 
-    def _branches(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+    def _branches(self, argument: str) -> bool:  # noqa: ARG002  every command takes an argument
         self._print("\n".join(self._conversation.branch_lines()) or "There are no branches yet.")
         return True
 
@@ -229,26 +229,26 @@ class Terminal:
         self._conversation.switch(_number(argument, "K", 1, None))
         return self._show("")
 
-    def _tree(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+    def _tree(self, argument: str) -> bool:  # noqa: ARG002  every command takes an argument
         self._print("\n".join(self._conversation.tree_lines()))
         return True
 
-    def _show(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+    def _show(self, argument: str) -> bool:  # noqa: ARG002  every command takes an argument
         for turn in self._conversation.current.path():
             self._print(f"{folded(turn.thinking)}{_SPEAKERS[turn.role]}> {turn.text}")
         return True
 
-    def _help(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+    def _help(self, argument: str) -> bool:  # noqa: ARG002  every command takes an argument
         self._print(HELP)
         return True
 
-    def _quit(self, argument: str) -> bool:  # noqa: ARG002  every command takes what stands behind it
+    def _quit(self, argument: str) -> bool:  # noqa: ARG002  every command takes an argument
         return False
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
     def _answer(self, message: Turn, num_drafts: int, begun: Draft | None = None) -> None:
-        """Generate and print `num_drafts` replies to a message, or one that is `begun`; on Ctrl-C what has come is kept."""
+        """Generate and print `num_drafts` replies to a message, or continue `begun`; Ctrl-C keeps the text so far."""
         try:
             params = self._params(message, num_drafts)
             drafts = [Draft(self._generator.model().thinking) for _ in range(num_drafts)]
@@ -275,15 +275,15 @@ class Terminal:
 
     def _params(self, message: Turn, num_drafts: int) -> GenerateParams:
         sampling = replace(self._options.sampling, n=num_drafts)
-        if message.history:  # answered before: the very same tokens again
+        if message.history:  # answered before: the same tokens again
             return GenerateParams(token_ids=message.history, sampling=sampling, namespace=self._options.namespace)
         history, messages = self._conversation.messages_for(message)
         return GenerateParams(history=history, messages=messages, sampling=sampling, namespace=self._options.namespace)
 
     def _stream(self, params: GenerateParams, drafts: list[Draft]) -> tuple[bytes, Usage | None]:
-        """Run a generation into the drafts; the prompt's ids and the cost.
+        """Run a generation into the drafts. Returns the prompt's ids and the cost.
 
-        A single draft is shown as it comes, several are shown one by one as each is done.
+        A single draft is shown as it streams; several are shown one by one as each is done.
         """
         view = ReplyView(self._write, can_dim(self._output)) if len(drafts) == 1 else None
         prompt, usage = b"", None
@@ -318,7 +318,7 @@ class Terminal:
             view.expect(drafts[0])
 
     def _end(self, drafts: list[Draft], view: ReplyView | None, *, is_stopped: bool) -> None:
-        """Show what was not shown yet."""
+        """Show drafts that are not shown yet."""
         if view is not None:
             view.show(*drafts[0].end())
             self._print(" (stopped)" if is_stopped else "")
@@ -361,7 +361,7 @@ def _cost_line(usage: Usage) -> str:
 
 @contextmanager
 def _line_reader() -> Iterator[LineReader]:
-    """Line editing and history where a person sits at a terminal, plain lines where a script does."""
+    """Line editing and history in a terminal, plain lines in a script."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield _read_plain_line
         return
@@ -383,7 +383,7 @@ def _read_plain_line(prompt: str, default: str = "") -> str:  # noqa: ARG001  a 
 
 
 def run_chat(generator: Generator, options: ChatOptions, kept: KeptChats | None = None) -> None:
-    """Chat on this process's terminal until the user leaves. `kept`: further conversations to be resumed.
+    """Chat on this process's terminal until the user leaves. `kept`: conversations of a gateway, to resume.
 
     Raises:
         ChatError: the model has no chat template.

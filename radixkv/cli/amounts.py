@@ -1,4 +1,4 @@
-"""How numbers and times read in a line."""
+"""Numbers and times as text in a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def count(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two digits or so: ``3.2 s``, ``15 min``, ``2.5 h``."""
+    """About two digits: ``3.2 s``, ``15 min``, ``2.5 h``."""
     for unit, size in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= size:
             number = seconds / size

@@ -1,4 +1,4 @@
-"""The requests of a file, sent to a gateway a few at a time, and their answers, each written as it comes."""
+"""Sends the requests of a file to a gateway, a few at a time, and writes each answer as it comes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from radixkv.net.addresses import is_own_host
 __all__ = ["BatchRun", "Requests", "read_requests"]
 
 _AGAIN = (429, 503)
-"""Statuses that say to come again."""
+"""Statuses that are retried."""
 
 _LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 60.0
 _TIMEOUT_S = 3600.0
 
 
 class _Request(NamedTuple):
-    """`offset`, `size_bytes`: where its line stands in the file."""
+    """`offset`, `size_bytes`: place of its line in the file."""
 
     prefix: bytes
     url: str
@@ -39,7 +39,7 @@ class _Request(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """What a file asks for. `left`: those without an answer so far, in the order in which they run."""
+    """The requests of a file. `left`: those without an answer so far, in the order in which they run."""
 
     source: Path
     output: Path
@@ -48,12 +48,12 @@ class Requests(NamedTuple):
 
 
 def read_requests(source: Path, output: Path) -> Requests:
-    """Read both files: what is asked for, and what is answered already. Of a request no more than its place is kept.
+    """Read both files: requests, and answers so far. Only the place of a request is kept in memory.
 
-    A last line of `output` that was cut off is removed.
+    Removes a truncated last line of `output`.
 
     Raises:
-        InvalidArgumentError: a file cannot be read, or a line of it is no request; the message names the line.
+        InvalidArgumentError: a file cannot be read, or a line of it is not a request; the message names the line.
     """
     try:
         done = _answered(output)
@@ -87,7 +87,7 @@ def _read(source: Path, number: int, text: bytes) -> tuple[BatchLine, str]:
 
 
 def _shown(line: bytes) -> str:
-    """The beginning of a line, for an error."""
+    """The start of a line, for an error."""
     return line[:40].decode(errors="replace").strip()
 
 
@@ -122,16 +122,16 @@ def _answered(output: Path) -> set[str]:
 
 
 class BatchRun:
-    """Sends what is left.
+    """Sends the requests that are left.
 
     Args:
         requests: see `read_requests`.
-        url: of the gateway. credentials: the key that is sent, and what vouches for the gateway.
-        num_at_once: requests under way.
-        max_tries: of one that is told to come again.
+        url: of the gateway. credentials: the key to send, and the authorities that vouch for the gateway.
+        num_at_once: concurrent requests.
+        max_tries: of a request that is retried.
 
     Raises:
-        InvalidArgumentError: a URL that cannot be read; a key that would be sent in plaintext to another machine.
+        InvalidArgumentError: a malformed URL; a key would be sent in plaintext to another machine.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class BatchRun:
         return parsed
 
     def run(self) -> int:
-        """Send all, with a progress bar; the exit status: 1 where an answer is an error.
+        """Send all, with a progress bar. Returns the exit status: 1 if an answer is an error.
 
         Raises:
-            UnavailableError: the gateway does not answer; what was answered is kept.
-            KeyboardInterrupt: the same.
+            UnavailableError: the gateway does not answer; answers so far are kept.
+            KeyboardInterrupt: interrupted; answers so far are kept.
         """
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -184,7 +184,7 @@ class BatchRun:
     async def _send_all(self, advance: Any) -> None:
         sending = asyncio.current_task()
         assert sending is not None
-        # By a handler of the loop's a signal that another thread is handed, such as the progress bar's, wakes it too.
+        # A handler of the event loop is also called for a signal delivered to another thread, such as the progress bar's.
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, sending.cancel)
         waiting = iter(self._requests.left)
         token = self._credentials.read_token()
@@ -192,7 +192,7 @@ class BatchRun:
         client = httpx.AsyncClient(
             headers={"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {}),
             verify=ssl.create_default_context(cafile=self._credentials.ca_file) if is_secure else False,
-            trust_env=False,  # a proxy would read it
+            trust_env=False,  # a proxy could read the key
             timeout=_TIMEOUT_S,
             limits=httpx.Limits(max_connections=self._num_at_once),
         )
@@ -227,7 +227,7 @@ class BatchRun:
         output.flush()
 
     async def _answer(self, client: httpx.AsyncClient, path: str, body: str) -> httpx.Response:
-        """What is answered, at the latest at the last try."""
+        """The answer, at the latest that of the last try."""
         failure = ""
         for number in range(self._max_tries):
             wait_s = min(_MOST_WAIT_S, _LEAST_WAIT_S * 2**number)

@@ -1,4 +1,4 @@
-"""What commands share: how one is added, the flags of addresses, and how a line is said."""
+"""Shared by commands: adding one, the flags of addresses, and printing a line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STARTED_S = time.monotonic()
 def add_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], help_text: str
 ) -> argparse.ArgumentParser:
-    """A parser for `radixkv NAME`, carried out by `run`. `help_text`: one line that begins in lower case, with no stop."""
+    """A parser for `radixkv NAME`, run by `run`. `help_text`: one line in lower case without a full stop."""
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=help_text, description=help_text[0].upper() + help_text[1:] + "."
     )
@@ -54,18 +54,18 @@ def add_metrics_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--metrics",
         metavar="ADDRESS",
-        help="answer Prometheus at http://host:port/metrics, without a key: whoever reaches it sees the load, and of a cache "
-        "service the names of namespaces (default: nowhere)",
+        help="serve Prometheus at http://host:port/metrics, without a key: every client that reaches it reads the load, and "
+        "of a cache service the names of namespaces (default: nowhere)",
     )
 
 
 def describe_metrics(options: argparse.Namespace) -> str:
-    """Where that is, to be said below the addresses."""
+    """A line with the address, to print below the others; empty without one."""
     return f"\n  metrics        http://{options.metrics}/metrics" if options.metrics else ""
 
 
 def add_cache_flags(command: argparse.ArgumentParser) -> None:
-    """What a command that keeps trees can be told of them."""
+    """Flags of commands that keep trees."""
     command.add_argument(
         "--eviction",
         choices=list(POLICIES),
@@ -76,7 +76,7 @@ def add_cache_flags(command: argparse.ArgumentParser) -> None:
         "--pin-budget",
         type=float,
         metavar="BLOCK_SECONDS",
-        help="what the pins of one namespace of one pool may cost, blocks x seconds (default: half of the pool for an hour)",
+        help="bound on the pins of one namespace of one pool, blocks x seconds (default: half of the pool for an hour)",
     )
 
     command.add_argument(
@@ -91,7 +91,7 @@ def add_cache_flags(command: argparse.ArgumentParser) -> None:
 
 
 def cache_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What those flags say, as settings of a `ServiceConfig`."""
+    """The flags' values, as settings of a `ServiceConfig`."""
     return {
         "eviction": options.eviction,
         "pin_budget": options.pin_budget,
@@ -103,7 +103,7 @@ def read_blocks(text: str) -> tuple[int | None, float | None]:
     """A quota as ``"2000"`` or ``"25%"``: blocks, or per cent of a pool; the other is None.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if text.endswith("%"):
         return None, float(text[:-1])
@@ -128,11 +128,11 @@ def _read_quota(text: str) -> Quota:
 
 
 def say(text: str) -> None:
-    """A line on standard output, at once."""
+    """Print a line on standard output, flushed."""
     print(text, flush=True)
 
 
 def say_stage(stage: str) -> None:
-    """What a start does from now on, and after how many seconds, for a person at a terminal: a line on standard error."""
+    """Print the next stage of a start and the seconds so far to standard error, if that is a terminal."""
     if sys.stderr.isatty():
         print(f"{time.monotonic() - _STARTED_S:5.1f} s  {stage}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The flags of a model and its pool, which every command that loads a model has, and the `WorkerConfig` they make."""
+"""Flags of a model and its pool, for every command that loads a model, and the `WorkerConfig` made from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AUTO = "auto"
 
 
 def add_model_flags(command: argparse.ArgumentParser) -> None:
-    """Which model, where, how large its pool is, and how much runs at once."""
+    """Flags of the model, its device, its pool, and its scheduling."""
     _add_model(command)
     _add_sampling(command)
     _add_memory(command)
@@ -36,7 +36,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--model",
         default="default",
         metavar="NAME",
-        help="a Hugging Face id, a folder, or a GGUF file, which every start reads anew; default: SmolLM2-135M-Instruct, "
+        help="a Hugging Face id, a folder, or a GGUF file, which every start reads again; default: SmolLM2-135M-Instruct, "
         "fetched on first use (93 MB)",
     )
     flags.add_argument(
@@ -45,13 +45,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         metavar="NAME=FOLDER",
         action="append",
         default=[],
-        help="a low-rank adapter of the model, as peft saves it, that requests name; may be given several times",
+        help="a low-rank adapter of the model, as peft saves it, by its name in requests; may be given several times",
     )
     flags.add_argument(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
-        help="of weights and activations; auto takes what is fast here (default %(default)s)",
+        help="of weights and activations; auto takes the fast one on this device (default %(default)s)",
     )
     flags.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="default %(default)s")
     flags.add_argument(
@@ -65,28 +65,28 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--deterministic",
         action="store_true",
-        help="the same reply to the bit, with the same seed, whatever else runs, however prompts are cut into chunks, and "
-        "whatever of them is cached; on machines of one kind with as many threads. Branches then read a common prefix one by "
-        "one, and models that the native decoder does not run go in tiles of a few sizes; one that gives other logits in other "
-        "company even so is refused",
+        help="bitwise the same reply for the same seed, whatever else runs, however prompts are cut into chunks, and whatever "
+        "of them is cached; on machines of one kind with as many threads. Branches then read a common prefix one by one, and "
+        "models without the native decoder run in tiles of a few sizes; a model whose logits still depend on the rest of a "
+        "batch is rejected",
     )
     flags.add_argument(
         "--no-cuda-graphs",
         action="store_true",
-        help="on a GPU, launch every decode step's kernels one by one rather than replay a graph captured per batch size: "
+        help="on a GPU, launch every decode step's kernels one by one instead of replaying a graph captured per batch size: "
         "slower, but errors then name their place",
     )
     flags.add_argument(
         "--max-model-len",
         type=int,
         metavar="TOKENS",
-        help="longest sequence, prompt and reply together; the pool must hold one (default: what the model allows and "
-        "the pool holds)",
+        help="longest sequence, prompt and reply together; the pool must hold one (default: the model's bound, or the "
+        "pool's)",
     )
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
-    flags = command.add_argument_group("sampling", "of requests that leave it out, through every API and the page")
+    flags = command.add_argument_group("sampling", "defaults of requests, through every API and the page")
     own = "(default: the model's generation_config"
     flags.add_argument("--temperature", type=float, metavar="T", help=f"0 is greedy {own}, else 0.7)")
     flags.add_argument("--top-p", type=float, metavar="P", help=f"nucleus {own}, else 0.9)")
@@ -95,17 +95,17 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
 def _add_memory(command: argparse.ArgumentParser) -> None:
     flags = command.add_argument_group(
         "memory",
-        "The pool holds the KV of what runs and of what may be reused. By default it takes what the device has left: on a "
-        "GPU --utilisation of its memory, less weights and a forward's activations; on a CPU, which is everybody's, a "
-        "quarter of what is available and 2 GiB at most. It never takes more than --max-num-seqs sequences of "
-        "--max-model-len tokens could use. `radixkv plan` tells sizes without loading a model.",
+        "The pool holds the KV of running requests and of reusable prefixes. By default it takes the device's free memory: "
+        "on a GPU --utilisation of its memory, less weights and a forward's activations; on a CPU, shared with other "
+        "programs, a quarter of the available memory and 2 GiB at most. It never takes more than --max-num-seqs sequences of "
+        "--max-model-len tokens could use. `radixkv plan` prints sizes without loading a model.",
     )
     flags.add_argument(
         "--num-blocks",
         type=_num_blocks,
         default=_AUTO,
         metavar="N",
-        help="KV blocks in the pool, or auto: as many as the memory gives (default %(default)s)",
+        help="KV blocks in the pool, or auto: as many as the memory allows (default %(default)s)",
     )
     flags.add_argument(
         "--block-size",
@@ -118,17 +118,17 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         default=_AUTO,
         choices=[_AUTO, *KV_DTYPES],
-        help="of KV: auto, or what the model computes in, rounds nothing; int8 and fp8 take about half of bfloat16's memory, "
-        "int4 less, at some cost in quality and, on a CPU, time (bench/README.md has figures); latents stay as they are "
+        help="of KV: auto, the model's dtype, rounds nothing; int8 and fp8 take about half of bfloat16's memory, int4 less, at "
+        "some cost in quality and, on a CPU, time (bench/README.md has figures); latents are not rounded "
         "(default %(default)s)",
     )
     flags.add_argument(
         "--layout",
         default=_AUTO,
         choices=["paged", "arena", _AUTO],
-        help="where KV lies: paged, all of it in the pool's blocks; arena, what has never branched in one contiguous span "
-        "each, for which up to half of the memory is set aside, and in blocks from its first fork on; auto is paged, by "
-        "what was measured: a block table costs one chat some percent at most (default %(default)s)",
+        help="placement of KV: paged, all in the pool's blocks; arena, histories that have never branched in one contiguous "
+        "span each, for which up to half of the memory is set aside, and in blocks from their first fork on; auto is paged: "
+        "by measurement, a block table costs one chat a few percent at most (default %(default)s)",
     )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(
@@ -140,7 +140,7 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--swap-space",
         metavar="SIZE",
-        help="host memory for preempted branches, with --preemption swap (default 4GiB, at most a quarter of what is free)",
+        help="host memory for preempted branches, with --preemption swap (default 4GiB, at most a quarter of the free memory)",
     )
     flags.add_argument(
         "--pool", default="default", metavar="NAME", help="the pool's name at the service (default %(default)s)"
@@ -165,20 +165,19 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         type=float,
         default=10.0,
         metavar="SECONDS",
-        help="a request that has waited for so long is overtaken by nobody any more, however much of another's prompt is "
-        "cached (default %(default)s)",
+        help="after this wait no request of its tenant overtakes a request, whatever prefix is cached (default %(default)s)",
     )
     flags.add_argument(
         "--preemption",
         default="recompute",
         choices=["recompute", "swap"],
-        help="what a branch that must give up its blocks does: forget them and compute what is not cached again, or wait in "
+        help="preemption of a branch: recompute drops its blocks and recomputes the uncached part, swap moves them to "
         "--swap-space (default %(default)s)",
     )
     flags.add_argument(
         "--no-prefix-sharing",
         action="store_true",
-        help="no request reuses what another has computed; for comparison, or where even timing must tell nothing",
+        help="no request reuses another's prefix; for comparison, or where even timing must reveal nothing",
     )
     flags.add_argument(
         "--no-prefix-sharing-for",
@@ -190,7 +189,7 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
 
 
 def _num_blocks(text: str) -> int | None:
-    """argparse names the flag and quotes the text in front of the message."""
+    """argparse puts the flag before the message."""
     if text == _AUTO:
         return None
     if not text.isdecimal() or not int(text):
@@ -215,7 +214,7 @@ def _adapters(pairs: list[tuple[str, Path]]) -> dict[str, Path]:
 def worker_config(
     options: argparse.Namespace, service: str | None, listen: str | None, drain_s: float = 0.0
 ) -> WorkerConfig:
-    """What the flags ask of a worker. Call it before anything imports torch: it sets how torch's threads wait."""
+    """The worker's settings from the flags. Call it before torch is imported: it sets the wait policy of torch's threads."""
     from radixkv.worker.threads import configure_threads
 
     configure_threads()
@@ -224,7 +223,7 @@ def worker_config(
     from radixkv.worker.run import WorkerConfig
 
     sampling = SamplingDefaults(temperature=options.temperature, top_p=options.top_p)
-    SamplingParams(**sampling.fill(None, None, None, None))  # so that a bad one is refused before the model is loaded
+    SamplingParams(**sampling.fill(None, None, None, None))  # rejects a bad one before the model is loaded
     return WorkerConfig(
         model=options.model,
         sampling=sampling,
@@ -277,7 +276,7 @@ def _size(text: str | None, flag: str) -> int | None:
 
 
 def describe(worker: Worker) -> str:
-    """What a worker serves, and where its memory goes, in a line each."""
+    """A worker's model and its use of memory, one line each."""
     model, plan = worker.engine.model(), worker.plan
     rounded = {"int8": ", weights in int8", "int4": ", weights in 4 bits"}.get(worker.runner.quantization, "")
     if worker.runner.kv_format is not None:

@@ -1,4 +1,4 @@
-"""The program: its commands, and what a person is told when one cannot be carried out."""
+"""The program: its commands, and a one-line message when one fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COMMANDS = (
     plan,
     replay,
 )
-"""In the order in which the help lists them."""
+"""In the order of the help."""
 
 EXTRAS = {
     **dict.fromkeys(
@@ -60,7 +60,7 @@ EXTRAS = {
     **dict.fromkeys(("zmq", "msgspec"), "events"),
     "matplotlib": "plot",
 }
-"""Which extra installs a package that is missing; the worker's, where it is none of these."""
+"""Extra that installs a missing package; for any other package, the worker's."""
 
 EPILOG = """\
 examples:
@@ -79,15 +79,15 @@ examples:
   radixkv key team-a --keys keys.toml --token-file team-a.key
                                                  a new key, and its digest in the file that servers take with --keys
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit
-  radixkv replay trace.jsonl --capacity 1%,5%    what a cache of that size would have found of a recorded load
+  radixkv replay trace.jsonl --capacity 1%,5%    hit rates of a cache of that size on a recorded load
 
-exit status: 0 when done, also of a server that was stopped by SIGTERM or Ctrl-C; 1 after an error, which is told in a line;
-2 for wrong arguments; 130 for Ctrl-C before a server serves, or in a command that is none.
+exit status: 0 when done, also of a server that was stopped by SIGTERM or Ctrl-C; 1 after an error, printed in one line;
+2 for wrong arguments; 130 for Ctrl-C before a server serves, or in any other command.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. Errors that radixkv raises on purpose are one line on standard error."""
+    """Run one command. Returns the exit status. Errors that radixkv raises on purpose are one line on standard error."""
     options = _parse(arguments)
     try:
         status: int = options.run(options)
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has had enough, as `head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return status
@@ -125,7 +125,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for command in COMMANDS:
         command.add(commands)
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:  # argparse would show the usage of the whole program
+    if unknown:  # argparse would print the usage of the whole program
         name = options.command
         commands.choices[name].error(f"{' '.join(unknown)}: no such argument; radixkv {name} --help lists them")
     return options

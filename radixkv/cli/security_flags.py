@@ -1,4 +1,4 @@
-"""Flags of who may call a server and what protects the way to it; and of what a client shows to one."""
+"""Flags of access to a server, by keys and TLS; and of a client's credentials."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TOKEN_FILE_VARIABLE = "RADIXKV_TOKEN_FILE"
 
 
 def add_server_flags(command: argparse.ArgumentParser, *, asks_certificates: bool = True) -> None:
-    """`--keys` and those that go with it."""
-    flags = command.add_argument_group("who may call")
+    """`--keys` and its companions."""
+    flags = command.add_argument_group("access")
     flags.add_argument(
         "--keys",
         type=Path,
         metavar="FILE",
-        help="TOML of keys, whose they are and what these may do; without it whoever reaches an address may do everything",
+        help="TOML of keys, their tenants and rights; without it every client that reaches an address may do everything",
     )
     flags.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve TLS with this certificate chain (PEM)")
     flags.add_argument("--tls-key", type=Path, metavar="FILE", help="the private key of that certificate (PEM)")
@@ -36,25 +36,25 @@ def add_server_flags(command: argparse.ArgumentParser, *, asks_certificates: boo
             "--tls-client-ca",
             type=Path,
             metavar="FILE",
-            help="let in over gRPC only who shows a certificate that one of these vouches for (PEM)",
+            help="over gRPC, accept only clients with a certificate that one of these vouches for (PEM)",
         )
     flags.add_argument(
         "--allow-anonymous",
         action="store_true",
-        help="without --keys, listen where other machines can reach it too",
+        help="without --keys, also listen on addresses that other machines can reach",
     )
     flags.add_argument(
         "--allow-plaintext",
         action="store_true",
-        help="without TLS, listen there although keys are sent: something in front of it does TLS",
+        help="without TLS, listen there although keys are sent: a proxy in front of it does TLS",
     )
 
 
 def security_of(options: argparse.Namespace, own_key: str | None = None) -> Security:
-    """What those flags say.
+    """The flags' values.
 
     Raises:
-        InvalidArgumentError: a certificate without its key, or the other way round.
+        InvalidArgumentError: a certificate without its key, or a key without its certificate.
     """
     from radixkv.net.tls import Security
 
@@ -74,14 +74,14 @@ def security_of(options: argparse.Namespace, own_key: str | None = None) -> Secu
 
 
 def limits_of(options: argparse.Namespace) -> TenantLimits:
-    """What the flags of a gateway say of tenants whom the keys file gives no limits; none for a command without one."""
+    """A gateway's default limits of tenants, from its flags; none for other commands."""
     from radixkv.net.tenants import LIMITS, TenantLimits
 
     return TenantLimits(**{limit: getattr(options, limit, None) for limit in LIMITS})
 
 
 def server_tls(options: argparse.Namespace) -> ServerTls | None:
-    """What a server shows, asking nobody for a certificate; None: plaintext.
+    """A server's certificate, without client certificates; None: plaintext.
 
     Raises:
         InvalidArgumentError: as `security_of`.
@@ -98,26 +98,26 @@ def server_tls(options: argparse.Namespace) -> ServerTls | None:
 
 
 def add_client_flags(command: argparse.ArgumentParser) -> None:
-    """`--token-file` and those that go with it."""
-    flags = command.add_argument_group("to servers that ask who calls")
+    """`--token-file` and its companions."""
+    flags = command.add_argument_group("credentials")
     flags.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help=f"a file with the key to send, over TLS or within this machine alone (default: {TOKEN_FILE_VARIABLE}, if set)",
+        help=f"a file with the key to send, over TLS or within this machine only (default: {TOKEN_FILE_VARIABLE}, if set)",
     )
     flags.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="connect by TLS, to servers that one of these vouches for (PEM)"
     )
-    flags.add_argument("--tls-client-cert", type=Path, metavar="FILE", help="a certificate to show (PEM)")
+    flags.add_argument("--tls-client-cert", type=Path, metavar="FILE", help="a client certificate (PEM)")
     flags.add_argument("--tls-client-key", type=Path, metavar="FILE", help="its private key (PEM)")
 
 
 def client_credentials(options: argparse.Namespace) -> Credentials | None:
-    """What those flags and the environment say; None: nothing.
+    """Credentials from the flags and the environment; None: none.
 
     Raises:
-        InvalidArgumentError: a certificate without its key, or the other way round.
+        InvalidArgumentError: a certificate without its key, or a key without its certificate.
     """
     from radixkv.client import Credentials
 

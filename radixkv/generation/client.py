@@ -1,4 +1,4 @@
-"""A worker's Generation service from another process, with the calls, events and errors of an `Engine` in this one."""
+"""A worker's Generation service from another process, with the calls, events and errors of an in-process `Engine`."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _CHANNEL_OPTIONS = (
 
 
 class GenerationClient:
-    """A `Generator` at an address. Any thread may call it.
+    """A `Generator` at an address. Thread-safe.
 
     Args:
         address: ``host:port`` or ``unix:path``.
-        timeout_s: for calls other than generations, which take as long as they take.
-        credentials: who calls, and how the connection is secured; None: nobody in particular, in plaintext.
-        retries: whether a call that was told nothing yet is tried again for about a second and a half before it fails.
+        timeout_s: for calls other than generations, which have no limit by default.
+        credentials: key and TLS settings; None: no key, in plaintext.
+        retries: whether a failed call that has no answer yet is retried for about a second and a half.
 
-    Every call raises what the engine behind it would, and `UnavailableError` where the worker cannot be reached.
+    Every call raises the engine's errors, and `UnavailableError` if the worker cannot be reached.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class GenerationClient:
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     def model(self) -> ModelInfo:
-        """What is served."""
+        """Facts of the model served."""
         return wire.model_from_proto(self._ask(self._stub.GetModel, pb.GetModelRequest()))
 
     def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
-        """Packed token ids of `history` with the prompt appended; `namespace`: whose turn it takes, None: the caller's own."""
+        """Packed token ids of `history` with the prompt appended; `namespace`: whose turn to use, None: the caller's own."""
         request = pb.TokenizeRequest(
             prompt=wire.prompt_to_proto(prompt), history=pack_tokens(history), namespace=namespace
         )
@@ -84,7 +84,7 @@ class GenerationClient:
         return text
 
     def spell(self, token_ids: TokensLike) -> list[bytes]:
-        """The bytes that each token stands for by itself; special tokens by name."""
+        """Bytes of each token by itself; special tokens by name."""
         return list(
             self._ask(self._stub.SpellTokens, pb.SpellTokensRequest(token_ids=pack_tokens(token_ids))).spellings
         )
@@ -94,7 +94,7 @@ class GenerationClient:
         return wire.stats_from_proto(self._ask(self._stub.GetStats, pb.GetStatsRequest()))
 
     def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
-        """Whether the last block of a cached branch holds what the model computes; see `Engine.verify_block`."""
+        """Recompute the last block of a cached branch and compare; see `Engine.verify_block`."""
         request = pb.VerifyBlockRequest(token_ids=pack_tokens(tokens), namespace=namespace)
         return wire.verification_from_proto(self._ask(self._stub.VerifyBlock, request))
 
@@ -128,7 +128,7 @@ class GenerationClient:
             raise error_from_rpc(error, self.address) from None
 
     def _begin(self, call: Callable[[], Any], timeout_s: float | None) -> GenerationStream:
-        """The stream of the first call that a worker takes."""
+        """The stream of the first call that a worker accepts."""
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         for wait_s in retry_waits_s() if self._retries else ():
             try:

@@ -1,4 +1,4 @@
-"""What a generation costs of its tenant's tokens, counted as its events pass."""
+"""Cost of a generation in its tenant's tokens, counted from its events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class GenerationCost:
     """Counts one generation.
 
     Attributes:
-        num_prompt_tokens: its prompt. num_generated_tokens: so far; at its end those of drafts that were not answered too.
+        num_prompt_tokens: its prompt. num_generated_tokens: so far; at its end including branches that were not emitted.
     """
 
     __slots__ = ("num_generated_tokens", "num_prompt_tokens")
@@ -20,7 +20,7 @@ class GenerationCost:
         self.num_prompt_tokens = self.num_generated_tokens = 0
 
     def add(self, event: GenerationEvent) -> int:
-        """Tokens that an event adds to the cost: read and written; below 0 where more are given back, found in the cache."""
+        """Tokens that an event adds to the cost: read and generated; below 0 if more are given back as cached."""
         if isinstance(event, Started):
             self.num_prompt_tokens = len(event.prompt) // 4
             return self.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a worker: gauges and counters of its engine, and of its pool as the cache tells them."""
+"""Prometheus metrics of a worker: gauges and counters of its engine, and of its pool by the cache's stats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COUNTERS = (
     ("requests_cancelled", "num_cancelled", "Generations given up by their caller"),
     ("requests_failed", "num_failed", "Generations that ended with an error"),
 )
-"""Name here, name in `EngineStats`, and what it says."""
+"""Metric name, name in `EngineStats`, and help text."""
 
 _LATENCIES = (
     ("recent_time_to_first_token_seconds", "time_to_first_token", "From a request to its first token"),
@@ -40,7 +40,7 @@ _LATENCIES = (
 
 
 def worker_metrics(stats: WorkerStats) -> Iterator[Metric]:
-    """All of them, as they were told."""
+    """All gauges and counters of the stats."""
     for name, field, text in _GAUGES:
         yield GaugeMetricFamily(f"{PREFIX}{name}", text, getattr(stats.engine, field))
     for name, field, text in _COUNTERS:
@@ -50,7 +50,7 @@ def worker_metrics(stats: WorkerStats) -> Iterator[Metric]:
 
 
 def latency_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """Of the latest 1,024 measurements, for a worker in front of which no gateway measures them."""
+    """Latencies of the latest 1,024 measurements, for a worker without a gateway that measures them."""
     yield CounterMetricFamily(f"{PREFIX}generation_tokens", "Tokens generated", stats.num_generated_tokens)
     for name, field, text in _LATENCIES:
         family = GaugeMetricFamily(f"{PREFIX}{name}", f"{text}, of the latest 1,024", labels=["quantile"])

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen, and what is told of one that was; the choosing itself is the sampler's.
+"""Sampling parameters of a request, validated, and the sampled token; the sampler does the drawing.
 
 Clients use these without torch.
 """
@@ -33,7 +33,7 @@ _GREEDY_BELOW = 1e-5
 
 
 class EarlyStopping(Enum):
-    """When a beam search that has `num_beams` finished hypotheses ends."""
+    """When a beam search with `num_beams` finished hypotheses ends."""
 
     HEURISTIC = "heuristic"
     """When the best running beam, ended now, would not beat the worst finished one."""
@@ -45,7 +45,7 @@ class EarlyStopping(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the text of a reply is held to.
+    """Constraint on the text of a reply.
 
     Attributes:
         kind: ``"json_object"`` (any JSON object), ``"json_schema"``, ``"regex"`` or ``"lark"``.
@@ -63,7 +63,7 @@ class Grammar:
 
 
 class SamplingDefaults(NamedTuple):
-    """How a model wants its tokens to be drawn where a request leaves it out, as `SamplingParams`; None: it does not say."""
+    """A model's defaults of `SamplingParams` that a request leaves out; None: unset."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -71,13 +71,13 @@ class SamplingDefaults(NamedTuple):
     min_p: float | None = None
 
     def over(self, others: SamplingDefaults) -> SamplingDefaults:
-        """These, and those of others where they do not say."""
+        """These defaults, with others' where unset."""
         return SamplingDefaults._make(other if own is None else own for own, other in zip(self, others, strict=True))
 
     def fill(
         self, temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None
     ) -> dict[str, Any]:
-        """The four for a request that named these. What neither says keeps all; where both say nothing: 0.7 and 0.9."""
+        """The four parameters for a request that gave these. Unset ones keep all; if all are unset: 0.7 and 0.9."""
         given = SamplingDefaults(temperature, top_k, top_p, min_p)
         chosen = given.over(self)
         return (chosen if any(each is not None for each in chosen) else _SENSIBLE).over(_NEUTRAL)._asdict()
@@ -90,49 +90,49 @@ _NEUTRAL = SamplingDefaults(1.0, 0, 1.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is sampled and when it ends. What is left out keeps all; see `SamplingDefaults` for what models want.
+    """Sampling parameters of a request, validated. Defaults keep all tokens; see `SamplingDefaults` for models' defaults.
 
     Attributes:
-        max_tokens: tokens to generate at most; 0 computes the prompt alone, so that it is cached, and not with beams.
-        temperature: 0 (and anything below 1e-5) is greedy; else logits are divided by it. At most 100.
+        max_tokens: most tokens to generate; 0 computes and caches the prompt alone, not with beams.
+        temperature: 0 (and anything below 1e-5) is greedy; otherwise logits are divided by it. At most 100.
         top_k: keep the `top_k` most likely entries; 0 keeps all.
         top_p: keep the most likely entries that together reach this mass, in (0, 1].
         min_p: drop entries less likely than this share of the most likely one, in [0, 1].
-        seed: makes draws repeatable; None for a fresh one per request.
-        n: branches to answer.
-        best_of: branches to generate, of which the `n` with the highest mean log probability per token are answered, best
-            first, once all have ended; None generates `n` and answers each as it comes. At least `n`.
+        seed: makes draws repeatable; None: a new one per request.
+        n: branches to return.
+        best_of: branches to generate. The `n` with the highest mean log probability per token are returned, best first, once
+            all have ended; None generates `n` and returns each as it comes. At least `n`.
         num_beams: above 1, search for the most likely replies with this many beams instead of drawing; the `n` best are
-            answered, best first, once the search has ended. At most 32; needs `n` no larger, and leaves out what shapes draws
-            (temperature but 0 and 1, top_k, top_p, min_p), `best_of` and `grammar`. A stop string ends a beam as a stop
-            token does.
+            returned, best first, once the search has ended. At most 32, and at least `n`. Excludes parameters of draws
+            (temperature except 0 and 1, top_k, top_p, min_p), `best_of` and `grammar`. A stop string ends a beam like a stop
+            token.
         length_penalty: exponent of the length by which a beam's log probability is divided: above 0 prefers long replies. In
             [-16, 16]; the length is that of the drawn tokens.
         early_stopping: when a beam search ends; see `EarlyStopping`.
-        logit_bias: token id -> added to its logit before anything else, in [-100, 100]; at most 1,024 entries.
-        forced_token_ids: the reply begins with them; they count as generated, and are penalised and matched as such. They are
-            run with the prompt, or, where log probabilities are asked for, one after the other. They must not end the reply.
-        min_tokens: no end of reply and no stop token is drawn before so many tokens, but where the grammar allows nothing else.
-        presence_penalty: subtracted from the logit of every token that the reply holds already, in [-2, 2].
-        frequency_penalty: the same, once for each time that it does, in [-2, 2].
-        repetition_penalty: the logit of every token that prompt or reply hold already is divided by it where above 0, and else
-            multiplied, after `logit_bias` and before the other penalties; from 0.01 to 100, 1 for nothing.
-        bad_words: texts that the reply does not say, with a space in front or without: no token is drawn that would complete
-            the tokens of one, but where nothing else may be chosen. At most 256, of 1 to 256 characters each.
-        allowed_token_ids: all that may be drawn; None for every token. At most 262,144, with neither `grammar` nor `num_beams`.
-        grammar: what the text of the reply is held to, from its first token; the reply ends where the grammar allows nothing
-            more. None for nothing.
+        logit_bias: token id -> added to its logit before all else, in [-100, 100]; at most 1,024 entries.
+        forced_token_ids: the reply starts with them; they count as generated, and are penalised and matched as such. They are
+            run with the prompt, or, with log probabilities, one after the other. They must not end the reply.
+        min_tokens: no end of reply and no stop token is drawn before so many tokens, unless the grammar allows nothing else.
+        presence_penalty: subtracted from the logit of every token already in the reply, in [-2, 2].
+        frequency_penalty: subtracted once per occurrence of the token in the reply, in [-2, 2].
+        repetition_penalty: the logit of every token in prompt or reply is divided by it if above 0, otherwise multiplied, after
+            `logit_bias` and before the other penalties; from 0.01 to 100; 1: none.
+        bad_words: texts that the reply must not contain, with a space before them or without: no token that completes one is
+            drawn, unless nothing else may be chosen. At most 256, of 1 to 256 characters each.
+        allowed_token_ids: the only tokens that may be drawn; None: all. At most 262,144, without `grammar` and `num_beams`.
+        grammar: constraint on the text of the reply from its first token; the reply ends where the grammar allows nothing
+            more. None: no constraint.
         stop: texts at which the reply ends; at most 64, of 1 to 1,024 characters each.
-        stop_token_ids: token ids at which the reply ends, besides the model's own.
-        ignore_eos: go on past the model's own end of reply.
+        stop_token_ids: token ids at which the reply ends, in addition to the model's own.
+        ignore_eos: continue past the model's own end of reply.
         include_stop: the stop string or stop token that ends a reply is part of its text.
         keep_special_tokens: special tokens are text, by their names.
-        logprobs: answer log probabilities of the token drawn and of this many most likely ones; None for none at all.
-        prompt_logprobs: answer the log probability of each token of the prompt behind those before it, and of this many most
-            likely ones there; None for none at all. What is cached is not computed again where its log probabilities are
-            remembered too, as those of shared prefixes are with up to 1 most likely one.
-        prompt_logprobs_start: the first position of the prompt whose token is asked about, at most the prompt's length; what is
-            cached before it is not computed again. At 0 there is none to tell of: nothing stands before it.
+        logprobs: return log probabilities of the drawn token and of this many most likely ones; None: none.
+        prompt_logprobs: return the log probability of each prompt token given the tokens before it, and of this many most
+            likely ones there; None: none. Cached tokens are not recomputed if their log probabilities are remembered, as for
+            shared prefixes with at most 1 most likely token.
+        prompt_logprobs_start: first prompt position to score, at most the prompt's length; cached tokens before it are not
+            recomputed. Position 0 has no log probability: no token precedes it.
     """
 
     max_tokens: int = 256
@@ -165,7 +165,7 @@ class SamplingParams:
     keep_special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError naming the first field outside its bound."""
+        """Raise InvalidArgumentError with the first field that is out of bounds."""
         _check("max_tokens", self.max_tokens, self.max_tokens >= 0, "at least 0")
         _check("temperature", self.temperature, 0 <= self.temperature <= 100, "between 0 and 100")
         _check("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 keeps all)")
@@ -246,7 +246,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken, so that nothing is drawn."""
+        """Whether the most likely token is always taken, without a draw."""
         return self.temperature < _GREEDY_BELOW or self.top_k == 1
 
 
@@ -256,13 +256,13 @@ def _check(argument: str, value: object, holds: bool, bound: str) -> None:
 
 
 def fresh_seed() -> int:
-    """A seed for a request that names none: draw it once at admission and keep it with the request."""
+    """A seed for a request without one: draw it once at admission and keep it with the request."""
     return secrets.randbits(64)
 
 
 class SampledToken(NamedTuple):
-    """A drawn token. `logprob` and `top` (id, logprob; most likely first) are of the raw distribution, at
-    temperature 1 and unfiltered; None and empty where the row asked for none.
+    """A drawn token. `logprob` and `top` (id, logprob; most likely first) are of the raw distribution, at temperature 1 and
+    unfiltered; None and empty if the row requested none.
     """
 
     token_id: int

@@ -1,10 +1,10 @@
-"""What a caller asks of a worker; the same in process and over gRPC.
+"""Requests of a worker's callers, the same in process and over gRPC.
 
 stream = engine.generate(GenerateParams(text="Once upon", sampling=SamplingParams(max_tokens=16)))
 for event in stream:                      # see `stream`
     if isinstance(event, Delta):
         print(event.text, end="")
-stream.usage                              # what it cost
+stream.usage                              # its cost
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 Message = Mapping[str, Any]
-"""One turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}`` and what else the model's chat template
-reads, such as ``tool_calls``."""
+"""One turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": text}`` and further fields of the model's chat
+template, such as ``tool_calls``."""
 
 ROLES = ("system", "user", "assistant", "tool")
-"""Who may have said a message. A chat template may write a role into a control token, so others are refused."""
+"""Roles of messages. A chat template may write a role into a control token, so other roles are rejected."""
 
 BACKGROUND_PRIORITY = -100
-"""The lowest: a request of this priority is never due, and runs in no batch that brings another one's first token."""
+"""The lowest priority: such a request is never due, and runs in no batch that brings another one's first token."""
 
 MAX_PRIORITY = 100
 MAX_REQUEST_ID_CHARACTERS = 128
-MAX_ROLE_CHARACTERS = 64  # of a refused one, in the error
+MAX_ROLE_CHARACTERS = 64  # of a rejected one, in the error
 MAX_TIMEOUT_S = 30 * 24 * 3600.0
 
 
@@ -63,21 +63,21 @@ class UnknownGenerationError(UnknownSequenceError):
 
 
 MAX_PINS = 16
-"""Of one request."""
+"""Per request."""
 
 
 class PrefixPin(NamedTuple):
-    """The first `num_tokens` of a prompt are not to be evicted for `ttl_s` seconds after each use."""
+    """Protects the first `num_tokens` of a prompt from eviction for `ttl_s` seconds after each use."""
 
     num_tokens: int
     ttl_s: float
 
 
 def check_pins(pins: Sequence[PrefixPin]) -> None:
-    """Refuse too many of them and a bad time; lengths are checked where the prompt is known.
+    """Reject too many pins or an invalid TTL; lengths are checked once the prompt is known.
 
     Raises:
-        InvalidArgumentError: named by its argument.
+        InvalidArgumentError: names the argument.
     """
     if len(pins) > MAX_PINS:
         raise InvalidArgumentError("pins", f"{len(pins)} prefixes", f"at most {MAX_PINS}")
@@ -92,12 +92,12 @@ class Prompt:
     Attributes:
         token_ids: packed bytes or ints, used as they are.
         text: encoded with the model's tokenizer.
-        messages: put through the chat template. Where they follow a kept history, only what the template adds behind it
-            is encoded: the history's own tokens stay as they are.
-        tools: with messages, what the model may call, as the chat template takes it (JSON schemas of functions).
+        messages: put through the chat template. After a kept history, only the template's additions are encoded: the history's
+            own tokens stay as they are.
+        tools: with messages, functions that the model may call, as the chat template takes them (JSON schemas of functions).
         template_arguments: with messages, further variables for the chat template.
-        continue_final_message: with messages, of which the last is an assistant's: the reply goes on from its text. As the only
-            one behind a kept history, which ends within a reply, its text goes on within that one; it may be empty.
+        continue_final_message: with messages, of which the last is an assistant's: the reply continues its text. A single
+            message after a history that ends within a reply continues that reply; its text may be empty.
     """
 
     token_ids: TokensLike | None = None
@@ -122,12 +122,12 @@ class Prompt:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none of the forms is given."""
+        """Whether no form is given."""
         return self.token_ids is None and self.text is None and self.messages is None
 
     @property
     def goes_on_from_text(self) -> bool:
-        """Whether the reply goes on from text of its own turn."""
+        """Whether the reply continues text of its own turn."""
         if not self.continue_final_message or not self.messages:
             return False
         return len(self.messages) == 1 or bool(self.messages[-1]["content"])
@@ -138,23 +138,23 @@ class GenerateParams(Prompt):
     """A request to continue a prompt.
 
     Attributes:
-        history: token ids of a conversation so far that `messages` (and only they) go on from.
+        history: token ids of a conversation so far that `messages` (and only they) continue.
         sampling: how to choose tokens and when to stop.
-        namespace: isolation domain of what is cached; nothing matches across two. None: the caller's own, where a
-            worker knows its callers, and else "default".
+        namespace: isolation domain of cached prefixes; nothing matches across two. None: the caller's own, if the worker
+            knows its callers, otherwise "default".
         adapter: name of the low-rank adapter to generate with; empty: the model alone. Nothing matches across two of them.
-        cache_salt: nothing matches across two salts of a namespace, in whose books all of them are; at most 256 characters. A
-            secret: what is cached and told names a hash. Empty: none, which is one of its own.
-        priority: among those of the same namespace, the higher, the earlier it is served, -100 to 100. -100 is the background,
-            which gives way to all others, also of other namespaces, whose first token is awaited.
-        timeout_s: the generation ends with `DeadlineExceededError` this many seconds after it was asked for; None: never.
-        shares_prefix: False neither uses what is cached nor leaves anything there.
-        request_id: whose request this is, for logs; at most 128 characters.
-        retention: what ranges of its branches' histories are worth to be kept, prompt and generated tokens alike.
-        pins: prefixes of history and prompt that are pinned once they are computed, at most 16. One for which the budget of its
-            namespace has no room is left out; `Completed` tells.
-        truncate_prompt_tokens: of history and prompt no more than so many tokens at their end are read; -1: as many as the
-            model takes, 1 less than its length. 0: all.
+        cache_salt: nothing matches across two salts of a namespace, which share its quota; at most 256 characters. A secret:
+            cached and reported names hold a hash. Empty: no salt, a domain of its own.
+        priority: within the namespace, higher is served earlier, -100 to 100. -100 is the background, which yields to all
+            other requests, also of other namespaces, that await their first token.
+        timeout_s: the generation ends with `DeadlineExceededError` this many seconds after its request; None: never.
+        shares_prefix: False neither uses nor publishes cached prefixes.
+        request_id: the caller's id of this request, for logs; at most 128 characters.
+        retention: of ranges of its branches' histories, prompt and generated tokens alike.
+        pins: prefixes of history and prompt that are pinned once computed, at most 16. A pin without room in the namespace's
+            budget is left out; `Completed` reports it.
+        truncate_prompt_tokens: read at most the last so many tokens of history and prompt; -1: as many as fit, 1 less than
+            the model's length. 0: all.
     """
 
     history: TokensLike = b""
@@ -182,20 +182,20 @@ class GenerateParams(Prompt):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkParams(Prompt):
-    """A request to go on from a token position of a running or remembered generation.
+    """A request to continue from a token position of a running or remembered generation.
 
     Attributes:
-        generation_id: as its `Started` event told.
-        branch: which of its branches, as answered. Before its end, a generation with `best_of` or beams has nothing but its
-            prompt to share.
-        position: tokens of that branch's history (prompt and generated) to be shared; None: all there are.
-        sampling: as for a generation of its own. Namespace, salt and adapter are the other generation's.
+        generation_id: of its `Started` event.
+        branch: one of its branches, as emitted. Before its end, a generation with `best_of` or beams can only share its
+            prompt.
+        position: tokens of that branch's history (prompt and generated) to share; None: all.
+        sampling: as for a new generation. Namespace, salt and adapter are the other generation's.
         priority, timeout_s, request_id: as in `GenerateParams`.
         retention: the same; empty: that of the other generation.
-        sees: whether who asks may know of what is generated in a namespace; a generation of another one is unknown to it.
-            None: it may know of all.
+        sees: whether the caller may see generations of a namespace; other generations are unknown to it. None: it may see
+            all.
 
-    The prompt, if any, is appended behind the shared history.
+    The prompt, if any, is appended to the shared history.
     """
 
     generation_id: str
@@ -236,11 +236,11 @@ def _check_service(priority: int, timeout_s: float | None, request_id: str) -> N
 
 
 class ModelInfo(NamedTuple):
-    """What a frontend needs to know of the model served.
+    """Facts of the served model for a frontend.
 
-    max_length: longest history in tokens. has_chat_template: whether messages can be given. adapters: what requests may name.
-    sampling: how tokens are drawn where a request leaves it out. thinking: what stands around its thoughts, if it shows any.
-    template_variables: those that steer thinking and that its chat template reads. num_parameters: 0: not known.
+    max_length: longest history in tokens. has_chat_template: whether requests may have messages. adapters: names for requests.
+    sampling: defaults of a request's sampling. thinking: marks around its thoughts, if any. template_variables: thinking
+    variables that its chat template reads. num_parameters: 0: not known.
     """
 
     name: str
@@ -257,7 +257,7 @@ class ModelInfo(NamedTuple):
 
 
 class Generator(Protocol):
-    """What a frontend talks to: an `Engine` in its process, or a `GenerationClient`."""
+    """The worker of a frontend: an `Engine` in its process, or a `GenerationClient`."""
 
     def model(self) -> ModelInfo: ...
 

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: gauges of now, and counters and latencies since it started."""
+"""Stats of a worker: current gauges, and counters and latencies since its start."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from radixkv.core.api import BlockTimes, CacheStats
 __all__ = ["EngineCounters", "EngineStats", "Percentiles", "WorkerStats"]
 
 _NUM_LATENCIES = 1024
-"""Latest latencies of which percentiles are told."""
+"""Latest latencies that percentiles are computed of."""
 
 
 class Percentiles(NamedTuple):
-    """Of the latest 1,024 measurements, in seconds; 0 where there was none."""
+    """Of the latest 1,024 measurements, in seconds; 0: none."""
 
     p50_s: float = 0.0
     p90_s: float = 0.0
@@ -25,25 +25,25 @@ class EngineStats(NamedTuple):
     """Gauges of now, then counters since the engine started.
 
     Attributes:
-        num_generations: those that run or wait.
-        num_running_branches: that hold a sequence.
-        num_queued_branches: that wait to be acquired.
-        num_pending_branches: that wait for a prefix that another one is computing.
-        num_parked_branches: preempted by swap and not back, counted among those that wait.
+        num_generations: running and waiting ones.
+        num_running_branches: branches that hold a sequence.
+        num_queued_branches: branches that wait to be acquired.
+        num_pending_branches: branches that wait for a prefix that another branch computes.
+        num_parked_branches: branches preempted by swap and not yet back, also counted as waiting.
         num_remembered: finished generations that can be forked.
-        num_lines: histories that lie in spans of their own, see `arena`.
+        num_lines: histories in spans of their own, see `arena`.
         num_preemptions: times that a branch had to give up its blocks.
         num_saved_blocks, num_loaded_blocks: moved to host memory and back.
-        num_moved_lines: times that a line, or what was new of it, was moved into blocks.
+        num_moved_lines: times that a line, or a new part of it, was moved into blocks.
         num_forwards: passes over the weights.
         num_prompt_tokens: of all prompts admitted. num_cached_tokens: of these, found in the cache.
         num_computed_tokens: positions run. num_generated_tokens: tokens drawn.
-        num_prefilled_tokens: of the positions run, those of prompts, but for the last ones that run with decodes.
-        prefill_s: how long these took: of each batch the part of its time that they are of its positions, in seconds.
-        num_finished, num_cancelled, num_failed, num_expired: generations that came to their end, were given up by their caller,
-            ended with an error, ran out of their time.
+        num_prefilled_tokens: positions run for prompts, except the last ones, which run with decodes.
+        prefill_s: time of these: of each batch's time, their share of its positions, in seconds.
+        num_finished, num_cancelled, num_failed, num_expired: generations that completed, were cancelled by their caller, ended
+            with an error, exceeded their time.
         time_to_first_token: from a request to its first token. inter_token: between two tokens of a branch. waited: from a
-            request to its first acquire that opened.
+            request to its first opened acquire.
     """
 
     num_generations: int
@@ -74,7 +74,7 @@ class EngineStats(NamedTuple):
 
 
 class WorkerStats(NamedTuple):
-    """A worker and the cache of its pool. `cache` and `block_times` are None where the cache cannot be asked."""
+    """A worker and the cache of its pool. `cache` and `block_times`: None if the cache cannot be reached."""
 
     engine: EngineStats
     cache: CacheStats | None
@@ -88,11 +88,11 @@ class Latencies:
         self._latest: deque[float] = deque(maxlen=_NUM_LATENCIES)
 
     def add(self, seconds: float) -> None:
-        """One more measurement."""
+        """Append a measurement."""
         self._latest.append(seconds)
 
     def percentiles(self) -> Percentiles:
-        """O(n log n)."""
+        """Percentiles of the kept measurements. O(n log n)."""
         if not self._latest:
             return Percentiles()
         rising = sorted(self._latest)
@@ -113,5 +113,5 @@ class EngineCounters:
         self.waited = Latencies()
 
     def told(self) -> dict[str, Any]:
-        """All of them by the names that `EngineStats` has for them. O(latencies kept · log)."""
+        """All by their names in `EngineStats`. O(kept latencies · log)."""
         return {name: kept.percentiles() if isinstance(kept, Latencies) else kept for name, kept in vars(self).items()}

@@ -1,9 +1,8 @@
-"""What a generation tells while it runs: its events, and the stream that they are read from.
+"""Events of a running generation, and the stream that they are read from.
 
     Started, PromptLogprobs ..., then Delta ... BranchFinished per branch, Completed at the end
 
-The same in process and over gRPC. A stream that is closed, or dropped, cancels its generation: the blocks are free within a
-step.
+The same in process and over gRPC. Closing or dropping a stream cancels its generation: its blocks are free within a step.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = [
 
 
 class FinishReason(Enum):
-    """Why a branch ended."""
+    """Reason of a branch's end."""
 
     STOP = "stop"
     """End of sequence, a stop token or a stop string."""
@@ -44,10 +43,10 @@ class FinishReason(Enum):
 
 
 class Usage(NamedTuple):
-    """What a generation cost, in tokens, all branches together.
+    """Cost of a generation, in tokens, all branches together.
 
     num_prompt_tokens: length of the prompt.
-    num_cached_tokens: how many of them were found in the cache and not computed.
+    num_cached_tokens: of these, found in the cache and not computed.
     num_generated_tokens: tokens sampled.
     num_computed_tokens: positions run through the model, prompt and generated, recomputed ones again.
     time_to_first_token_s: from the request to the first sampled token, in seconds.
@@ -62,7 +61,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of a stream. `prompt`: the packed token ids that are continued."""
+    """First event of a stream. `prompt`: packed token ids of history and prompt."""
 
     generation_id: str
     prompt: bytes
@@ -70,10 +69,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely n tokens of the prompt from position `start` on were, each behind all before it; at temperature 1, unfiltered.
+    """Log probabilities of n prompt tokens from position `start` on, each given all before it; temperature 1, unfiltered.
 
-    logprobs: [n]. ranks: [n], the token's place among all by likelihood, from 1. top_ids, top_logprobs: [n * k], the k most
-    likely tokens at each position, most likely first, as many as were asked for.
+    logprobs: [n]. ranks: [n], the token's rank among all by likelihood, from 1. top_ids, top_logprobs: [n * k], the k most
+    likely tokens at each position, most likely first, as many as requested.
     """
 
     start: int
@@ -84,7 +83,7 @@ class PromptLogprobs:
 
     @property
     def end(self) -> int:
-        """The position behind them."""
+        """The position after the last."""
         return self.start + len(self.logprobs)
 
     def top(self, index: int) -> tuple[tuple[int, float], ...]:
@@ -98,9 +97,9 @@ class PromptLogprobs:
 class Delta:
     """Tokens sampled for one branch and the text that became certain with them.
 
-    Text is held back while it may be the beginning of a stop string or half a character: it can lag behind the tokens.
-    `logprobs` has one entry per token where they were asked for, else none. `num_cached_tokens`: with the first tokens of a
-    branch, how many tokens of the prompt were found in the cache.
+    Text is held back while it may start a stop string or a character is incomplete, so it can lag the tokens. `logprobs` has
+    one entry per token if requested, otherwise none. `num_cached_tokens`: with the first tokens of a branch, the prompt's
+    tokens found in the cache.
     """
 
     branch: int
@@ -112,9 +111,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class BranchFinished:
-    """A branch has ended. `stop`: the stop string or stop token id that ended it, if one did; it is not in the text.
+    """A branch has ended. `stop`: the stop string or stop token id that ended it, if any; not part of the text.
 
-    `score`: with `best_of` or beams, what the branches were ranked by (log probability over length).
+    `score`: with `best_of` or beams, the value that ranked the branches (log probability over length).
     """
 
     branch: int
@@ -127,7 +126,7 @@ class BranchFinished:
 class Completed:
     """Last event of a stream: all branches have ended.
 
-    `pinned`: how many tokens each of the request's pins protects; 0 where there was no room for it.
+    `pinned`: tokens protected by each of the request's pins; 0: no room in the budget.
     """
 
     usage: Usage
@@ -137,23 +136,23 @@ class Completed:
 GenerationEvent = Started | PromptLogprobs | Delta | BranchFinished | Completed
 
 StreamItem = GenerationEvent | Exception | None
-"""What travels to a stream: an event, the error it ends with, or None for its end."""
+"""Item of a stream: an event, the error it ends with, or None for its end."""
 
 
 MAX_UNREAD_EVENTS = 4096
-"""Events of one stream that may wait to be read."""
+"""Unread events of one stream at which its queue is full."""
 
 UNREAD_S = 10.0
-"""How long a full queue may stand before its consumer counts as one that does not read."""
+"""A consumer that reads nothing from a full queue for so long is overrun."""
 
 
 class EventQueue(SimpleQueue[StreamItem]):
-    """What one stream is told, from the thread that generates to its consumer, who waits for it or listens.
+    """Events of one stream, from the generating thread to a consumer that waits or listens.
 
     Args:
-        max_unread: items that may wait; None: any number. A queue that is full is no error by itself, since a reply may come
-            all at once: it is one where nothing at all was taken from it for `UNREAD_S`. Then `overrun` is called, once, and
-            what comes after is dropped, but for the error that it ends with.
+        max_unread: items in a full queue; None: unlimited. A full queue is no error by itself, since a reply may come all at
+            once. If the consumer takes nothing at all for `UNREAD_S`, `overrun` is called, once. Later items are dropped,
+            except the final error.
         clock: seconds, monotonic.
     """
 
@@ -165,11 +164,11 @@ class EventQueue(SimpleQueue[StreamItem]):
         self._overrun: Callable[[], None] | None = None
         self._is_overrun = False
         self._num_put = 0
-        self._num_taken = -1  # when it was last found full
+        self._num_taken = -1  # when it was last full
         self._full_since_s = 0.0
 
     def bound(self, overrun: Callable[[], None]) -> None:
-        """Have `overrun` called where nobody reads. Before the first item."""
+        """Set `overrun`, called if the consumer does not read. Before the first item."""
         self._overrun = overrun
 
     def put(self, item: StreamItem, block: bool = True, timeout: float | None = None) -> None:
@@ -194,7 +193,7 @@ class EventQueue(SimpleQueue[StreamItem]):
         self._num_taken = num_taken
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Have `notify` called after every further item, on the thread that puts it, and once now for those before."""
+        """Have `notify` called after every further item, on the thread that puts it, and once now for earlier items."""
         self._notify = notify
         notify()
 
@@ -202,12 +201,12 @@ class EventQueue(SimpleQueue[StreamItem]):
 class GenerationStream(Iterator[GenerationEvent]):
     """Events of one generation, in order. One consumer; `close` may come from any thread.
 
-    Iterating raises the `RadixKVError` that ended the generation, if one did.
+    Iterating raises the `RadixKVError` that ended the generation, if any.
 
     Args:
         generation_id: for `ForkParams`.
-        receive: waits for the next item; or the queue that they come from, which makes `listen` possible.
-        cancel: ends the generation and lets a `receive` that waits return.
+        receive: waits for the next item; or the queue of the items, which allows `listen`.
+        cancel: ends the generation and makes a waiting `receive` return.
     """
 
     def __init__(
@@ -219,7 +218,7 @@ class GenerationStream(Iterator[GenerationEvent]):
         self._receive = receive.get if isinstance(receive, EventQueue) else receive
         self._cancel = cancel
         self._ended = False
-        self._error: Exception | None = None  # met by `take` behind events that it answered first
+        self._error: Exception | None = None  # read by `take` after events that it returned first
 
     def __next__(self) -> GenerationEvent:
         if self._ended:
@@ -236,9 +235,9 @@ class GenerationStream(Iterator[GenerationEvent]):
         return item
 
     def listen(self, notify: Callable[[], None]) -> bool:
-        """Have `notify` called, briefly and on any thread, whenever `take` may find something, and once now.
+        """Have `notify` called, briefly and on any thread, whenever `take` may return events, and once now.
 
-        False where that cannot be had: this stream must be iterated.
+        Returns False if the stream has no queue: it must be iterated.
         """
         if self._queue is None:
             return False
@@ -247,14 +246,14 @@ class GenerationStream(Iterator[GenerationEvent]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether no event can follow those already taken."""
+        """Whether no event can follow those taken."""
         return self._ended and self._error is None
 
     def take(self) -> list[GenerationEvent]:
-        """The events that are there, without waiting; for a stream that is listened to. Empty where there are none now.
+        """Events that have come, without waiting; for a stream with `listen`. Empty if there are none now.
 
         Raises:
-            RadixKVError: what ended the generation, once all events before it were answered.
+            RadixKVError: the error that ended the generation, once all events before it were returned.
         """
         assert self._queue is not None, "listen answered False"
         if self._error is not None:
@@ -278,7 +277,7 @@ class GenerationStream(Iterator[GenerationEvent]):
         return events
 
     def close(self) -> None:
-        """Cancel what is still running; a consumer that waits is woken and sees the end. Harmless when repeated."""
+        """Cancel a running generation; a waiting consumer wakes up and reads the end. Idempotent."""
         if not self._ended:
             self._ended = True
             self._cancel()

@@ -1,4 +1,4 @@
-"""Models that think before they reply: the marks around their thoughts, as the chat template and its tokenizer tell them.
+"""Models that think before they reply: the marks around their thoughts, read from chat template and tokenizer.
 
 <think>..</think>, [THINK]..[/THINK], <|START_THINKING|>..<|END_THINKING|>   found by their form: no table of models
 <|channel|>analysis<|message|>..<|end|>                                      harmony: every message names its channel
@@ -27,7 +27,7 @@ _HARMONY_ANSWER = "<|channel|>final<|message|>"
 _HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
 
 NUM_TAIL_TOKENS = 16
-"""Tokens at the end of a prompt among which an opening mark and the blanks behind it are looked for."""
+"""Last tokens of a prompt that are searched for an opening mark and the blanks after it."""
 
 _WORD = r"(?:\w+:)?(?:think|thinking|thought|thoughts|reason|reasoning)"
 _CLOSE = re.compile(
@@ -38,7 +38,7 @@ _KNOWN_VARIABLES = ("enable_thinking", "thinking", "reasoning_effort", "thinking
 
 
 class ThinkingMarks(NamedTuple):
-    """What stands around a model's thoughts in the text of its reply.
+    """Marks around a model's thoughts in the text of its reply.
 
     opens, closes: the marks. close_ids: the token ids of the closing one by itself.
     """
@@ -49,31 +49,31 @@ class ThinkingMarks(NamedTuple):
 
     @property
     def is_harmony(self) -> bool:
-        """Whether a reply is messages that name their channels."""
+        """Whether a reply consists of messages that name their channels."""
         return self.opens == _HARMONY_OPEN
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Names of the tokens that must be seen in a reply's text for it to be read."""
+        """Tokens that must be visible in a reply's text to split it."""
         return _HARMONY_TOKENS if self.is_harmony else (self.opens, self.closes)
 
     @property
     def ends_prompt(self) -> str:
-        """What a prompt ends with behind which the reply begins with thoughts."""
+        """End of a prompt after which the reply starts with thoughts."""
         return HARMONY_START if self.is_harmony else self.opens
 
     def has_opened(self, tail: str) -> bool:
-        """Whether a prompt with this end has opened the thoughts of its reply, by marks that a message does not name."""
+        """Whether a prompt with this end has opened the thoughts of its reply; never for harmony."""
         return not self.is_harmony and tail.rstrip().endswith(self.opens)
 
     @property
     def begins_answer(self) -> str:
-        """What stands between the thoughts and the answer."""
+        """Text between the thoughts and the answer."""
         return _HARMONY_ANSWER if self.is_harmony else self.closes
 
 
 def find_marks(template: str, added_tokens: Collection[str]) -> ThinkingMarks | None:
-    """The marks that a chat template writes or looks for, else those among the added tokens; None: the model shows none."""
+    """The marks that a chat template writes or parses, otherwise those among the added tokens; None: the model has none."""
     if _HARMONY_OPEN in template or ("<|channel|>" in template and "analysis" in template):
         return ThinkingMarks(_HARMONY_OPEN, _HARMONY_CLOSE)
     for told in (template, "\n".join(added_tokens)):
@@ -85,7 +85,7 @@ def find_marks(template: str, added_tokens: Collection[str]) -> ThinkingMarks | 
 
 
 def with_one_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A call with what was said before it among its thoughts: templates of harmony refuse a call that has both."""
+    """A call with the text before it moved to its thoughts: harmony templates reject a call that has both."""
     thoughts, text = message.get("reasoning_content"), message.get("content")
     if not (message.get("tool_calls") and thoughts and text and isinstance(text, str)):
         return message
@@ -93,7 +93,7 @@ def with_one_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def variables_of(environment: Any, template: str) -> tuple[str, ...]:
-    """Those of the variables that steer thinking which a chat template reads."""
+    """Thinking variables that a chat template reads."""
     from jinja2 import TemplateError, meta
 
     try:
@@ -104,7 +104,7 @@ def variables_of(environment: Any, template: str) -> tuple[str, ...]:
 
 
 def shown_decode(backend: Any, names: Sequence[str]) -> Callable[..., str]:
-    """The decoding of a `tokenizers.Tokenizer` that leaves out its special tokens, but for some."""
+    """Decoding with a `tokenizers.Tokenizer` that leaves out its special tokens, except `names`."""
     added = backend.get_added_tokens_decoder().values()
     if any(token.special and token.content in names for token in added):
         from tokenizers import Tokenizer

@@ -1,10 +1,10 @@
-"""A reply as it streams, split into what the model thinks and what it says.
+"""Splits a streaming reply into the model's thoughts and its answer.
 
     <think> thoughts </think> answer                             by marks; the prompt may have opened them
     <|channel|>analysis<|message|> thoughts <|end|><|start|>assistant<|channel|>final<|message|> answer    harmony
 
-Thoughts stand at the beginning of a reply: a mark behind them, or in a reply that begins with anything else, is text. Those of
-harmony stand wherever a message says so.
+Thoughts come first in a reply: a mark after them, or in a reply that starts with other text, is text. In harmony they may
+come in any message of the analysis channel.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Splitter:
     """Splits by marks. O(characters).
 
     Args:
-        marks: of the model; None: it shows none, and all is said.
+        marks: of the model; None: it has none, and all text is the answer.
 
     Attributes:
-        is_thinking: whether what comes next is thought.
+        is_thinking: whether the next text is a thought.
     """
 
     def __init__(self, marks: ThinkingMarks | None) -> None:
@@ -46,14 +46,14 @@ class Splitter:
         self.is_thinking = not self._is_over
 
     def begin(self, text: str) -> tuple[str, str]:
-        """Take in what a reply goes on from: what of it is thought, and what is said. None of it is told again."""
+        """Push the text that a reply continues. Returns its (thought, answer); neither is returned again."""
         thought, said = self.push(text)
         if self.is_thinking and not self._held.strip("\n"):
             thought, self._held = thought + self._held, ""
         return thought, said
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take in more text: what of it is certain to be thought, and what to be said."""
+        """Push more text. Returns its certain (thought, answer)."""
         if self._is_over:
             return "", self._answer(text)
         self._held += text
@@ -70,7 +70,7 @@ class Splitter:
         return self._think(self._marks.closes)
 
     def flush(self) -> tuple[str, str]:
-        """What is left at the end of the reply."""
+        """The (thought, answer) held back, at the end of the reply."""
         held, self._held = self._held, ""
         return (held.strip("\n"), "") if self.is_thinking else ("", held)
 
@@ -92,7 +92,7 @@ class Splitter:
         return "", self._answer(held)
 
     def _answer(self, text: str) -> str:
-        """The lines between the closing mark and the answer are none of it."""
+        """Strip the lines between the closing mark and the answer."""
         if self._strips_answer:
             text = text.lstrip("\n")
             self._strips_answer = not text
@@ -100,9 +100,9 @@ class Splitter:
 
 
 class HarmonySplitter(Splitter):
-    """Splits by the channels of messages: analysis is thought, the others are said.
+    """Splits by the channels of messages: analysis is thought, the others are the answer.
 
-    A message to a function is said as the call that `CallParser` reads.
+    A message to a function becomes the call that `CallParser` reads.
     """
 
     def __init__(self, marks: ThinkingMarks) -> None:
@@ -110,10 +110,10 @@ class HarmonySplitter(Splitter):
         self._is_header, self._is_call = True, False
 
     def open(self) -> None:
-        """The prompt opens no thoughts: the reply's own first message says whether it is one."""
+        """Do nothing: the first message of the reply names its channel."""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take in more text: what of it is certain to be thought, and what to be said."""
+        """Push more text. Returns its certain (thought, answer)."""
         self._held += text
         thought: list[str] = []
         said: list[str] = []
@@ -122,7 +122,7 @@ class HarmonySplitter(Splitter):
         return "".join(thought), "".join(said)
 
     def flush(self) -> tuple[str, str]:
-        """What is left at the end of the reply: of a header nothing."""
+        """The (thought, answer) held back, at the end of the reply; an incomplete header is dropped."""
         held, self._held = self._held, ""
         if self._is_header:
             return "", "" if held.lstrip().startswith("<|") else held
@@ -131,13 +131,13 @@ class HarmonySplitter(Splitter):
     def _read_header(self, said: list[str]) -> bool:
         begun = self._held.lstrip()
         if not any(begun.startswith(start) or start.startswith(begun) for start in _HEADER_STARTS):
-            self._is_header = False  # a message without one
+            self._is_header = False  # a message without a header
             return True
         header, mark, _ = begun[:MAX_HEADER_CHARACTERS].partition(_HEADER_END)
         if not mark and len(begun) < MAX_HEADER_CHARACTERS:
             return False
         if not mark:
-            said.append(begun[:1])  # what follows begins no header, then
+            said.append(begun[:1])  # so the text is no header
             self._held, self._is_header = begun[1:], False
             return True
         rest = begun[len(header) + len(mark) :]
@@ -165,10 +165,10 @@ class HarmonySplitter(Splitter):
 
 
 def splitter_of(marks: ThinkingMarks | None) -> Splitter:
-    """What splits the replies of a model that shows these marks."""
+    """The splitter for a model with these marks."""
     return HarmonySplitter(marks) if marks is not None and marks.is_harmony else Splitter(marks)
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,4 +1,4 @@
-"""What is told of a cached block that was computed anew; see `Engine.verify_block`."""
+"""Result of recomputing a cached block; see `Engine.verify_block`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["BlockDifference", "BlockVerdict", "Verification"]
 
 
 class BlockVerdict(Enum):
-    """What came of it. GONE: it is not cached, or not any more. NO_ROOM: no block could be had to compute it in."""
+    """GONE: not cached, or no longer. NO_ROOM: no free block to compute in."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -18,10 +18,10 @@ class BlockVerdict(Enum):
 
 
 class BlockDifference(NamedTuple):
-    """How far one block's values are from another's, in the layer where that is most.
+    """Difference of one block's values from another's, in the layer with the largest.
 
     `relative`: root mean square of the differences, over that of the other's values; `largest`: of a single value, over the
-    same. Infinite where a value is no number.
+    same. Infinite if a value is NaN or infinite.
     """
 
     layer: int
@@ -30,7 +30,7 @@ class BlockDifference(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """What came of one block: its id and how far it is from what was computed, unless it was not compared."""
+    """Result for one block: its id and its difference from the recomputed one, if compared."""
 
     verdict: BlockVerdict
     block_id: int = -1

@@ -1,6 +1,6 @@
-"""Between what the worker's callers say and hear and the messages of the Generation service, both ways.
+"""Conversions between the callers' types and the messages of the Generation service, both ways.
 
-Nothing is checked here but that a message makes sense at all; bounds are checked where the values are made and used.
+Only the form of a message is checked here; bounds are checked where the values are made and used.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ _WITHOUT_PRESENCE = (
     "prompt_logprobs_start",
 )
 MAX_IDS = 500_000
-"""Token ids of a call that are made into numbers or text one by one."""
+"""Most token ids of a call that are converted one by one."""
 
 _TURN_FIELDS = ("role", "content")
 
 
 def prompt_to_proto(prompt: Prompt) -> pb.Prompt:
-    """A prompt in whichever form it has; none of them set if it is empty."""
+    """A prompt in its form; none is set if it is empty."""
     if prompt.token_ids is not None:
         return pb.Prompt(token_ids=pack_tokens(prompt.token_ids))
     if prompt.text is not None:
@@ -159,14 +159,14 @@ def _read_json(field: str, text: str, kind: type) -> Any:
 
 
 def _check_json_of(chat: pb.ChatMessages) -> None:
-    """Each text has bounds of its own, of which thousands of short ones together would make nothing."""
+    """Bound the total: each text has its own bounds, which thousands of short texts together would evade."""
     texts = [chat.tools_json, chat.template_arguments_json, *(message.fields_json for message in chat.messages)]
     if sum(map(len, texts)) > SHORT_CHARACTERS and sum(map(num_values, texts)) > MAX_VALUES + len(texts):
         raise InvalidArgumentError("messages", "their JSON", f"of at most {MAX_VALUES:,} values together")
 
 
 def ids_from_proto(argument: str, token_ids: bytes, max_ids: int = MAX_IDS) -> bytes:
-    """Packed token ids as they are, where they are not too many.
+    """Packed token ids, unchanged, after a check of their number.
 
     Raises:
         InvalidArgumentError: there are more than `max_ids`.
@@ -267,7 +267,7 @@ def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
 
 
 def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> GenerateParams:
-    """The parameters of a request; `defaults`: how it is drawn where it does not say."""
+    """The parameters of a request; `defaults`: sampling parameters that it leaves out."""
     prompt = prompt_from_proto(proto.prompt)
     return GenerateParams(
         token_ids=prompt.token_ids,
@@ -308,7 +308,7 @@ def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
 
 
 def fork_from_proto(proto: pb.ForkGenerationRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> ForkParams:
-    """The parameters of a request; `defaults`: how it is drawn where it does not say."""
+    """The parameters of a request; `defaults`: sampling parameters that it leaves out."""
     prompt = prompt_from_proto(proto.prompt)
     return ForkParams(
         generation_id=proto.generation_id,
@@ -329,7 +329,7 @@ def fork_from_proto(proto: pb.ForkGenerationRequest, defaults: SamplingDefaults 
 
 
 def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Response:
-    """An event as a message of the stream that it goes out on."""
+    """An event as a message of its stream."""
     match event:
         case Started():
             return response(started=pb.Started(generation_id=event.generation_id, prompt=event.prompt))
@@ -369,10 +369,10 @@ def _logprobs_to_proto(sampled: SampledToken) -> pb.TokenLogprobs:
 
 
 def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> GenerationEvent | None:
-    """The event of a message; None for one that this version does not know.
+    """The event of a message; None for an event unknown to this version.
 
     Raises:
-        InvalidArgumentError: a reason of a later version, or token ids that are cut short.
+        InvalidArgumentError: a reason of a later version, or truncated token ids.
     """
     match proto.WhichOneof("event"):
         case "started":
@@ -408,7 +408,7 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
 
 
 def verification_to_proto(found: Verification) -> pb.VerifyBlockResponse:
-    """What came of verifying a block, as a message."""
+    """A verification, as a message."""
     message = pb.VerifyBlockResponse(verdict=_VERDICT_TO_PROTO[found.verdict], block_id=found.block_id)
     if found.difference is not None:
         message.difference.CopyFrom(pb.BlockDifference(**found.difference._asdict()))
@@ -416,10 +416,10 @@ def verification_to_proto(found: Verification) -> pb.VerifyBlockResponse:
 
 
 def verification_from_proto(proto: pb.VerifyBlockResponse) -> Verification:
-    """What came of verifying a block.
+    """The verification of a message.
 
     Raises:
-        RadixKVError: a verdict that this version does not know.
+        RadixKVError: a verdict unknown to this version.
     """
     verdict = _VERDICT_FROM_PROTO.get(proto.verdict)
     if verdict is None:
@@ -430,7 +430,7 @@ def verification_from_proto(proto: pb.VerifyBlockResponse) -> Verification:
 
 
 def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
-    """What is served, as a message."""
+    """A model's facts, as a message."""
     sampling = pb.SamplingDefaults(**info.sampling._asdict())
     told: dict[str, Any] = {"eos_token_ids": pack_tokens(info.eos_token_ids), "sampling": sampling}
     if info.thinking is not None:
@@ -440,7 +440,7 @@ def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
 
 
 def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
-    """What is served."""
+    """The model's facts of a message."""
     values = {name: getattr(proto, name) for name in ModelInfo._fields}
     values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
     values["adapters"] = tuple(proto.adapters)
@@ -467,7 +467,7 @@ def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:
 
 
 def stats_from_proto(proto: pb.GetStatsResponse) -> WorkerStats:
-    """A worker's stats."""
+    """The worker's stats of a message."""
     values: dict[str, Any] = {name: getattr(proto.engine, name) for name in EngineStats._fields}
     for name, value in values.items():
         if isinstance(value, pb.Percentiles):

@@ -1,8 +1,8 @@
-"""What a model needs of memory, told from its configuration alone: nothing is loaded, and mostly not even torch.
+"""Memory of a model, planned from its configuration alone: nothing is loaded, and mostly not even torch.
 
 read_config(name)         a folder, a config.json, a Hugging Face id or a published model's name -> ModelConfig
-ModelShape.of(config)     parameters; what each layer keeps per token
-plan_memory(shape, ...)   bytes of weights, KV, blocks; how many tokens and sequences fit
+ModelShape.of(config)     parameters; KV of each layer per token
+plan_memory(shape, ...)   bytes of weights, KV, blocks; tokens and sequences that fit
 """
 
 from radixkv.planner.config import ModelConfig, read_config

@@ -1,4 +1,4 @@
-"""The configuration of a model, wherever it is: a folder, a file, the hub, or the published ones that come along."""
+"""Configuration of a model: from a folder, a file, the hub, or the published ones in this package."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HUB_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a model's ``config.json`` says, as it says it.
+    """Content of a model's ``config.json``.
 
     Attributes:
         name: as the user gave it.
-        values: the file's content; of a model for several media, all of it.
+        values: the file's content, unchanged; for a multimodal model, all of it.
     """
 
     name: str
@@ -32,10 +32,10 @@ class ModelConfig:
 
 def read_config(name: str) -> ModelConfig:
     """The configuration of `name`: a folder in Hugging Face's layout, a ``config.json``, a published model's name in any
-    case (see `PUBLISHED`; ``"default"`` is the default model), or a Hugging Face id, of which only this one file is fetched.
+    case (see `PUBLISHED`; ``"default"`` is the default model), or a Hugging Face id, of which only this file is fetched.
 
     Raises:
-        PlanError: there is none, it cannot be had, or it is no configuration of a model.
+        PlanError: there is none, it cannot be fetched, or it is not a model's configuration.
     """
     published = PUBLISHED.get("smollm2-135m" if name == _DEFAULT_MODEL else name.lower())
     path = Path(name).expanduser()
@@ -68,11 +68,11 @@ def _fetch(name: str) -> Path:
 
     advice = f"give a folder, a config.json, or one of {', '.join(PUBLISHED)}"
     try:
-        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)  # told at once where a download would try again and again
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)  # fails at once where a download would retry
         return Path(hf_hub_download(name, "config.json"))
     except (HFValidationError, RepositoryNotFoundError):
         raise PlanError(f"no model {name!r}: no such folder, and the Hugging Face hub has none; {advice}") from None
-    except Exception:  # whatever the hub's client or its transport raises: try what was fetched before
+    except Exception:  # any error of the hub's client or its transport: try the local copy
         try:
             return Path(hf_hub_download(name, "config.json", local_files_only=True))
         except Exception:

@@ -1,4 +1,4 @@
-"""Element types of weights and of KV, by their size. Quantised elements share scales with others of their token and head."""
+"""Element types of weights and of KV, by size. Quantised elements share scales within a token and head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _SCALE_BYTES = 2
 
 
 class KVDtype(NamedTuple):
-    """`bits` of an element, and what a vector (one token's K or V of one head) has besides: one scale of `scale_bytes`, or
-    two for each group of up to `group` channels.
+    """`bits` per element, and scales per vector (one token's K or V of one head): one of `scale_bytes`, or two for each group
+    of up to `group` channels.
     """
 
     bits: int
@@ -28,11 +28,11 @@ class KVDtype(NamedTuple):
         return self.scale_bytes > 0
 
     def takes(self, width: int) -> bool:
-        """Whether vectors of `width` elements can be stored: what is in groups packs pairs into bytes."""
+        """Whether vectors of `width` elements can be stored: grouped formats pack pairs into bytes."""
         return not (self.group and width % 2)
 
     def vector_bytes(self, width: int) -> int:
-        """Bytes of a vector of `width` elements, which `takes` allows, its scales included; 0 for width 0."""
+        """Bytes of a vector of `width` elements, which `takes` allows, including its scales; 0 for width 0."""
         if not width:
             return 0
         num_scales = 2 * width // math.gcd(width // 2, self.group) if self.group else 1
@@ -47,4 +47,4 @@ KV_DTYPES = {
     "int8": KVDtype(8, _SCALE_BYTES),
     "int4": KVDtype(4, _SCALE_BYTES, group=16),
 }
-"""With scales per token and head, so that appending a token rescales nothing that is stored. Names and sizes are a worker's."""
+"""With scales per token and head, so that appending a token rescales nothing stored. Names and sizes match a worker's."""

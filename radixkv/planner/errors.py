@@ -6,4 +6,4 @@ __all__ = ["PlanError"]
 
 
 class PlanError(RadixKVError):
-    """A model whose memory cannot be planned, or a plan that does not fit; the message says what would."""
+    """A model whose memory cannot be planned, or a plan that does not fit; the message names a remedy."""

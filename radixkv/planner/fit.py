@@ -1,4 +1,4 @@
-"""How many blocks a budget gives, and whether a sequence fits them; said the same way by plans and by workers."""
+"""Number of blocks in a budget, and whether a sequence fits them; shared by plans and workers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from radixkv.planner.sizes import format_bytes
 __all__ = ["BLOCK_SIZES", "check_block_size", "check_fit", "count_blocks"]
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-"""Token slots of a block that are offered."""
+"""Supported token slots of a block."""
 
 
 def check_block_size(block_size: int) -> None:
-    """Refuse a block size that is not offered.
+    """Reject an unsupported block size.
 
     Raises:
-        InvalidArgumentError: it is none of `BLOCK_SIZES`.
+        InvalidArgumentError: it is not in `BLOCK_SIZES`.
     """
     if block_size not in BLOCK_SIZES:
         raise InvalidArgumentError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
 
 
 def count_blocks(budget_bytes: int, block_bytes: int, most: int | None = None) -> int:
-    """Whole blocks in a budget, no more than `most`.
+    """Whole blocks in a budget, at most `most`.
 
     Raises:
-        PlanError: not even one.
+        PlanError: not one block fits.
     """
     num_blocks = max(0, budget_bytes) // block_bytes
     if num_blocks < 1:
@@ -38,13 +38,13 @@ def count_blocks(budget_bytes: int, block_bytes: int, most: int | None = None) -
 
 
 def check_fit(max_model_len: int, block_size: int, num_blocks: int, remedy: str) -> None:
-    """Refuse a longest sequence that the blocks cannot hold even alone.
+    """Reject a longest sequence that all blocks together cannot hold.
 
     Args:
-        remedy: what else helps, as an infinitive: ``"raise --kv-memory"``.
+        remedy: another remedy, as an infinitive: ``"raise --kv-memory"``.
 
     Raises:
-        PlanError: says how many blocks it needs, how many there are, and to what it could be lowered.
+        PlanError: names the blocks needed, the blocks that fit, and the largest length that fits.
     """
     num_needed = -(-max_model_len // block_size)
     if num_needed > num_blocks:

@@ -1,8 +1,8 @@
-"""How many parameters a model has: by formula for the architectures of the common open models, else by building it in
-transformers with no memory behind its tensors.
+"""Number of a model's parameters: by formula for common open architectures, otherwise by building it in transformers
+without memory for its tensors.
 
-The formulas count what a checkpoint stores, so DeepSeek-V3's router biases too, though no gradient trains them. Modules for
-predicting several tokens, which some checkpoints bring along, are not counted: serving does not load them.
+The formulas count a checkpoint's tensors, including DeepSeek-V3's router biases, although no gradient trains them. Modules for
+predicting several tokens, in some checkpoints, are not counted: serving does not load them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def count_parameters(config: ModelConfig) -> tuple[_Values, int]:
     """The configuration of the text model, with the fields that sizes are read from, and its number of parameters.
 
     Raises:
-        PlanError: a field is missing; transformers does not know the architecture; or it is not installed.
+        PlanError: a field is missing; transformers does not know the architecture; or transformers is not installed.
     """
     values = config.values
     count = _FORMULAS.get(str(values.get("model_type")))
@@ -54,7 +54,7 @@ def _gated(hidden: int, intermediate: int, *, bias: bool = False) -> int:
 
 
 def _num_experts(values: _Values) -> int:
-    """Under the name of the hub's files, or of those that transformers writes."""
+    """By the field name of the hub's files, or of files written by transformers."""
     return int(values.get("num_experts") or values["num_local_experts"])
 
 
@@ -155,7 +155,7 @@ def _build(config: ModelConfig) -> tuple[_Values, int]:
         known: Any = AutoConfig.for_model(model_type, **values)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(known)  # type: ignore[no-untyped-call]  # it ships untyped
-    except Exception as error:  # whatever transformers makes of a configuration that it cannot build
+    except Exception as error:  # any error of transformers for a configuration it cannot build
         reason = " ".join(str(error).split())[:200]
         raise PlanError(f"transformers can build no language model of {config.name} ({model_type}): {reason}") from None
     finally:

@@ -1,4 +1,4 @@
-"""The plan: where a device's memory goes when a model is served from it.
+"""The plan: use of a device's memory while serving a model.
 
 memory x utilisation
 |-- weights --|-- activations --|-- workspace --|------------ KV: blocks of block_size tokens ------------|
@@ -27,12 +27,12 @@ _SAMPLING_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of those that serve.
+    """One of the serving devices.
 
     Attributes:
         memory_bytes: all of its memory.
-        utilisation: the share of it that is taken, above 0 and at most 1.
-        workspace_bytes: for what is neither weights, activations nor KV: the driver's context, libraries, fragments.
+        utilisation: share of it to use, above 0 and at most 1.
+        workspace_bytes: for the driver's context, libraries and fragmentation: all but weights, activations and KV.
     """
 
     memory_bytes: int
@@ -42,11 +42,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be served at once.
+    """Load to serve at once.
 
     Attributes:
-        max_model_len: tokens of the longest sequence; None: what the model was made for.
-        max_num_seqs: sequences at once; None: as many as fit.
+        max_model_len: tokens of the longest sequence; None: the model's length.
+        max_num_seqs: concurrent sequences; None: as many as fit.
         max_batch_tokens: positions of one forward.
     """
 
@@ -57,16 +57,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What `plan_memory` found. Sizes are in bytes and of one device; `None` where no device was given.
+    """Result of `plan_memory`. Sizes are in bytes and of one device; `None` without a device.
 
     Attributes:
         shape: of the model.
-        dtype, kv_dtype, tp, block_size, max_model_len, max_num_seqs, layout: what was planned for.
+        dtype, kv_dtype, tp, block_size, max_model_len, max_num_seqs, layout: inputs of the plan.
         weight_bytes, activation_bytes: as named; activations are an estimate.
-        token_bytes: that one more token takes over all layers, before any window is full.
+        token_bytes: of one more token over all layers, before any window is full.
         block_bytes: of one block over all layers.
-        sequence_bytes: of one sequence of `max_model_len` tokens in whole blocks, windows honoured.
-        device: what was given, or None.
+        sequence_bytes: of one sequence of `max_model_len` tokens in whole blocks, within windows.
+        device: the device, or None.
         kv_bytes: left for KV.
         num_blocks, num_tokens: blocks that fit, and their token slots.
         num_full_sequences: sequences of `max_model_len` tokens that fit at once.
@@ -92,7 +92,7 @@ class MemoryPlan:
     num_full_sequences: int | None = None
 
     def bytes_at(self, num_tokens: int) -> int:
-        """Bytes of KV of one sequence of so many tokens, to the token, windows honoured."""
+        """KV bytes of one sequence of `num_tokens` tokens, not rounded to blocks, within windows."""
         stored_as = _StoredAs.of(self.kv_dtype, self.dtype, self.layout)
         return _sequence_bytes(_layers(self.shape, self.layout, self.tp), stored_as, num_tokens, 1)
 
@@ -137,22 +137,22 @@ def plan_memory(
     tp: int = 1,
     layout: str = "least",
 ) -> MemoryPlan:
-    """Where the memory goes; with no device, only what the model itself takes. O(layers).
+    """Plan the memory; without a device, only the model's own needs. O(layers).
 
     Args:
         shape: of the model.
         dtype: of the weights, one of `DTYPES`, or ``"auto"``: as published.
         kv_dtype: of K and V, one of `KV_DTYPES`, or ``"auto"``: as the weights, 16 bits where those have fewer.
         block_size: token slots of a block.
-        load: what is to be served.
-        device: of each of the `tp` devices.
-        tp: devices that share every layer: weights are split evenly, kv heads as far as there are any to split; latents and
-            heads fewer than the devices are held by each.
-        layout: ``"least"``, what the attention must keep; or ``"stored"``, what this worker's pool keeps (see `ModelShape`).
+        load: the load to serve.
+        device: each of the `tp` devices.
+        tp: devices that share every layer: weights are split evenly, and kv heads if there are enough. Each device holds all
+            latents, and all heads if there are fewer than devices.
+        layout: ``"least"``, the least that the attention must keep; or ``"stored"``, this worker's pool (see `ModelShape`).
 
     Raises:
-        InvalidArgumentError: an argument is outside its bound.
-        PlanError: it does not fit; says what is missing.
+        InvalidArgumentError: an argument is out of bounds.
+        PlanError: the model does not fit; names the missing memory.
     """
     load = load or Load()
     dtype = shape.dtype if dtype == "auto" else dtype
@@ -190,8 +190,8 @@ def plan_memory(
 
 
 def estimate_activations(shape: ModelShape, dtype: str, load: Load, tp: int = 1) -> int:
-    """Bytes that the widest moment of a forward takes, by a rule of thumb: of each position the residual stream twice and the
-    larger of the attention's inputs and output and the MLP's three intermediates; of each sequence its logits.
+    """Rule of thumb for the peak bytes of a forward. Per position: the residual stream twice, and the larger of the attention's
+    inputs and output and the MLP's three intermediates. Per sequence: its logits.
 
     A worker measures this instead, with a forward of `max_batch_tokens`.
     """
@@ -260,25 +260,25 @@ def _fill(plan: MemoryPlan, device: Device) -> MemoryPlan:
 
 
 def _layers(shape: ModelShape, layout: str, tp: int) -> list[LayerKV]:
-    """Of one device."""
+    """Layers of one device."""
     layers = shape.layers if layout == "least" else shape.stored_layers
     return [layer._replace(num_heads=-(-layer.num_heads // tp)) for layer in layers]
 
 
 def _own_kv_dtype(dtype: str) -> str:
-    """Of KV that nobody asked to be stored otherwise."""
+    """Default dtype of KV for a dtype of weights."""
     return dtype if DTYPES[dtype] > 1 else "bfloat16"
 
 
 class _StoredAs(NamedTuple):
-    """What K and V are stored in, and what latents are."""
+    """Storage of K and V, and of latents."""
 
     heads: KVDtype
     latents: KVDtype
 
     @classmethod
     def of(cls, kv_dtype: str, dtype: str, layout: str) -> _StoredAs:
-        """This worker's pool quantises no latents."""
+        """The storage in a layout. This worker's pool quantises no latents."""
         heads = KV_DTYPES[kv_dtype]
         rounds_latents = layout == "least" or not heads.is_quantised
         return cls(heads, heads if rounds_latents else KV_DTYPES[_own_kv_dtype(dtype)])
@@ -299,7 +299,7 @@ class _StoredAs(NamedTuple):
 
 
 def _sequence_bytes(layers: list[LayerKV], stored_as: _StoredAs, num_tokens: int, block_size: int) -> int:
-    """Of one sequence in whole blocks. A window that begins inside a block keeps all of it."""
+    """KV bytes of one sequence in whole blocks. A window that starts inside a block keeps all of it."""
     total = 0
     for layer in layers:
         kept = num_tokens

@@ -1,6 +1,7 @@
-"""Shapes of published models, so that a plan for one needs neither a network nor its files.
+"""Shapes of published models, so that their plans need neither a network nor their files.
 
-Each is the part of a model's public ``config.json`` on the Hugging Face hub that decides sizes. Where reports state the same:
+Each is the part of a model's public ``config.json`` on the Hugging Face hub that determines sizes. Reports with the same
+values:
 
 - Llama 2 7B: Touvron et al. 2023, arXiv 2307.09288.
 - Llama 3 8B, 70B, 405B: "The Llama 3 Herd of Models", arXiv 2407.21783, table 3.

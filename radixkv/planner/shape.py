@@ -1,8 +1,8 @@
-"""What decides a model's memory: how many parameters it has, and what each of its layers keeps per token.
+"""Sizes that determine a model's memory: its number of parameters, and the KV of each layer per token.
 
-Grouped-query attention keeps K and V of its kv heads. Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) need keep
-only the latent, and the rotary part of the key that all heads share: one head, with no V of its own. A layer with a sliding
-window need keep no more tokens than the window. A layer of linear attention keeps a state, however long the sequence.
+Grouped-query attention keeps K and V of its kv heads. Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) needs only
+the latent, and the rotary part of the key that all heads share: one head, without V. A layer with a sliding window needs only
+the window's tokens. A layer of linear attention keeps a state of constant size.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["LayerKV", "ModelShape"]
 
 
 class LayerKV(NamedTuple):
-    """What one layer keeps of a sequence.
+    """KV of one layer for a sequence.
 
-    `num_heads` vectors of `key_dim` and of `value_dim` elements per token, of the last `window` tokens (None: of all), and
-    `state_bytes` whatever the length. A `value_dim` of 0: the key's vector serves as both.
+    `num_heads` vectors of `key_dim` and of `value_dim` elements per token, of the last `window` tokens (None: all), and
+    `state_bytes` at any length. A `value_dim` of 0: the key's vector serves as both.
     """
 
     num_heads: int
@@ -48,15 +48,15 @@ class ModelShape:
 
     Attributes:
         name: as the user gave it.
-        model_type: the architecture, as its configuration calls it.
+        model_type: the configuration's name of the architecture.
         num_parameters: elements of all its tensors, tied ones once.
-        layers: what each layer must keep at least.
-        stored_layers: what each layer keeps in this worker's pool, which holds what transformers' attention interface is
-            given: all tokens of a window's layer, and latents expanded to every head where the worker does not know the
-            architecture's attention.
+        layers: the least KV that each layer must keep.
+        stored_layers: KV of each layer in this worker's pool, which holds the inputs of transformers' attention interface: all
+            tokens of a window's layer, and latents expanded to every head if the worker does not know the architecture's
+            attention.
         num_query_heads, hidden_size, vocab_size: as named.
-        feed_forward_size: intermediate elements of a token, over the experts that it goes through.
-        max_length: positions it was made for, in tokens; None where it does not say.
+        feed_forward_size: intermediate elements of a token, over its experts.
+        max_length: the model's positions, in tokens; None if not configured.
         dtype: of its weights as published.
     """
 
@@ -74,11 +74,11 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelShape:
-        """Read off a configuration. Milliseconds for the architectures known here; for any other that transformers knows,
-        seconds: it is built there without memory for its weights.
+        """Read the shape from a configuration. Milliseconds for known architectures. Seconds for any other that transformers
+        has: it is built there without memory for its weights.
 
         Raises:
-            PlanError: a field is missing, or the architecture is unknown or keeps what cannot be planned.
+            PlanError: a field is missing, or the architecture is unknown or cannot be planned.
         """
         values, num_parameters = count_parameters(config)
         try:
@@ -136,7 +136,7 @@ def _read_layers(values: Mapping[str, Any]) -> tuple[tuple[LayerKV, ...], tuple[
     num_layers = _int(values, "num_hidden_layers", "n_layer")
     num_heads = _int(values, "num_attention_heads", "n_head")
     hidden_size = _int(values, "hidden_size", "n_embd")
-    num_sharing = int(values.get("num_kv_shared_layers") or 0)  # the last ones read what earlier ones keep
+    num_sharing = int(values.get("num_kv_shared_layers") or 0)  # the last layers read KV of earlier ones
     least: list[LayerKV] = []
     stored: list[LayerKV] = []
     for index, kind in enumerate(_layer_kinds(values, num_layers)):
@@ -165,7 +165,7 @@ def _read_layers(values: Mapping[str, Any]) -> tuple[tuple[LayerKV, ...], tuple[
 
 
 _KEPT_AS_LATENTS = frozenset({"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"})
-"""Architectures whose attention the worker knows, by its classes in `worker.latent_attention`."""
+"""Architectures whose attention the worker knows, by its classes in `worker.model.mla`."""
 
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 

@@ -17,7 +17,7 @@ def parse_bytes(text: str, argument: str = "size") -> int:
     """Bytes of ``"80GiB"``, ``"80G"`` (the same), ``"80GB"`` (of 1000), or ``"1073741824"``.
 
     Raises:
-        InvalidArgumentError: it is no size; names `argument`.
+        InvalidArgumentError: the text is no size; names `argument`.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -28,7 +28,7 @@ def parse_bytes(text: str, argument: str = "size") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """In the largest binary unit that gives at least 1, with three digits or more: ``"70.3 KiB"``, ``"8.58 GiB"``."""
+    """The size in the largest binary unit with a value of at least 1, three digits or more: ``"70.3 KiB"``, ``"8.58 GiB"``."""
     value, unit = float(size), "B"
     for letter in "KMGTP":
         if abs(value) < 1024:

@@ -1,4 +1,4 @@
-"""Replay: what a cache would have found of a recorded load, by policy and size, through the real core."""
+"""Replay: a cache's hit rate on a recorded load, by policy and size, computed with the real core."""
 
 from __future__ import annotations
 

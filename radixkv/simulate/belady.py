@@ -1,4 +1,4 @@
-"""The offline optimum: evict what is used again last. It needs to be told the future, so it is a limit and no choice.
+"""The offline optimum: evicts the block with the latest next use. It needs the future, so it is a limit, not a choice.
 
 Source: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966.
 """
@@ -17,7 +17,7 @@ __all__ = ["BeladyPolicy", "Future"]
 
 
 class Future:
-    """Which requests use which block of a trace. `request` is the one that is being served now."""
+    """The requests that use each block of a trace. `request`: the current one."""
 
     def __init__(self, trace: Trace) -> None:
         self.request = 0
@@ -29,7 +29,7 @@ class Future:
                 self._uses[block].append(number)
 
     def block_at(self, position_bytes: int) -> int:
-        """The block of the present request in which that position lies."""
+        """The block of the current request at that position."""
         return self._blocks_of_request[self.request][position_bytes // self.block_bytes]
 
     def next_use(self, block: int) -> int:
@@ -40,10 +40,10 @@ class Future:
 
 
 class BeladyPolicy(SortedPolicy):
-    """The leaf whose last block is used again last goes first; `node.reuse_class` holds that block's number.
+    """Evicts the leaf whose last block has the latest next use; `node.reuse_class` holds that block's number.
 
-    Whole leaves are evicted, so of a leaf that is used again in part more goes than need be: a little less than the optimum
-    over single blocks.
+    Whole leaves are evicted, so a leaf with a partial next use loses more than necessary: a little less than the optimum over
+    single blocks.
     """
 
     __slots__ = ("_future",)
@@ -53,7 +53,7 @@ class BeladyPolicy(SortedPolicy):
         super().__init__()
         self._future = future
 
-    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:  # noqa: ARG002  it knows better
+    def rest(self, node: Node, rested_before: int, namespace: str, now: int) -> None:  # noqa: ARG002  the future decides
         node.reuse_class = self._future.block_at(node.end_bytes - 1)
 
     def sort_key(self, node: Node) -> int:

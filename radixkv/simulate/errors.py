@@ -1,4 +1,4 @@
-"""What cannot be replayed."""
+"""Error of a trace that cannot be replayed."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["TraceError"]
 
 
 class TraceError(RadixKVError):
-    """A trace that is not there, or that says something else than a trace says; names the file, the line and what was found."""
+    """A trace that is missing or malformed; names the file, the line and the content found."""

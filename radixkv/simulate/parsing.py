@@ -1,4 +1,4 @@
-"""Lines and files of traces: JSON or plain text, and the requests that a conversation makes."""
+"""Lines and files of traces: JSON or plain text, and the requests of a conversation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["conversations_in", "parse_lines", "tree_requests"]
 
 
 def parse_lines(path: Path, lines: Sequence[str]) -> list[Any]:
-    """Every line that is not empty: as JSON where the file's first is JSON, as text otherwise.
+    """Every line that is not empty: as JSON if the first is JSON, otherwise as text.
 
     Raises:
-        TraceError: no line, or one that is no JSON among others that are.
+        TraceError: no line, or a line that is not JSON after a first one that is.
     """
     filled = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not filled:
@@ -27,14 +27,14 @@ def parse_lines(path: Path, lines: Sequence[str]) -> list[Any]:
 
 
 def conversations_in(folder: Path) -> list[str]:
-    """The requests of all conversations in a folder's .json and .jsonl files, file by file in the order of their names.
+    """The requests of all conversations in a folder's .json and .jsonl files, file by file in order of name.
 
-    A conversation is a list of messages, or an object that holds one as ``messages`` or ``conversations``, or a tree of
+    A conversation is a list of messages, or an object with one in ``messages`` or ``conversations``, or a tree of
     messages with ``replies``, alone or under ``prompt``. A message has a ``role`` (or ``from``) and a ``content`` (or ``text``,
     ``value``).
 
     Raises:
-        TraceError: no such file, or one that holds something else.
+        TraceError: no such file, or one with other content.
     """
     files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jsonl"))
     if not files:
@@ -81,7 +81,7 @@ def _requests_of(document: Any) -> list[str]:
 
 
 def _of_line(messages: Sequence[dict[str, Any]]) -> list[str]:
-    """One request before each reply, and one at the end where no reply follows."""
+    """One request before each reply, and one at the end if no reply follows."""
     requests, said = [], ""
     for message in messages:
         if _role(message) in ("assistant", "gpt") and said:
@@ -92,14 +92,14 @@ def _of_line(messages: Sequence[dict[str, Any]]) -> list[str]:
     return requests
 
 
-def tree_requests(message: dict[str, Any], said: str = "") -> list[str]:
-    """One request for each reply below a message that is the model's, depth first; `said` came before."""
-    said += _spoken(message)
+def tree_requests(message: dict[str, Any], before: str = "") -> list[str]:
+    """One request for each reply of the model below a message, depth first; `before`: the text before."""
+    before += _spoken(message)
     requests: list[str] = []
     for reply in message.get("replies", ()):
         if _role(reply) == "assistant":
-            requests.append(said)
-        requests += tree_requests(reply, said)
+            requests.append(before)
+        requests += tree_requests(reply, before)
     return requests
 
 

@@ -1,4 +1,4 @@
-"""One point of a replay: a trace through a cache of one size under one policy, and how much of the input it found."""
+"""One point of a replay: the share of a trace's input found by a cache of one size under one policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixkv.simulate.traces import Request, Trace
 __all__ = ["LIMITS", "HitRate", "check_policies", "parse_capacities", "replay"]
 
 LIMITS = ("belady", "infinite")
-"""What no policy can pass: the offline optimum at the same size, and a cache that never evicts."""
+"""Limits of every policy: the offline optimum at the same size, and a cache that never evicts."""
 
 
 class HitRate(NamedTuple):
@@ -28,15 +28,15 @@ class HitRate(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The share found; 0 where there was no input."""
+        """The share found; 0 without input."""
         return self.num_hit_tokens / self.num_tokens if self.num_tokens else 0.0
 
 
 def check_policies(names: Sequence[str]) -> list[str]:
-    """The names, each of which must be a policy's or a limit's; repeated ones once.
+    """The names, without repetitions, each checked to be a policy's or a limit's.
 
     Raises:
-        InvalidArgumentError: a name that none has, or no name.
+        InvalidArgumentError: an unknown name, or no name.
     """
     known = [*POLICIES, *LIMITS]
     for name in names:
@@ -48,7 +48,7 @@ def check_policies(names: Sequence[str]) -> list[str]:
 
 
 def parse_capacities(text: str, num_blocks: int) -> list[int]:
-    """Capacities in blocks, of a list such as ``1%,5%,4096``: shares of the distinct blocks of a trace, or blocks.
+    """Capacities in blocks, from a list such as ``1%,5%,4096``: shares of a trace's distinct blocks, or blocks.
 
     Raises:
         InvalidArgumentError: a part that is neither, or not above 0.
@@ -69,14 +69,14 @@ def parse_capacities(text: str, num_blocks: int) -> list[int]:
 def replay(
     trace: Trace, policy: str, num_blocks: int, *, warm_up: float = 0.0, on_request: Callable[[], None] | None = None
 ) -> HitRate:
-    """Serve every request of a trace, one after the other, from a cache of `num_blocks` blocks; what it found.
+    """Serve every request of a trace, one after the other, from a cache of `num_blocks` blocks. Returns its hit rate.
 
-    Each request acquires its prompt, computes it, and is released; its reply is no part of it. A prompt longer than the cache
-    is served as far as it fits. The first `warm_up` of the requests are served and not counted. `on_request` is called after
-    each. The cache's clock is the trace's.
+    Each request acquires its prompt, computes it, and is released, without its reply. A prompt longer than the cache is cut to
+    fit. The first `warm_up` of the requests are served and not counted. `on_request` is called after each. The cache's clock is
+    the trace's.
 
     Raises:
-        InvalidArgumentError: a policy that is not known.
+        InvalidArgumentError: an unknown policy.
     """
     check_policies([policy])
     future = Future(trace) if policy == BeladyPolicy.name else None
@@ -101,7 +101,7 @@ def replay(
 
 
 def _serve(cache: PrefixCache, tokens: bytes) -> int:
-    """Open a prompt, compute it and let go of it; how many of its tokens were stored already."""
+    """Acquire, compute and release a prompt. Returns how many of its tokens were stored already."""
     opened = cache.acquire(tokens)
     cache.insert(opened.seq_id, len(tokens) // 4)
     cache.release(opened.seq_id)

@@ -1,7 +1,7 @@
-"""Shapes of requests: when each came, how long it was, and from which earlier one its prompt parts. Numbers, and no text.
+"""Shapes of requests: arrival, length, and the earlier request that its prompt branches from. Numbers without text.
 
 prompt of an earlier request   ├──────────────────┤ its reply ├─────┤
-prompt of a later one          ├────────────────────────────┤ other ├──┤        shares what stands before `other`
+prompt of a later one          ├────────────────────────────┤ other ├──┤        shares the tokens before `other`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Branching", "Shape", "branchings", "shapes_of"]
 
 
 class Shape(NamedTuple):
-    """One request. `parent`: the place in the list of the earlier one that its prompt shares most with, or None."""
+    """One request. `parent`: index of the earlier request that its prompt shares most with, or None."""
 
     arrival_s: float
     prompt_tokens: int
@@ -27,16 +27,16 @@ class Shape(NamedTuple):
 
 
 class Branching(NamedTuple):
-    """The earlier history that a prompt shares most with, by its place, and how many of the prompt's tokens."""
+    """The earlier history that a prompt shares most with, by its index, and the number of shared tokens."""
 
     parent: int | None
     num_shared: int
 
 
 def branchings(histories: Iterable[tuple[Hashable, bytes, bytes]]) -> list[Branching]:
-    """Of each (namespace, packed prompt, packed reply) where its prompt parts from those before it in its namespace.
+    """For each (namespace, packed prompt, packed reply), its branching from earlier ones in its namespace.
 
-    Of sorted histories the one that shares most with a prompt is a neighbour of the prompt's place. O(n log n) compares.
+    In a sorted list, the history that shares most with a prompt is next to the prompt's place. O(n log n) compares.
     """
     sorted_by_namespace: dict[Hashable, list[tuple[bytes, int]]] = {}
     found = []
@@ -54,7 +54,7 @@ def branchings(histories: Iterable[tuple[Hashable, bytes, bytes]]) -> list[Branc
 
 
 def shapes_of(trace: Trace) -> list[Shape]:
-    """The shapes of a trace, in its own tokens. What replies it does not tell of count as empty. O(n log n) compares."""
+    """The shapes of a trace, in its own tokens. Unrecorded replies count as empty. O(n log n) compares."""
     found = branchings(("", request.tokens, b"") for request in trace.requests)
     shapes = []
     for request, (parent, num_shared) in zip(trace.requests, found, strict=True):

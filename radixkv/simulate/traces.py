@@ -1,10 +1,10 @@
-"""Recorded loads: requests in the order in which they came, as packed tokens that share prefixes where the load did.
+"""Recorded loads: requests in order of arrival, as packed tokens that share the load's prefixes.
 
-    Mooncake's format     hash ids of 512-token blocks; every id becomes one block of the cache, its tokens made up from the id
-    conversations         chats, linear or trees: one request for each reply, with all that was said before it
+    Mooncake's format     hash ids of 512-token blocks; every id becomes one block of the cache, its tokens derived from the id
+    conversations         chats, linear or trees: one request for each reply, with all text before it
     prompts               one per line
 
-Texts need no tokenizer here: four characters stand in for one token.
+Texts need no tokenizer here: four characters count as one token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Request", "Trace", "read_trace", "trace_of_texts"]
 CHARACTERS_PER_TOKEN = 4
 MOONCAKE_BLOCK_TOKENS = 512
 HASH_ID_TOKENS = 2
-"""Tokens that stand for one hash id: one for a last block that is not full, so that it stays a tail."""
+"""Tokens per hash id; a last block that is not full has one, so that it stays a tail."""
 
 
 class Request(NamedTuple):
-    """One prompt. `tokens`: packed ids; `num_tokens`: how long it was in the load's own tokens, `num_generated` its reply, 0
-    where the load does not tell.
+    """One prompt. `tokens`: packed ids; `num_tokens`: its length in the load's own tokens; `num_generated`: of its reply, 0 if
+    not recorded.
     """
 
     tokens: bytes
@@ -51,7 +51,7 @@ class Trace:
 
     @cached_property
     def _numbers(self) -> tuple[list[array[int]], int]:
-        """The blocks of each request and how many there are: blocks are the same where all before them is."""
+        """The blocks of each request and their number: two blocks are the same if all blocks before them are."""
         known: dict[tuple[int, bytes], int] = {}
         rows = []
         size = self.block_bytes
@@ -64,12 +64,12 @@ class Trace:
         return rows, len(known)
 
     def block_numbers(self) -> list[array[int]]:
-        """For each request the numbers of its blocks, which two requests share as far as they begin alike. O(blocks), once."""
+        """Block numbers of each request; two requests share those of their common prefix. O(blocks), once."""
         return self._numbers[0]
 
     @property
     def num_blocks(self) -> int:
-        """Distinct blocks: what a cache without eviction holds in the end."""
+        """Distinct blocks: the final content of a cache without eviction."""
         return self._numbers[1]
 
     @property
@@ -79,11 +79,11 @@ class Trace:
 
 
 def read_trace(path: Path, block_size: int = 16) -> Trace:
-    """Read a trace in any of the formats: which one its content says. `block_size` is for texts.
+    """Read a trace in any of the formats, recognised by its content. `block_size` is for texts.
 
     Raises:
         InvalidArgumentError: a block size below 1.
-        TraceError: nothing there, no request in it, or a line that is none of the formats; names the file and the line.
+        TraceError: a missing file, no request in it, or a line in none of the formats; names the file and the line.
     """
     if block_size < 1:
         raise InvalidArgumentError("--block-size", block_size, "at least 1")
@@ -104,10 +104,10 @@ def read_trace(path: Path, block_size: int = 16) -> Trace:
 
 
 def trace_of_texts(name: str, texts: Iterable[str | tuple[float, str]], block_size: int = 16) -> Trace:
-    """A trace of prompts as texts, each with its time in seconds if it has one.
+    """A trace of prompts as texts, each with its time in seconds if known.
 
     Raises:
-        TraceError: no text in it.
+        TraceError: no text.
     """
     vocabulary: dict[str, int] = {}
     requests = []

@@ -8,4 +8,4 @@ __all__ = ["ModelError"]
 
 
 class ModelError(RadixKVError):
-    """A model cannot be fetched, read or run by the worker; the message is one line and says what to do."""
+    """A model cannot be fetched, read or run by the worker; the message is one line and names a remedy."""

@@ -1,4 +1,4 @@
-"""Generating in this process, for jobs and notebooks: a list of prompts in, a list of replies out.
+"""Generation in this process, for jobs and notebooks: a list of prompts in, a list of replies out.
 
     from radixkv import LLM, SamplingParams
 
@@ -6,7 +6,7 @@
         for reply in llm.generate(["1 + 1 =", "1 + 2 ="], SamplingParams(max_tokens=4, temperature=0)):
             print(reply.outputs[0].text)
 
-Prompts that share a prefix are run one after the other, whatever their order in the list, and answered in its order.
+Prompts that share a prefix run one after the other, whatever their order in the list. Replies come in the list's order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from radixkv.worker.run import Worker, WorkerConfig
 __all__ = ["LLM", "Completion", "Reply"]
 
 AT_ONCE = 256
-"""Requests that the engine has at a time: enough for it to choose from, few enough to hold."""
+"""Requests given to the engine at a time: enough for it to choose from, few enough to hold."""
 
 _Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -41,12 +41,12 @@ class Completion:
     """One branch of a reply.
 
     Attributes:
-        index: among the branches of the reply.
-        text: special tokens left out, and what ended it.
-        token_ids: those generated.
+        index: of the branch in the reply.
+        text: decoded, without special tokens and without the stop string or stop token.
+        token_ids: generated tokens.
         finish_reason: ``"stop"`` or ``"length"``.
-        stop_reason: the stop string or stop token id that ended it, if one did.
-        logprobs: one entry per token where they were asked for.
+        stop_reason: the stop string or stop token id that ended the branch, if any.
+        logprobs: one entry per token where requested.
     """
 
     index: int
@@ -59,7 +59,7 @@ class Completion:
 
 @dataclass(slots=True)
 class Reply:
-    """What one prompt was answered. `usage`: what it cost, all branches together; see `Usage`."""
+    """Reply to one prompt. `usage`: its cost, all branches together; see `Usage`."""
 
     prompt: bytes
     outputs: list[Completion]
@@ -72,12 +72,12 @@ class Reply:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that were found in the cache and not computed."""
+        """Tokens of the prompt found in the cache and not computed."""
         return self.usage.num_cached_tokens
 
 
 class LLM:
-    """A model in this process. One thread calls it. It ends with its context, by `close`, or with the process.
+    """A model in this process, for one thread. Closed by its context, by `close`, or at the end of the process.
 
     Args:
         model: a folder, a GGUF file, a Hugging Face id, or None for the default model.
@@ -103,15 +103,15 @@ class LLM:
 
         Args:
             prompts: one, or a list of them.
-            params: for all, or one for each; None: as the model wants it.
+            params: for all, or one for each; None: the model's own defaults.
             progress: show a bar on standard error where that is a terminal.
 
         Returns:
             A reply for each prompt, in order.
 
         Raises:
-            InvalidArgumentError: a prompt is empty or can never fit, or `params` are too few or too many; names it. What had
-                been begun is ended.
+            InvalidArgumentError: a prompt is empty or can never fit, or `params` are too few or too many. The error names the
+                prompt; requests already started are cancelled.
             UnavailableError: closed.
         """
         is_one = isinstance(prompts, str | bytes) or (len(prompts) > 0 and isinstance(prompts[0], int))
@@ -133,7 +133,7 @@ class LLM:
         Args:
             messages: one conversation, or a list of them.
             tools: functions that the model may call, as the template takes them.
-            template_arguments: further variables for it.
+            template_arguments: further variables for the template.
         """
         is_one = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
@@ -151,13 +151,13 @@ class LLM:
         position: int | None = None,
         progress: bool = True,
     ) -> list[Reply]:
-        """Go on from a token of a reply, however old: what is cached of its history is not computed again.
+        """Continue from a token of a reply, however old. Cached parts of its history are not computed again.
 
         Args:
             reply: of this model.
-            prompts: continuations, each a text behind the history (empty: nothing) or further messages of the conversation.
+            prompts: continuations, each a text appended to the history (empty: nothing) or further messages of the chat.
             branch: of the reply.
-            position: tokens of prompt and branch that are kept; None: all.
+            position: tokens of prompt and branch to keep; None: all.
 
         Raises:
             InvalidArgumentError: there is no such branch or position; and as `generate`.
@@ -173,7 +173,7 @@ class LLM:
         return self._run([(prompt, kept) for prompt in asked], params, progress)
 
     def close(self) -> None:
-        """End what runs and let the memory go. May be repeated."""
+        """Cancel running requests and free the memory. Idempotent."""
         self._close()
 
     def __enter__(self) -> LLM:
@@ -202,7 +202,7 @@ class LLM:
 
 
 class _Job:
-    """Requests under way, of which one thread takes the events of all."""
+    """Concurrent requests, with the events of all read by one thread."""
 
     def __init__(self, engine: Engine, requests: Sequence[GenerateParams], advance: Callable[[Usage], None]) -> None:
         self._engine = engine
@@ -237,7 +237,7 @@ class _Job:
     def _take(self, index: int) -> None:
         stream = self._streams.get(index)
         if stream is None:
-            return  # a bell that rang behind the last event
+            return  # woken after the last event
         outputs = self._outputs[index]
         for event in stream.take():
             if isinstance(event, Delta):
@@ -265,7 +265,7 @@ def _continuation(prompt: str | Sequence[Message]) -> Prompt:
 
 @contextmanager
 def _named(index: int) -> Iterator[None]:
-    """An argument that is refused within it is that of the prompt `index`."""
+    """Prefix an `InvalidArgumentError` raised within with the prompt's `index`."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -274,7 +274,7 @@ def _named(index: int) -> Iterator[None]:
 
 @contextmanager
 def _bar(number: int, *, is_shown: bool) -> Iterator[Callable[[Usage], None]]:
-    """Gives what is to be called as each reply is complete."""
+    """Progress bar. Yields a function to call as each reply completes."""
     if not (is_shown and sys.stderr.isatty()):
         yield lambda _usage: None
         return

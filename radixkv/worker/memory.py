@@ -1,8 +1,8 @@
-"""How much memory a device has, and how much of it a piece of work took at its peak.
+"""Memory of a device, and the peak of a piece of work.
 
-On a CPU that is what this process may still take: what the machine has available, within the limits of the control groups
-that the process is in, as a container's. The peak there is the kernel's high-water mark of resident memory, which Linux lets a
-process reset for itself; where it cannot be had, no peak is told.
+On a CPU, free memory is what this process may still take: the machine's available memory, within the limits of the process's
+control groups, such as a container's. The peak is the kernel's high-water mark of resident memory, which Linux lets a process
+reset. Where the mark cannot be read, the peak is None.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs
 
 
 class DeviceMemory(NamedTuple):
-    """`total_bytes` that there are; `free_bytes` that can be taken now."""
+    """`total_bytes` of the device; `free_bytes` that can be allocated now."""
 
     total_bytes: int
     free_bytes: int
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Memory of a device. What torch keeps for reuse counts as free."""
+    """Memory of a device. Memory that torch caches for reuse counts as free."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -40,7 +40,7 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def host_memory(root: Path = Path("/")) -> DeviceMemory:
-    """Memory of this machine, or of the tightest control group around this process. `root`: where proc and sys are."""
+    """Memory of this machine, or of the tightest control group of this process. `root`: the folder of proc and sys."""
     import psutil
 
     machine = psutil.virtual_memory()
@@ -56,7 +56,7 @@ def host_memory(root: Path = Path("/")) -> DeviceMemory:
 
 
 def peak_of(work: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes that `work` held at its peak beyond what was held before; None where that cannot be known."""
+    """Bytes that `work` held at its peak beyond those held before; None where the platform cannot measure it."""
     gc.collect()
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -64,7 +64,7 @@ def peak_of(work: Callable[[], object], device: torch.device) -> int | None:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with suppress(OSError, AttributeError):  # what the allocator keeps would hide what the work takes
+    with suppress(OSError, AttributeError):  # memory cached by the allocator would hide the work's
         ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)

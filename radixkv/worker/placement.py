@@ -1,4 +1,4 @@
-"""Where a model computes and in what, from what the user asked for."""
+"""Device, dtype and quantization of a model, from the user's settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def choose_device(device: str) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidArgumentError("device", device, "cpu on this machine, where torch finds no CUDA device")
     chosen = torch.device(device)
-    if chosen.type == "cuda" and chosen.index is None:  # tensors name the device that they lie on by its index
+    if chosen.type == "cuda" and chosen.index is None:  # a tensor's device always has an index
         return torch.device("cuda", torch.cuda.current_device())
     return chosen
 
@@ -38,7 +38,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def wants_int8(quantization: str, device: torch.device, by_default: bool) -> bool:
-    """Whether the linear layers' weights are to be rounded."""
+    """Whether to round the linear layers' weights to int8."""
     if quantization not in QUANTIZATIONS:
         raise InvalidArgumentError("quantization", quantization, ", ".join(QUANTIZATIONS))
     if quantization == "int8" and device.type != "cpu":

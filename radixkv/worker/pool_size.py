@@ -1,4 +1,4 @@
-"""How large a worker's pool is: what the device has, less what the model takes, no more than could be used.
+"""Size of a worker's pool: the device's free memory, less the model's needs, at most what sequences can use.
 
     free after loading
     |-- kept free --|-- activations --|-- workspace --|------------ KV ------------|
@@ -6,10 +6,10 @@
      of all memory     of max_batch_     sampling         sequences of max_model_len
                        tokens
 
-Where lines have spans of their own, half of the blocks at most are set aside for them.
+With lines (see `arena`), at most half of the blocks are set aside for them.
 
-Weights, the driver's context and other programs are in what is not free any more, so they need no estimate. Memory of a CPU is
-everybody's, so there a pool that nobody sized takes a quarter of what is available, and 2 GiB at most.
+Weights, the driver's context and other programs are no longer in the free memory, so they need no estimate. A CPU's memory is
+shared with other programs: a pool of no given size takes a quarter of the available memory, and 2 GiB at most.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["PoolPlan", "PoolWish", "plan_pool"]
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 2 << 30
 SWAP_BYTES = 4 << 30
-"""Swap space where swapping was asked for without a size; never more than a quarter of what the host has available."""
+"""Default swap space with swapping on; at most a quarter of the host's available memory."""
 
 _SAMPLING_BYTES = 24
 """Per logit: a sorted copy with 64-bit indices, probabilities and their sums."""
 
 _CUDA_FRAGMENTS_BYTES = 256 << 20
-"""For what torch's allocator loses between tensors, and for the buffer that swapped blocks pass through."""
+"""For fragmentation in torch's allocator, and for the staging buffer of swapped blocks."""
 
 _PROFILED_ON_CPU_BYTES = 4 << 30
 """Weights of a larger model make a forward of `max_batch_tokens` take many seconds on a CPU; activations are then estimated."""
@@ -47,16 +47,16 @@ _PROFILED_ON_CPU_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class PoolWish:
-    """What the user asked of the pool.
+    """Pool settings of the user.
 
     Attributes:
-        num_blocks: None: as many as the memory gives.
+        num_blocks: None: as many as the memory allows.
         block_size: token slots of a block.
         utilisation: share of the device's memory to take, above 0 and at most 1.
-        kv_bytes: memory for KV; None: what is left.
+        kv_bytes: memory for KV; None: all that is left.
         swap_bytes: host memory for blocks that are swapped out; None: a default where swapping is on.
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
-        has_lines: whether a part of the blocks is set aside for lines; see `arena`.
+        has_lines: whether some of the blocks are set aside for lines; see `arena`.
     """
 
     num_blocks: int | None = None
@@ -68,10 +68,10 @@ class PoolWish:
     has_lines: bool = False
 
     def check(self, limits: SchedulerLimits) -> None:
-        """Refuse what is outside its bounds, or does not go together.
+        """Reject settings that are out of bounds or in conflict.
 
         Raises:
-            InvalidArgumentError, PlanError: names it.
+            InvalidArgumentError, PlanError: names the setting.
         """
         if not 0 < self.utilisation <= 1:
             raise InvalidArgumentError("utilisation", self.utilisation, "above 0 and at most 1")
@@ -91,16 +91,16 @@ class PoolWish:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """The size that a pool gets, and why. Sizes in bytes.
+    """Size of a pool, with the reason. Sizes in bytes.
 
     Attributes:
         num_blocks, block_size, num_host_blocks: of the pool and its swap space.
-        num_lines, line_blocks: spans that lie behind the pool's blocks, and their length.
+        num_lines, line_blocks: spans after the pool's blocks, and their length.
         block_bytes: of one block over all layers.
         weight_bytes: of the model.
         activation_bytes, workspace_bytes, free_bytes: as in the module's picture; None where the number of blocks was given.
         max_model_len: longest sequence served.
-        reason: what bounded it.
+        reason: the bound that set the size.
     """
 
     num_blocks: int
@@ -144,14 +144,14 @@ def plan_pool(
     limits: SchedulerLimits,
     memory_of: Callable[[torch.device], DeviceMemory] = device_memory,
 ) -> PoolPlan:
-    """Size the pool of a loaded model that has none yet. Where no number of blocks is wished, a forward is run for it.
+    """Size the pool of a loaded model that has none yet. Runs a forward to measure activations if `num_blocks` is None.
 
     Args:
-        memory_of: tells what a device has, once the forward has been measured.
+        memory_of: returns a device's memory; called after the forward has been measured.
 
     Raises:
         InvalidArgumentError: the wish is outside its bounds.
-        PlanError: not a block fits, or, where it must, no sequence of the longest length; says what would help.
+        PlanError: no block fits, or no sequence of the longest length where one must; names a remedy.
     """
     wish.check(limits)
     block_bytes = runner.token_bytes * wish.block_size
@@ -192,7 +192,7 @@ def plan_pool(
 
 
 def _too_little(runner: ModelRunner, wish: PoolWish, total_bytes: int, free_bytes: int, missing_bytes: int) -> str:
-    """Why nothing is left for KV, and what would help."""
+    """Error message for no memory left for KV, with a remedy."""
     least = math.ceil((wish.utilisation + missing_bytes / total_bytes) * 100) / 100
     remedy = f"raise it to {least:g} or more" if least <= 1 else "free some memory, or take a smaller model"
     return (
@@ -203,7 +203,7 @@ def _too_little(runner: ModelRunner, wish: PoolWish, total_bytes: int, free_byte
 
 
 def _lines(num_blocks: int, full_blocks: int, limits: SchedulerLimits) -> tuple[int, int]:
-    """How many spans half of the blocks make, and their length: one of the longest sequence, or all that the half has."""
+    """Number of spans in half of the blocks, and their length: the longest sequence, or the whole half if that is shorter."""
     line_blocks = min(full_blocks, num_blocks // 2)
     if not line_blocks:
         raise PlanError(
@@ -213,7 +213,7 @@ def _lines(num_blocks: int, full_blocks: int, limits: SchedulerLimits) -> tuple[
 
 
 def _budget(runner: ModelRunner, wish: PoolWish, left: int, free_bytes: int) -> tuple[int, str]:
-    """Bytes for KV, and what bounds them."""
+    """Bytes for KV, and the bound that set them."""
     if wish.kv_bytes is not None:
         if wish.kv_bytes > left:
             raise PlanError(
@@ -243,8 +243,8 @@ def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, block_bytes: int, 
 
 
 def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:
-    """What the profiled forward does not show: sampling, logits of prompts that are scored, and on a CPU one longest sequence's
-    K and V gathered in a layer.
+    """Memory that the profiled forward does not show: sampling, logits of scored prompts, and on a CPU the gathered K and V of
+    one longest sequence in one layer.
     """
     sampling = limits.max_running * runner.vocab_size * _SAMPLING_BYTES
     sampling += runner.vocab_size * (limits.max_scored_tokens * (4 + runner.dtype.itemsize) + SLICE_BYTES)
@@ -254,8 +254,8 @@ def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:
 
 
 def _measure_activations(runner: ModelRunner, block_size: int, limits: SchedulerLimits) -> int:
-    """Bytes that a forward takes at its peak: one of prompts with `max_batch_tokens` positions, and one of as many decodes as
-    run at once. The rows stand on a pool of one block, which every entry of their tables names, and write nothing.
+    """Peak bytes of a forward: one of prompts with `max_batch_tokens` positions, one of `max_running` decodes. The rows use a
+    pool of one block, named by every entry of their tables, and write nothing.
     """
     if runner.device.type == "cpu" and (runner.is_native or runner.weight_bytes > _PROFILED_ON_CPU_BYTES):
         return _estimate_activations(runner, limits)
@@ -268,7 +268,7 @@ def _measure_activations(runner: ModelRunner, block_size: int, limits: Scheduler
 
 
 def _estimate_activations(runner: ModelRunner, limits: SchedulerLimits) -> int:
-    """By a rule of thumb: of each position five of the widest intermediates, of each sequence its logits twice."""
+    """Rule of thumb: five of the widest intermediates per position, the logits twice per sequence."""
     positions = 5 * runner.widest_output * limits.max_batch_tokens * runner.dtype.itemsize
     return positions + limits.max_running * runner.vocab_size * (4 + runner.dtype.itemsize)
 
@@ -280,7 +280,7 @@ def _profile(runner: ModelRunner, limits: SchedulerLimits) -> None:
         prompts.append(_row(runner, 0, length))
         left -= length
     runner.forward(prompts)
-    # On CUDA decoding splits long contexts over the chip, with memory for the parts; on a CPU a short context shows all of it.
+    # On CUDA long contexts are split over the chip, with memory for the parts. On a CPU a short context shows the whole peak.
     start = runner.max_model_len - 1 if runner.device.type == "cuda" else 0
     runner.forward([_row(runner, start, start + 1)] * limits.max_running)
 

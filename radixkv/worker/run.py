@@ -1,4 +1,4 @@
-"""A whole worker in one call: model, cache, engine, Generation service, until it is told to stop."""
+"""A whole worker in one call: model, cache, engine, Generation service, until a signal or `close`."""
 
 from __future__ import annotations
 
@@ -53,43 +53,41 @@ LAYOUTS = ("paged", "arena", "auto")
 UTILISATION_WITH_LINES = 0.85
 _WATCH_S = 0.5
 _GRAMMARS_AFTER_S = 2.0
-"""What grammars need is made once the first answers may be under way, or for the first request that brings one."""
+"""Delay before the grammar process starts. The first request with a grammar starts it earlier."""
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker is told.
+    """Settings of a worker.
 
     Attributes:
         model: a folder, a GGUF file, a Hugging Face id, or None for the default model.
         service: address of the cache service that keeps the tree; None: a tree in this process.
-        credentials: what is shown to that service, and how the connection is secured; None: nothing, in plaintext.
+        credentials: key and TLS settings for that service; None: no key, in plaintext.
         listen: where to serve Generation: ``host:port`` (port 0 takes a free one) or ``unix:path``; None: nowhere.
-        security: who may call there, and what protects the way.
+        security: keys and TLS of the Generation service.
         pool_name: of the pool, among those of the service.
-        num_blocks, block_size: the pool's size; its memory is allocated at the start. None: what the device's memory gives, see
-            `pool_size`, which also says what `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes` are.
-        sampling: how tokens are drawn where a request leaves it out; what it does not say is the model's own.
+        num_blocks, block_size: the pool's size; its memory is allocated at the start. None: from the device's memory, see
+            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes`.
+        sampling: defaults of sampling parameters that a request leaves out; unset ones are the model's own.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
-        adapters: folders of low-rank adapters, by the name that requests give.
-        deterministic: whether a reply is the same to the bit whatever else runs and whatever is cached; see `ModelRunner`.
+        adapters: folders of low-rank adapters, by the name used in requests.
+        deterministic: whether replies are bitwise independent of the batch and the cache; see `ModelRunner`.
         cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
-        max_model_len: longest sequence to be served, in tokens; the pool must hold one. None: what the model allows, and what
-            the pool holds.
+        max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
-            own, see `arena`; ``"auto"``: paged, which was measured to be about as fast, see `bench.layouts`.
-        share_prefixes: whether requests reuse the KV of prefixes that others have computed.
-        unshared_namespaces: where they do not, although `share_prefixes`.
+            own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.layouts`.
+        share_prefixes: whether requests reuse KV of prefixes computed by other requests.
+        unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         num_remembered: finished generations that can still be forked.
-        connect_timeout_s: how long to wait for the cache service to take this holder, while it is out of reach or another
-            one holds the pool.
-        reattach_s: how long to wait for a cache service that has gone away, and how long to try for a new lease when the old
-            one is lost.
-        drain_s: how long generations over gRPC may go on once `run_worker` is told to stop.
+        connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
+            worker holds the pool.
+        reattach_s: how long to wait for a cache service that is down, and to retry for a new lease after losing one.
+        drain_s: how long generations over gRPC may go on after `run_worker` gets a stop signal.
         show_progress: whether fetching a model shows a bar.
-        on_stage: told what the start does from now on, on any thread.
+        on_stage: called with the name of each stage of the start, on any thread.
     """
 
     model: str | None = None
@@ -125,7 +123,7 @@ class WorkerConfig:
 
 
 class Worker:
-    """A worker that runs, from entering it as a context manager to leaving it.
+    """A running worker, as a context manager.
 
         with Worker(WorkerConfig(listen="127.0.0.1:0")) as worker:
             stream = worker.engine.generate(GenerateParams(text="Once upon a time"))
@@ -133,14 +131,14 @@ class Worker:
     Attributes:
         engine: generates, in this process.
         runner: the model and its KV tensors.
-        address: where Generation is served; empty where it is not.
-        plan: the pool's size and where the memory goes.
-        limiter: counts what tenants ask over gRPC; for further ways in beside it.
+        address: of the Generation service; empty where it is not served.
+        plan: the pool's size and the use of the memory.
+        limiter: counts tenants' requests over gRPC; other servers of the same tenants share it.
 
     Raises on entering:
-        ModelError: the model cannot be had or served.
-        PlanError: the memory does not suffice; says for what, and what would help.
-        InvalidArgumentError, UnavailableError, LeaseError: an argument is outside its bound; an address cannot be listened on;
+        ModelError: the model cannot be fetched or served.
+        PlanError: too little memory; names what does not fit, and a remedy.
+        InvalidArgumentError, UnavailableError, LeaseError: an argument is out of bounds; an address cannot be listened on;
             the cache service cannot be reached, or another worker holds the pool.
     """
 
@@ -167,22 +165,22 @@ class Worker:
         self._stack.close()
 
     def refuse(self) -> None:
-        """Take no further generation over gRPC, and no grammar not met before; health says that it does not serve.
+        """Reject further generations over gRPC, and grammars that are not compiled yet; health reports not serving.
 
-        What runs goes on. May be repeated.
+        Running generations go on. Idempotent.
         """
         self.engine.end_grammars()
         if self._server is not None:
             self._server.refuse()
 
     def drain(self, timeout_s: float) -> bool:
-        """`refuse`, and let what streams over gRPC come to its end; False where some still does after `timeout_s`."""
+        """`refuse`, and wait for the streams over gRPC to end; False where some remain after `timeout_s`."""
         return self._server is None or self._server.drain(timeout_s)
 
     def _open(self, stack: ExitStack) -> None:
         config = self.config
         if config.listen:
-            address = parse_address(config.listen)  # looked at before the long work of loading a model
+            address = parse_address(config.listen)  # checked before the long work of loading a model
             config.security.check_address(address)
             address.require_free()
         model = str(resolve_model(config.model, progress=config.show_progress))
@@ -226,30 +224,30 @@ class Worker:
             server = GenerationServer(self.engine, config.listen, security=config.security, limiter=self.limiter)
             self._server = stack.enter_context(server)
             self.address = self._server.address
-        stack.callback(self.engine.end_grammars)  # before the server waits for its callers, who may wait for a trial
+        stack.callback(self.engine.end_grammars)  # before the server waits for its callers, which may wait for a trial
 
 
 def run_worker(
     config: WorkerConfig,
     on_ready: Callable[[Worker], None] | None = None,
-    beside: Callable[[Worker], contextlib.AbstractContextManager[object]] | None = None,
+    front: Callable[[Worker], contextlib.AbstractContextManager[object]] | None = None,
 ) -> None:
-    """Run a worker until SIGINT or SIGTERM, then drain and stop it; a second one ends the process at once. Prints nothing.
+    """Run a worker until SIGINT or SIGTERM, then drain and stop it; a second signal ends the process at once. Prints nothing.
 
-    Draining: what is new is refused with `UnavailableError`, generations may go on for `config.drain_s` and are then ended with
-    it. Before the worker serves, signals do what they did before. Call it from the main thread.
+    Draining: new requests are rejected with `UnavailableError`. Running generations may go on for `config.drain_s` and then
+    end with that error. Until the worker serves, signal handlers are unchanged. Call it from the main thread.
 
     Args:
         config: see `WorkerConfig`.
-        on_ready: called once everything is up.
-        beside: gives what runs in front of the worker: entered before `on_ready` is called, left before the worker is.
+        on_ready: called once the worker serves.
+        front: returns the context of a server in front of the worker: entered before `on_ready`, left before the worker stops.
 
     Raises:
-        UnavailableError: the engine has stopped by itself; its log tells why.
+        UnavailableError: the engine has stopped by a fault; the log has the cause.
         And as `Worker`.
     """
     with StopSignals() as signals, Worker(config) as worker:
-        with beside(worker) if beside else contextlib.nullcontext():
+        with front(worker) if front else contextlib.nullcontext():
             set_heap_aside()
             signals.listen()
             if on_ready is not None:
@@ -310,7 +308,7 @@ def _load_text(model: str) -> ChatText | None:
 
 
 class _Lease:
-    """The hold on a pool of a cache service, renewed with a new incarnation when it was lost.
+    """The lease on a pool of a cache service, renewed with a new incarnation after it was lost.
 
     Attributes:
         wake: called, on any thread, when the service has sent notices.
@@ -344,7 +342,7 @@ class _Lease:
         return self._holder
 
     def attach_first(self) -> CacheHolder:
-        """As `attach`; while another holds the pool, as one that was killed does for a lease's TTL, try for as long again.
+        """As `attach`, retried for `connect_timeout_s` while another worker holds the pool: a killed one does for its TTL.
 
         Raises:
             RadixKVError: as `connect`.
@@ -362,10 +360,10 @@ class _Lease:
         self.wake()
 
     def stats(self) -> tuple[CacheStats, BlockTimes]:
-        """What the service tells of the pool. Any thread may ask.
+        """The service's stats of the pool. Thread-safe.
 
         Raises:
-            UnavailableError: it cannot be reached, or no holder is attached at present.
+            UnavailableError: the service cannot be reached, or no holder is attached.
         """
         holder = self._holder
         if holder is None:
@@ -373,10 +371,10 @@ class _Lease:
         return holder.stats(), holder.block_times()
 
     def reattach(self) -> CacheHolder:
-        """Try until the service is back and the old lease has ended, or the time is up.
+        """Retry for `reattach_s`, until the service is up and the old lease has ended.
 
         Raises:
-            RadixKVError: why the last try failed.
+            RadixKVError: of the last attempt.
         """
         self._detach()
         num_tries = max(1, round(self._config.reattach_s / _WATCH_S))
@@ -390,7 +388,7 @@ class _Lease:
         return self.attach()
 
     def give_up(self) -> None:
-        """Let a `reattach` under way on another thread end soon."""
+        """End a `reattach` on another thread soon."""
         self._given_up.set()
 
     def close(self) -> None:

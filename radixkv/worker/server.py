@@ -42,31 +42,31 @@ __all__ = ["GenerationServer"]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Generation"].full_name
 MAX_STREAMS = 256
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Of a request: twice the largest body that a gateway takes unless it is told otherwise."""
+"""Of a request: twice a gateway's default limit of a body."""
 MAX_CALLS = 264
-"""Calls under way at once beside the generations that stream; further ones are refused before they are read."""
+"""Concurrent calls other than streaming generations; calls over the limit are rejected before they are read."""
 UNREAD_S = 60.0
-"""A call whose caller takes nothing for so long is cancelled, so that it holds no thread."""
+"""Default of `unread_s`."""
 MAX_UNSEEN = 16_384
-"""Calls that may wait to be looked at before gRPC drops some at random, whosever they are; of twice as many all are."""
+"""Calls not yet accepted, above which gRPC drops some at random, of any caller; at twice as many it drops all."""
 _GRACE_S = 1.0
 _STOPPING = "the worker is stopping; try again when it has been started anew"
 _MIN_TIMEOUT_S = 1e-3
-_MAX_TIMEOUT_S = 1e9  # grpc tells a number of centuries where a call has no deadline
+_MAX_TIMEOUT_S = 1e9  # grpc reports centuries for a call without a deadline
 
 
 class GenerationServer:
-    """Serves a generator, most often an `Engine`, until it is stopped. The generator stays the caller's to close.
+    """Serves a generator, most often an `Engine`, until it is stopped. The caller closes the generator.
 
     Args:
-        generator: what answers.
+        generator: runs the requests.
         address: ``host:port`` (port 0 takes a free one) or ``unix:path``.
-        max_streams: generations that may stream at once; each holds a thread. One more is refused. Callers with keys share
-            them, see `Shares`; one that may name every namespace, such as a gateway, has a share for each that it names.
-        security: who may call, and what protects the way here; None: whoever reaches the address may do everything.
-        limiter: of the tenants, where they have further ways in; None: one of its own.
-        request_s: how long the request of a call may take to come.
-        unread_s: a call whose caller takes nothing for so long is cancelled.
+        max_streams: concurrent streaming generations; each holds a thread. Requests over the limit are rejected. Tenants
+            share them, see `Shares`; a caller that may name every namespace, such as a gateway, has a share for each.
+        security: keys and TLS of the address; None: any caller may do everything.
+        limiter: of the tenants, shared with other servers; None: a new one.
+        request_s: how long the request of a call may take to arrive.
+        unread_s: a call is cancelled, and its thread freed, when its caller reads nothing for that long.
 
     Raises:
         InvalidArgumentError: the keys file cannot be read.
@@ -117,12 +117,12 @@ class GenerationServer:
         reflection.enable_server_reflection(names, self._server)
 
     def start(self) -> GenerationServer:
-        """Listen; `address` then tells where, with the port that was taken for port 0.
+        """Listen. Sets the port in `address` where it was 0.
 
         Raises:
-            InvalidArgumentError: the address cannot be read, is none of this machine's, or is not safe to listen on; TLS files
-                that cannot be read.
-            UnavailableError: it is in use, or this process may not listen there.
+            InvalidArgumentError: the address is malformed, not one of this machine, or not safe to listen on; a TLS file
+                cannot be read.
+            UnavailableError: the address is in use, or this process may not listen there.
         """
         address = parse_address(self.address)
         try:
@@ -141,17 +141,17 @@ class GenerationServer:
         return self
 
     def refuse(self) -> None:
-        """Take no further generation, and have health say so; other calls are still answered. May be repeated."""
+        """Reject further generations; health reports not serving. Other calls still work. Idempotent."""
         self._health.refuse()
         self._servicer.refuse()
 
     def drain(self, timeout_s: float) -> bool:
-        """`refuse`, and wait until nothing streams any more; False where something still does after `timeout_s`."""
+        """`refuse`, and wait until no generation streams; False where some remain after `timeout_s`."""
         self.refuse()
         return self._servicer.wait_empty(timeout_s)
 
     def stop(self) -> None:
-        """Refuse what is new, cancel what still streams, stop listening. May be repeated."""
+        """Reject new calls, cancel streams, stop listening. Idempotent."""
         self.refuse()
         self._servicer.stop()
         self._server.stop(_GRACE_S).wait()
@@ -172,7 +172,7 @@ class GenerationServer:
 
 
 def _refuse_router(_request: empty_pb2.Empty, context: grpc.ServicerContext) -> bytes:
-    """A router takes this address for an engine's."""
+    """Reject a router's health check of a KV-event engine: this server is none."""
     context.set_code(grpc.StatusCode.UNIMPLEMENTED)
     context.set_details(NO_ENGINE)
     return b""
@@ -182,7 +182,7 @@ _Params = TypeVar("_Params", GenerateParams, ForkParams)
 
 
 def _within(context: grpc.ServicerContext, params: _Params) -> _Params:
-    """The parameters with the call's own deadline, where they name none."""
+    """The parameters, with the call's deadline as `timeout_s` where unset."""
     remaining_s = context.time_remaining()
     if params.timeout_s is not None or remaining_s is None or remaining_s > _MAX_TIMEOUT_S:
         return params
@@ -190,7 +190,7 @@ def _within(context: grpc.ServicerContext, params: _Params) -> _Params:
 
 
 class _Servicer(generation_pb2_grpc.GenerationServicer):
-    """One thread per call. An error of radixkv ends the call with its status and details, see `ThreadCalls`."""
+    """One thread per call. A `RadixKVError` ends the call with its status and details, see `ThreadCalls`."""
 
     def __init__(self, generator: Generator, max_streams: int, limiter: Limiter) -> None:
         self._generator = generator
@@ -256,7 +256,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[Slot | None]:
-        """Within it a request of the caller's is under way; None where callers need no credential.
+        """Count a request of the caller while the context is open; yields None where callers need no key.
 
         Raises:
             LimitError: the tenant has reached a limit.
@@ -270,10 +270,10 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     @contextlib.contextmanager
     def _admitted(self, namespace: str = "") -> Iterator[Slot | None]:
-        """As `_limited`, for a generation, which has one of the places of those that stream.
+        """As `_limited`, for a generation, which also takes one of the streaming places.
 
         Raises:
-            LimitError: the tenant has reached a limit or has its share of the places. UnavailableError: the worker is stopping.
+            LimitError: the tenant has reached a limit or its share of the places. UnavailableError: the worker is stopping.
         """
         with self._changed:
             if self._is_refusing:
@@ -305,7 +305,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     @contextlib.contextmanager
     def _kept(self, stream: GenerationStream) -> Iterator[None]:
-        """Within it `stop` ends the stream."""
+        """Register the stream while the context is open, so that `stop` closes it."""
         with self._changed:
             if self._is_stopping:
                 raise UnavailableError(_STOPPING)
@@ -322,7 +322,7 @@ def _ids(request: Any) -> bytes:
 
 
 def _share_key(namespace: str) -> tuple[str, str] | None:
-    """Against whose share a generation counts: its tenant's, and of one that speaks for all namespaces that namespace's."""
+    """Key of the share a generation counts against: its tenant, and for a tenant that sees all, the namespace's owner."""
     caller = current_caller()
     if caller is None:
         return None

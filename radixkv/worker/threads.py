@@ -1,8 +1,8 @@
-"""How many threads the model runs on and how they wait, decided before torch is imported.
+"""Number and wait policy of the model's threads, set before torch is imported.
 
-The OpenMP runtime reads its environment once, when torch loads it. A decode step is a few hundred small parallel regions:
-threads that sleep between them spend the step waking up, and threads that spin stall it as soon as there are more of them than
-free cores. So there are as many as cores are free now, and they spin for a bounded count. What the user has set stays.
+The OpenMP runtime reads its environment once, when torch loads it. A decode step is a few hundred small parallel regions.
+Threads that sleep between them spend the step waking up. Threads that spin stall the step as soon as they outnumber the free
+cores. So the default is one thread per core free now, spinning for a bounded count. Variables that the user has set stay.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import NamedTuple, TypeVar
 __all__ = ["ThreadSettings", "configure_threads", "count_free_cores", "run_on_passing_thread"]
 
 _SPIN_COUNT = 200_000
-"""Turns of the wait loop before a thread sleeps, some two milliseconds: longer than what lies between two forwards. With two
-free cores a token of one user took 8.0 ms, with 20,000 turns 9.1; beside a process that keeps one of the cores busy 15 ms, 61,
-and with 2,000 turns 29.
+"""Turns of the wait loop before a thread sleeps: about two milliseconds, longer than the gap between two forwards. With two
+free cores a token of one user took 8.0 ms, and with 20,000 turns 9.1. With one core kept busy by another process it took 15 ms,
+with 20,000 turns 61, and with 2,000 turns 29.
 """
 _SAMPLE_S = 0.1
 _Result = TypeVar("_Result")
 
 
 class ThreadSettings(NamedTuple):
-    """What is in force. `num_threads` and `spin_count` as the environment has them, "" where it does not say."""
+    """Settings in force. `num_threads` and `spin_count` as in the environment, "" where unset."""
 
     num_threads: str
     spin_count: str
 
 
 def configure_threads(environ: MutableMapping[str, str] = os.environ) -> ThreadSettings:
-    """Set the thread count and the waiting of OpenMP where the user has set neither; takes a tenth of a second.
+    """Set OpenMP's thread count and wait policy where the user has not; takes a tenth of a second.
 
-    Call it before torch is imported: afterwards the environment is not read any more, and nothing is changed.
+    Call it before torch is imported. Later calls change nothing, as the environment is no longer read.
     """
     if "torch" not in sys.modules:
         if "OMP_NUM_THREADS" not in environ:
@@ -47,11 +47,11 @@ def configure_threads(environ: MutableMapping[str, str] = os.environ) -> ThreadS
 
 
 def run_on_passing_thread(function: Callable[[], _Result]) -> _Result:
-    """Run a function that computes with torch on a thread that ends with it, and answer what it answers or raises.
+    """Run a torch function on a thread that ends with it; return its result or raise its error.
 
-    Every thread that enters a parallel region keeps a pool of OpenMP threads of its own until it ends. Two such pools are more
-    threads than cores, and GNU's runtime then lets none of them spin: a decode step of one sequence took 59 ms in place of 42
-    while the main thread still had the pool that it had loaded the model with. So only the thread that runs the model has one.
+    Every thread that enters a parallel region keeps its own pool of OpenMP threads until it ends. Two such pools are more
+    threads than cores, and GNU's runtime then lets none of them spin. A decode step of one sequence took 59 ms instead of 42
+    while the main thread kept its pool from loading the model. So only the thread that runs the model has a pool.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="radixkv-loading") as executor:
         return executor.submit(function).result()
@@ -60,9 +60,9 @@ def run_on_passing_thread(function: Callable[[], _Result]) -> _Result:
 def count_free_cores(
     stat: Path = Path("/proc/stat"), quota: Path = Path("/sys/fs/cgroup/cpu.max"), sample_s: float = _SAMPLE_S
 ) -> int:
-    """Cores that this process may use and that nobody uses now, at least 1.
+    """Idle cores that this process may use, at least 1.
 
-    `stat` and `quota` are the kernel's files; where one is missing, what it would say is taken as no limit.
+    `stat` and `quota` are the kernel's files; a missing file counts as no limit.
     """
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

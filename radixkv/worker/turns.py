@@ -1,4 +1,4 @@
-"""Turns between namespaces at what few callers at a time may use, so that a flood of one costs the others one turn each."""
+"""Turns between namespaces at a scarce resource, so that a flood from one namespace costs the others one turn each."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _RETRY_S = 1.0
 
 
 class Turns:
-    """A lock whose waiters are served in order within a namespace, and the namespaces that wait one after the other.
+    """A lock with turns: waiters of a namespace are served in order, and the waiting namespaces round-robin.
 
     Args:
-        max_at_once: turns at a time; one namespace has one of them at most.
-        max_waiting: callers of a namespace that may wait; None: all.
+        max_at_once: concurrent turns; a namespace holds at most one.
+        max_waiting: waiting callers per namespace; None: unlimited.
+        max_wait_s: longest wait of a caller; None: unlimited.
         max_wait_s: for how long; None: without end.
     """
 
@@ -31,26 +32,26 @@ class Turns:
         self._max_wait_s = max_wait_s
         self._lock = threading.Lock()
         self._having: set[str] = set()
-        self._lines: OrderedDict[str, deque[threading.Event]] = OrderedDict()  # the namespace whose turn is next first
+        self._lines: OrderedDict[str, deque[threading.Event]] = OrderedDict()  # the namespace with the next turn first
 
     def num_waiting(self, namespace: str) -> int:
-        """Callers of the namespace without a turn as yet."""
+        """Callers of the namespace that wait for a turn."""
         with self._lock:
             return len(self._lines.get(namespace, ()))
 
     @contextmanager
     def take(self, namespace: str) -> Iterator[None]:
-        """Wait for a turn of the namespace, and hold it. O(namespaces that wait).
+        """Wait for a turn of the namespace, and hold it. O(waiting namespaces).
 
         Raises:
-            LimitError: too many of the namespace wait already, or the turn did not come in time.
+            LimitError: too many callers of the namespace wait already, or the turn did not come in time.
         """
         called = self._join(namespace)
         is_called = False
         try:
             is_called = called.wait(self._max_wait_s)
         finally:
-            if not is_called:  # too late, or an interrupt: the turn must not be given to nobody
+            if not is_called:  # timeout or interrupt: the turn must not stay with a caller that has left
                 self._leave(namespace, called)
         if not is_called:
             message = f"no turn came in {self._max_wait_s:g} s: others are served; try again later"
@@ -85,7 +86,7 @@ class Turns:
             self._call()
 
     def _call(self) -> None:
-        """Give the turns that are free. The lock is held."""
+        """Give out the free turns. The lock is held."""
         for namespace in [one for one in self._lines if one not in self._having]:
             if len(self._having) >= self._max_at_once:
                 return

@@ -164,8 +164,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "giving way does not end the recovery",
         "worker/scheduling/admission.py",
-        'given up its blocks for them."""\n        self._recovering.clear()\n',
-        'given up its blocks for them."""\n',
+        'has been preempted for them."""\n        self._recovering.clear()\n',
+        'has been preempted for them."""\n',
         (
             "unit/test_admission.py::test_an_owner_of_which_a_branch_was_preempted_begins_nothing_"
             "until_blocks_come_free_by_an_end_or_by_giving_way",

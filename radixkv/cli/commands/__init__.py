@@ -1,1 +1,1 @@
-"""The commands of `radixkv`, a module each: `add` declares its flags and what carries it out."""
+"""The commands of `radixkv`, a module each: `add` declares its flags and the function that runs it."""

@@ -1,4 +1,4 @@
-"""`radixkv batch`: the requests of a file, answered into another one."""
+"""`radixkv batch`: answers the requests of a file into another file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EPILOG = """\
 IN has one request per line, as the OpenAI batch API has them (here in two):
   {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}}
-url is /v1/chat/completions, /v1/completions or /v1/responses. Requests whose prompts begin alike run next to each other, so
-what one has computed is in the cache for the next; they give way to whatever people ask of the same worker.
+url is /v1/chat/completions, /v1/completions or /v1/responses. Requests with a common prefix run next to each other, so that
+the next one finds the prefix in the cache. They yield to other requests of the same worker.
 
-OUT has one line per answer, in the order in which they come, with the custom_id of its request: "response" has what was
-answered; where its status_code is 400 or more, that is an error. It may be cut off at any moment, also by Ctrl-C: the same
-command goes on behind what is there.
+OUT has one line per answer, in order of completion, with the custom_id of its request: "response" has the answer; with a
+status_code of 400 or more it is an error. The run may stop at any moment, also by Ctrl-C: the same command then continues
+after the answers in OUT.
 
 examples:
-  radixkv batch in.jsonl out.jsonl                                  with a model that is loaded for it
-  radixkv batch in.jsonl out.jsonl --gateway http://127.0.0.1:8000  by a gateway that runs, such as that of radixkv up
+  radixkv batch in.jsonl out.jsonl                                  with a model loaded for it
+  radixkv batch in.jsonl out.jsonl --gateway http://127.0.0.1:8000  with a running gateway, such as that of radixkv up
 """
 
 
@@ -37,21 +37,21 @@ def add(commands: Any) -> None:
     batch.formatter_class = argparse.RawDescriptionHelpFormatter
     batch.epilog = EPILOG
     batch.add_argument("input", metavar="IN", type=Path, help="JSON lines of requests; see below")
-    batch.add_argument("output", metavar="OUT", type=Path, help="JSON lines of answers; those that are there are kept")
-    batch.add_argument("--gateway", metavar="URL", help="a gateway that runs; without it the model is loaded here")
+    batch.add_argument("output", metavar="OUT", type=Path, help="JSON lines of answers; existing ones are kept")
+    batch.add_argument("--gateway", metavar="URL", help="a running gateway; without it the model is loaded here")
     batch.add_argument(
         "--at-once",
         type=int,
         default=16,
         metavar="N",
-        help="requests under way at once, 1 to 256 (default %(default)s)",
+        help="concurrent requests, 1 to 256 (default %(default)s)",
     )
     batch.add_argument(
         "--tries",
         type=int,
         default=20,
         metavar="N",
-        help="of a request that is told to come again (default %(default)s)",
+        help="of a request that the gateway rejects for now (default %(default)s)",
     )
     add_client_flags(batch)
     add_model_flags(batch)

@@ -31,11 +31,11 @@ def add(commands: Any) -> None:
     add_client_flags(chat)
     add_model_flags(chat)
     add_chat_flags(chat)
-    chat.add_argument("--system", metavar="TEXT", help="system prompt (default: what the model's template brings)")
+    chat.add_argument("--system", metavar="TEXT", help="system prompt (default: that of the model's template)")
 
 
 def add_chat_flags(command: argparse.ArgumentParser) -> None:
-    """What replies of the chat in the terminal are like."""
+    """Flags of the replies in the terminal's chat."""
     flags = command.add_argument_group("chat")
     flags.add_argument(
         "--max-tokens", type=int, default=512, metavar="N", help="longest reply in tokens (default %(default)s)"
@@ -65,7 +65,7 @@ def run_chat(
     gateway: str | None = None,
     credentials: Credentials | None = None,
 ) -> None:
-    """Chat until the user leaves. `gateway`: URL of one whose kept conversations can be resumed; `credentials`: sent to it."""
+    """Chat until the user leaves. `gateway`: URL of one whose kept conversations can be resumed; `credentials`: for it."""
     from radixkv.chat import terminal
     from radixkv.chat.kept import KeptChats
 

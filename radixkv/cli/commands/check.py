@@ -1,4 +1,4 @@
-"""`radixkv check`: whether the books of a service's pools are right, and whether cached blocks hold what the model computes."""
+"""`radixkv check`: verifies the invariants of a service's pools, and a sample of cached blocks against the model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["add"]
 EXIT_VIOLATION = 1
 
 DESCRIPTION = """\
-Verify every invariant of a service's pools; exits with 1 where one is broken.
+Verify every invariant of a service's pools; exits with 1 if one is broken.
 
-With --deep also a sample of the cached blocks: a worker computes each anew from its tokens and the cached blocks before it,
-between two rounds of its own work, and compares. Where callers need a key it must be an admin's. A branch that is looked at
-counts as used.
+With --deep also verify a sample of the cached blocks: a worker recomputes each from its tokens and the cached blocks before it,
+between two rounds of its own work, and compares. Where callers need a key it must be an admin's. A verified branch counts as
+used.
 
-  radixkv check                                       the books alone, of all pools
+  radixkv check                                       the invariants alone, of all pools
   radixkv check --deep --worker 127.0.0.1:50052       and 64 blocks of that worker's pool
 """
 
@@ -38,18 +38,18 @@ counts as used.
 def add(commands: Any) -> None:
     """Add the command."""
     check = add_command(
-        commands, "check", _run, "verify every invariant of a service's pools; exits with 1 where one is broken"
+        commands, "check", _run, "verify every invariant of a service's pools; exits with 1 if one is broken"
     )
     check.description = DESCRIPTION
     check.formatter_class = argparse.RawDescriptionHelpFormatter
     add_service_flag(check)
-    deep = check.add_argument_group("the blocks themselves")
-    deep.add_argument("--deep", action="store_true", help="have cached blocks computed anew, and compare")
-    deep.add_argument("--worker", metavar="ADDRESS", help="the worker whose pool that is; needed with --deep")
+    deep = check.add_argument_group("cached blocks")
+    deep.add_argument("--deep", action="store_true", help="have cached blocks recomputed, and compare")
+    deep.add_argument("--worker", metavar="ADDRESS", help="the worker of that pool; needed with --deep")
     deep.add_argument("--pool", default="default", help="that worker's pool (default %(default)s)")
-    deep.add_argument("--namespace", metavar="NAME", help="blocks of this one alone (default: all)")
-    deep.add_argument("--blocks", type=int, default=64, metavar="N", help="how many are drawn (default %(default)s)")
-    deep.add_argument("--seed", type=int, metavar="N", help="draw the same ones again (default: others each time)")
+    deep.add_argument("--namespace", metavar="NAME", help="only blocks of this namespace (default: all)")
+    deep.add_argument("--blocks", type=int, default=64, metavar="N", help="size of the sample (default %(default)s)")
+    deep.add_argument("--seed", type=int, metavar="N", help="draw the same sample again (default: another each time)")
     add_client_flags(check)
 
 
@@ -76,14 +76,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Block(NamedTuple):
-    """A full cached block: where it is cached, and the tokens of its branch up to and with it."""
+    """A full cached block: its namespace, and the tokens of its branch up to and with it."""
 
     namespace: str
     tokens: bytes
 
 
 def _check_blocks(reader: RemoteReader, options: argparse.Namespace) -> bool:
-    """Verify a sample; whether one differs."""
+    """Verify a sample. Returns whether a block differs."""
     from radixkv.generation.client import GenerationClient
     from radixkv.generation.verification import BlockVerdict
 
@@ -134,7 +134,7 @@ def _draw(nodes: Sequence[NodeInfo], block_size: int, num_blocks: int, source: r
 
 
 def _find(node: NodeInfo, end: int, by_id: dict[int, NodeInfo]) -> _Block | None:
-    """The block that ends `end` tokens into a node; None where what is above it was evicted while it was listed."""
+    """The block that ends `end` tokens into a node; None if a node above it was evicted during the listing."""
     edges = [node.tokens[: end * TOKEN_BYTES]]
     below = node
     while below.parent_id:

@@ -1,4 +1,4 @@
-"""`radixkv conversations`: those that a gateway keeps, into a file and from files."""
+"""`radixkv conversations`: exports a gateway's conversations to a file, or imports files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PAGE = 200
 BATCH_BYTES = 2_000_000
 
 EPILOG = """\
-export writes JSON lines, one conversation each, the archived ones too: all branches, settings, tags, pins, stars and names.
-What is in the trash is left out. import reads such files, exports of the chat page, and those of ChatGPT, Claude, Open WebUI,
-LibreChat, SillyTavern and OpenAssistant's trees. A conversation that was imported before gets what is new in it.
+export writes JSON lines, one conversation each, including archived ones: all branches, settings, tags, pins, stars and names.
+Conversations in the trash are left out. import reads such files, exports of the chat page, and those of ChatGPT, Claude, Open
+WebUI, LibreChat, SillyTavern and OpenAssistant's trees. A conversation imported before gets only its new messages.
 
 examples:
   radixkv conversations export all.jsonl
@@ -44,12 +44,12 @@ def add(commands: Any) -> None:
         metavar="FILE",
         nargs="+",
         type=Path,
-        help="the file to write, which must not be there; or those to read",
+        help="the file to write, which must not exist; or the files to read",
     )
     command.add_argument(
         "--gateway", metavar="URL", default=DEFAULT_GATEWAY, help="which gateway (default %(default)s)"
     )
-    command.add_argument("--tag", metavar="TAG", help="export those alone that have this tag")
+    command.add_argument("--tag", metavar="TAG", help="export only conversations with this tag")
     add_client_flags(command)
 
 
@@ -78,14 +78,14 @@ def _export(chats: KeptChats, path: Path, tag: str | None) -> int:
                 file.write(json.dumps(chats.call("GET", f"/{conversation_id}/export"), ensure_ascii=False) + "\n")
                 count += 1
     except BaseException:
-        path.unlink()  # a part of them would pass for all
+        path.unlink()  # a part of them would look complete
         raise
     say(f"{count:,} conversations: {path}")
     return 0
 
 
 def _ids(chats: KeptChats, tag: str | None) -> Iterator[str]:
-    """Of all conversations outside the trash."""
+    """Ids of all conversations outside the trash."""
     from urllib.parse import urlencode
 
     for archived in ("false", "true"):
@@ -99,7 +99,7 @@ def _ids(chats: KeptChats, tag: str | None) -> Iterator[str]:
 
 
 def _import(chats: KeptChats, path: Path) -> int:
-    """The exit status: 1 where a conversation of the file was skipped."""
+    """Import a file. Returns the exit status: 1 if a conversation of the file was skipped."""
     entries = _read(path)
     num_imported = num_known = 0
     skipped: Counter[str] = Counter()
@@ -140,7 +140,7 @@ def _read(path: Path) -> list[Any]:
 
 
 def _batches(entries: Sequence[Any]) -> Iterator[list[Any]]:
-    """The same in pieces that a gateway takes; one that is larger goes by itself, and is refused there."""
+    """The entries in pieces that a gateway accepts; a larger entry is sent alone, and rejected there."""
     batch: list[Any] = []
     size = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""`radixkv explain`: why a prompt is cached, or is not."""
+"""`radixkv explain`: why a prompt is cached or not."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ PROMPT is one of:
   token ids             as arguments
   a JSON file, or -     a list of token ids, or of messages with role and content, which go through the chat template;
                         - reads it from standard input
-and --text TEXT is a prompt as it stands. Texts and messages are encoded by a worker, the one that serves that model. Ask before
-the prompt is sent again: once it has been computed, it is cached.
+and --text TEXT is a plain-text prompt. Texts and messages are encoded by a worker of that model. Explain a prompt before it is
+sent again: once it has been computed, it is cached.
 
 causes:
-  cached    all of it is
+  cached    all of it is cached
   empty     nothing is cached in this namespace
-  ended     what it shares with others ends there, and nothing goes on
-  parted    others go on there with another token: make prompts the same up to that token, and they share it
-  evicted   it was cached and had to go; a larger pool or a pin would keep it. As far as is remembered: the latest evictions
+  ended     the cached prefix ends there, and no cached branch continues it
+  parted    cached branches continue there with another token: prompts share the KV if they are the same up to that token
+  evicted   the rest was cached and evicted; a larger pool or a pin would keep it. Known for the latest evictions
 
 examples:
   radixkv explain --text "Once upon a time" --worker 127.0.0.1:50052
@@ -46,16 +46,16 @@ def add(commands: Any) -> None:
         commands,
         "explain",
         _run,
-        "explain why a prompt is cached or is not: where it parts, what was evicted there and why",
+        "explain why a prompt is cached or not: where it diverges, what was evicted there and why",
     )
     explain.formatter_class = argparse.RawDescriptionHelpFormatter
     explain.epilog = EPILOG
     explain.add_argument("prompt", nargs="*", metavar="PROMPT", help="token ids, a JSON file, or -; see below")
-    explain.add_argument("--text", metavar="TEXT", help="a prompt as it stands, in place of PROMPT")
+    explain.add_argument("--text", metavar="TEXT", help="a plain-text prompt, instead of PROMPT")
     add_service_flag(explain)
-    explain.add_argument("--pool", metavar="NAME", help="this one alone (default: all of that service)")
+    explain.add_argument("--pool", metavar="NAME", help="only this pool (default: all of that service)")
     explain.add_argument(
-        "--namespace", default="default", metavar="NAME", help="the prompt's own (default %(default)s)"
+        "--namespace", default="default", metavar="NAME", help="namespace of the prompt (default %(default)s)"
     )
     explain.add_argument(
         "--also",
@@ -67,8 +67,8 @@ def add(commands: Any) -> None:
     explain.add_argument(
         "--worker",
         metavar="ADDRESS",
-        help=f"a worker of that model, which tells the text of tokens (with a text or messages, default "
-        f"{DEFAULT_WORKER_ADDRESS}; else their ids are shown)",
+        help=f"a worker of that model, which decodes tokens (with a text or messages, default {DEFAULT_WORKER_ADDRESS}; "
+        "otherwise ids are shown)",
     )
     add_client_flags(explain)
     explain.add_argument("--json", action="store_true", help="print a line of JSON for each pool instead")
@@ -139,7 +139,7 @@ def _are_ids(prompt: Any) -> bool:
 
 
 def _encode(prompt: Any, worker: GenerationClient) -> Any:
-    """The prompt's token ids, by the worker's tokenizer and chat template where it is a text or messages."""
+    """The prompt's token ids, with the worker's tokenizer and chat template for a text or messages."""
     from radixkv.generation.request import Prompt
 
     if _are_ids(prompt):

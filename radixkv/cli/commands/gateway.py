@@ -1,4 +1,4 @@
-"""`radixkv gateway`: the OpenAI and Anthropic APIs in front of a worker; and the same beside a worker of this process."""
+"""`radixkv gateway`: the OpenAI and Anthropic APIs in front of a worker; and the same for a worker of this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_ga
 
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
 _PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "python_multipart")
-"""Without one of them there is no gateway, which is told before a model is loaded."""
+"""Required packages of a gateway, checked before a model is loaded."""
 
 
 def add(commands: Any) -> None:
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
         "--worker", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="a running worker (default %(default)s)"
     )
     gateway.add_argument(
-        "--service", metavar="ADDRESS", help="its cache service, whose tree is then shown at /tree (default: none is)"
+        "--service", metavar="ADDRESS", help="its cache service, whose tree is then shown at /tree (default: none)"
     )
     gateway.add_argument(
         "--pool", default="default", metavar="NAME", help="the worker's pool at that service (default %(default)s)"
@@ -70,25 +70,23 @@ def add(commands: Any) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long a request waits for a worker that cannot be reached or is stopping; streams that have begun go on "
-        "when it is back (default %(default)s)",
+        help="how long a request waits for a worker that cannot be reached or is stopping; running streams continue when it "
+        "is back (default %(default)s)",
     )
     add_gateway_flags(gateway)
 
 
 def add_gateway_flags(command: argparse.ArgumentParser) -> None:
-    """Who may call and how much, what is kept, how it ends."""
+    """Flags of access, limits, stored state, and shutdown."""
     flags = command.add_argument_group("HTTP")
     flags.add_argument(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="without --keys, also answer requests that know this machine by that name; may be given several times",
+        help="without --keys, also answer requests with this host name; may be given several times",
     )
-    flags.add_argument(
-        "--model-name", metavar="NAME", help="what the model is called (default: as the worker calls it)"
-    )
+    flags.add_argument("--model-name", metavar="NAME", help="name of the model in the APIs (default: the worker's)")
     flags.add_argument(
         "--state",
         metavar="FILE",
@@ -100,7 +98,7 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of this origin call, * for any; may be given several times",
+        help="allow calls of pages of this origin, * for any; may be given several times",
     )
     flags.add_argument("--requests-per-minute", type=int, metavar="N", help="per tenant (default: no limit)")
     flags.add_argument("--tokens-per-minute", type=int, metavar="N", help="per tenant (default: no limit)")
@@ -113,23 +111,23 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--system",
         metavar="TEXT",
-        help="system prompt of conversations on the page that begin without one, and of the chat in the terminal "
-        "(default: what the model's template brings)",
+        help="system prompt of conversations on the page without one, and of the chat in the terminal "
+        "(default: that of the model's template)",
     )
     flags.add_argument(
         "--reply-tokens",
         type=int,
         default=4096,
         metavar="N",
-        help="longest reply to a chat that names no length (default %(default)s)",
+        help="longest reply to a chat without a length (default %(default)s)",
     )
     flags.add_argument(
         "--drain",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long generations, responses in the background and replies of conversations may go on once it is told to "
-        "stop by SIGTERM or Ctrl-C; what is new is refused meanwhile, a second signal ends it at once (default %(default)s)",
+        help="how long generations, responses in the background and replies of conversations may go on after SIGTERM or "
+        "Ctrl-C; new requests are rejected meanwhile, a second signal ends the process at once (default %(default)s)",
     )
     flags.add_argument("--log-requests", action="store_true", help="one line per request on standard error")
 
@@ -141,14 +139,14 @@ def make_gateway(
     credentials: Credentials | None,
     limiter: Limiter | None = None,
 ) -> tuple[GatewayServer, str]:
-    """The gateway that the flags ask for, to be entered; and, where it keeps nothing that it should, a line of why.
+    """The gateway of the flags, to be entered; and a notice if it cannot keep state that it should keep.
 
     Args:
-        service: address of the cache service, where it is known. credentials: what is shown to it.
-        limiter: of the worker of this process; None: it has one of its own.
+        service: address of the cache service, if known. credentials: for it.
+        limiter: of the worker of this process; None: a new one.
 
     Raises:
-        InvalidArgumentError: a flag is outside its bound, or the keys file cannot be read.
+        InvalidArgumentError: a flag is out of bounds, or the keys file cannot be read.
     """
     from radixkv.gateway.server import GatewayServer
 
@@ -163,15 +161,15 @@ def make_gateway(
 
 
 class Front:
-    """The gateway that the flags ask for, beside a worker of this process; nothing where they ask for none.
+    """The gateway of the flags, next to a worker of this process; none if the flags name no address.
 
     Args:
         options: the flags.
-        service: address of the worker's cache service. credentials: what is shown to it.
-        is_optional: without the packages that it needs, go on and say so.
+        service: address of the worker's cache service. credentials: for it.
+        is_optional: without the required packages, continue with a notice.
 
     Raises:
-        UnavailableError: its address is in use; told here, before the long work of loading a model.
+        UnavailableError: its address is in use; raised before the long work of loading a model.
     """
 
     def __init__(
@@ -203,14 +201,14 @@ class Front:
             address.require_free()
 
     def import_code(self) -> None:
-        """Begin to import what it needs, on a thread beside the work of loading a model."""
+        """Start importing its code, on a thread in parallel with loading a model."""
         if self._is_served:
             self._importing = threading.Thread(target=import_module, args=("radixkv.gateway.server",))
             self._importing.start()
 
     @contextmanager
     def beside(self, worker: Worker) -> Iterator[None]:
-        """Serves while it is entered."""
+        """Serve while the context is open."""
         if not self._is_served:
             yield
             return
@@ -225,12 +223,12 @@ class Front:
 
     @property
     def page_url(self) -> str | None:
-        """The page's; None where there is none."""
+        """URL of the page; None without one."""
         return self._server.page_url if self._server is not None else None
 
     @property
     def line(self) -> str:
-        """Where it is reached, to be said below the worker's addresses."""
+        """Its addresses, to print below the worker's."""
         if self._server is None:
             return ""
         url, page = self._server.url, self._server.page_url
@@ -238,7 +236,7 @@ class Front:
 
 
 def _state_file(chosen: str | None) -> tuple[Path | None, str]:
-    """The file that was asked for, or the user's own; None and a line of why where that one cannot be used."""
+    """The chosen file, or the user's own; None and a notice if that cannot be used."""
     if chosen is not None:
         return (None if chosen == "none" else Path(chosen)), ""
     import platformdirs
@@ -278,7 +276,7 @@ def _gateway_config(
         max_body_bytes=int(options.max_body_mib * 2**20),
         cors_origins=tuple(options.cors),
         drain_s=options.drain,
-        worker_wait_s=getattr(options, "worker_wait", 0.0),  # beside a worker of this process there is none
+        worker_wait_s=getattr(options, "worker_wait", 0.0),  # none for a worker of this process
         log_requests=options.log_requests,
         state_file=state_file,
         service=service,
@@ -294,7 +292,7 @@ def _run(options: argparse.Namespace) -> int:
     keep_heaps_small()
     credentials = client_credentials(options)
     with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
-        model = client.model()  # before anything listens: without a worker there is nothing to serve
+        model = client.model()  # before listening: without a worker there is nothing to serve
         server, notice = make_gateway(client, options, options.service, credentials)
         with server:
             set_heap_aside()

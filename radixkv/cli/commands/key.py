@@ -1,4 +1,4 @@
-"""`radixkv key`: a new key, for a file of whoever is to call, and its digest, for the keys file of whoever is called."""
+"""`radixkv key`: a new key, in a file for the client, and its digest, in the keys file of servers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ examples:
 
 def add(commands: Any) -> None:
     """Add the command."""
-    key = add_command(commands, "key", _run, "make a key: draw it, write it to a file, and let a keys file know it")
+    key = add_command(commands, "key", _run, "make a key: draw it, write it to a file, and add it to a keys file")
     key.formatter_class, key.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
-    key.add_argument("name", metavar="NAME", help="whose key it is; its namespace too")
+    key.add_argument("name", metavar="NAME", help="tenant of the key, and its namespace")
     key.add_argument("--keys", type=Path, required=True, metavar="FILE", help="the keys file, which grows by a tenant")
     key.add_argument(
-        "--token-file", type=Path, required=True, metavar="FILE", help="where the key goes; must not be there yet"
+        "--token-file", type=Path, required=True, metavar="FILE", help="file for the key; must not exist yet"
     )
     key.add_argument(
         "--role",
@@ -45,9 +45,9 @@ def add(commands: Any) -> None:
         "--names",
         action="append",
         metavar="NAMESPACE",
-        help="a namespace that it may name; may be given several times (default: its own)",
+        help="a namespace that the tenant may name; may be given several times (default: its own)",
     )
-    key.add_argument("--all-namespaces", action="store_true", help="it may name every namespace")
+    key.add_argument("--all-namespaces", action="store_true", help="the tenant may name every namespace")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.names and options.all_namespaces:
         raise InvalidArgumentError("--names", options.names, "left out along with --all-namespaces")
     if options.keys.exists():
-        KeyRing(options.keys)  # what is wrong already is told of this file, not of its copy
+        KeyRing(options.keys)  # existing errors are reported for this file, not for its copy
     token = secrets.token_urlsafe(32)
     _write_new(options.token_file, token + "\n")
     try:
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _row(options: argparse.Namespace, token: str) -> str:
-    """A tenant of a keys file. JSON's texts and lists of texts are TOML's."""
+    """A tenant of a keys file. JSON's strings and lists of strings are valid TOML."""
     fields: dict[str, Any] = {"name": options.name, "keys": [f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"]}
     if options.role:
         fields["roles"] = options.role
@@ -93,10 +93,10 @@ def _write_new(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _next(path: Path) -> Iterator[Path]:
-    """A copy of a file that takes its place, whole and at once, where all has gone well.
+    """A copy of a file that replaces it atomically, if the context ends without an error.
 
     Raises:
-        InvalidArgumentError: somebody else has changed the file meanwhile, or it cannot be written.
+        InvalidArgumentError: another process has changed the file meanwhile, or it cannot be written.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

@@ -1,4 +1,4 @@
-"""`radixkv plan`: where the memory goes when a model is served, without loading it."""
+"""`radixkv plan`: memory of a served model, without loading it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _LENGTHS = (4096, 32768, 131072)
 
 def add(commands: Any) -> None:
     """Add the command."""
-    plan = add_command(commands, "plan", _run, "print what a model needs of memory and what fits, without loading it")
+    plan = add_command(commands, "plan", _run, "print a model's memory and how much fits, without loading it")
     plan.formatter_class = argparse.RawDescriptionHelpFormatter
     plan.epilog = EPILOG
     plan.add_argument(
         "model",
         metavar="MODEL",
-        help="a folder, a config.json, a Hugging Face id, or a published model such as llama-3-8b (--list tells them)",
+        help="a folder, a config.json, a Hugging Face id, or a published model such as llama-3-8b (--list prints them)",
         nargs="?",
         default="default",
     )
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
 def _add_device_flags(plan: argparse.ArgumentParser) -> None:
     flags = plan.add_argument_group("device")
     flags.add_argument(
-        "--memory", metavar="SIZE", help="of one device, e.g. 80GiB; without it only the model's own needs"
+        "--memory", metavar="SIZE", help="of one device, e.g. 80GiB; without it only the model's own needs are printed"
     )
     flags.add_argument(
         "--utilisation", type=float, default=0.90, metavar="SHARE", help="share of it to take (default %(default)s)"
@@ -61,9 +61,9 @@ def _add_device_flags(plan: argparse.ArgumentParser) -> None:
 
 
 def _add_load_flags(plan: argparse.ArgumentParser) -> None:
-    flags = plan.add_argument_group("what is served")
+    flags = plan.add_argument_group("load")
     flags.add_argument(
-        "--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: what the model was made for)"
+        "--max-model-len", type=int, metavar="TOKENS", help="longest sequence (default: the model's length)"
     )
     flags.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences at once (default: as many as fit)")
     flags.add_argument(
@@ -75,14 +75,14 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         default="auto",
         help="of KV: auto (as the weights), float32, bfloat16, float16, fp8, int8, int4; a worker's --kv-dtype takes the same, "
-        "but of plain dtypes only the one that it computes in",
+        "but of plain dtypes only its own",
     )
     flags.add_argument(
         "--kv-layout",
         default="least",
         choices=["least", "stored"],
-        help="least: what attention must keep: latents unexpanded, windows honoured; stored: what this version's worker "
-        "keeps (default %(default)s)",
+        help="least: the least that attention must keep, with latents unexpanded and only the windows; stored: this version's "
+        "worker (default %(default)s)",
     )
 
 

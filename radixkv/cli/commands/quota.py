@@ -1,4 +1,4 @@
-"""`radixkv quota`: what each namespace has of a pool, and the share of it that is its own."""
+"""`radixkv quota`: each namespace's use of a pool, and its quota."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ __all__ = ["add"]
 NONE = "none"
 
 DESCRIPTION = """\
-Show what namespaces have of a pool, and set what each may have.
+Show the namespaces' use of a pool, and set their quotas.
 
-A namespace with a quota of blocks has a share of the pool to itself. What its sequences and pins use never exceeds it, and
-nobody else's can take it. What is cached may exceed it, in blocks that lie idle elsewhere: these are borrowed, and evicted
-when their owner wants them. The namespaces without a quota have the rest of the pool together.
+A namespace with a quota of blocks has a share of the pool to itself. Its sequences and pins never exceed it, and no other
+namespace can take it. Its cached blocks may exceed it, in blocks that are idle elsewhere: these are borrowed, and evicted when
+their owner needs them. The namespaces without a quota share the rest of the pool.
 
-A quota that is set here outlives the worker, and a restart of the service beside a running worker. It is lost when both end: a
-quota that must stay belongs into the service's own --quota."""
+A quota set here outlives the worker, and a restart of the service with a running worker. It is lost when both end: a permanent
+quota belongs in the service's own --quota."""
 
 EPILOG = """\
 examples:
   radixkv quota                                    every namespace of the pool
   radixkv quota tenant --blocks 25% --sequences 8  a quarter of the pool, and 8 sequences at a time
-  radixkv quota tenant --blocks none               as many blocks as there are again, still 8 sequences
+  radixkv quota tenant --blocks none               no bound on blocks, still 8 sequences
   radixkv quota tenant --remove                    no bound at all
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    quota = add_command(commands, "quota", _run, "show what namespaces have of a pool, and set what each may have")
+    quota = add_command(commands, "quota", _run, "show the namespaces' use of a pool, and set their quotas")
     quota.description, quota.epilog = DESCRIPTION, EPILOG
     quota.formatter_class = argparse.RawDescriptionHelpFormatter
-    quota.add_argument("namespace", nargs="?", metavar="NAMESPACE", help="this one alone (default: all)")
+    quota.add_argument("namespace", nargs="?", metavar="NAMESPACE", help="only this one (default: all)")
     quota.add_argument(
         "--blocks",
         metavar="N|P%",
-        help=f"its share, in blocks or as a part of the pool as it is now; {NONE}: none (default: as it is)",
+        help=f"its share, in blocks or as a part of the pool as it is now; {NONE}: none (default: unchanged)",
     )
     quota.add_argument(
-        "--sequences", metavar="N", help=f"most of its sequences open at a time; {NONE}: no bound (default: as it is)"
+        "--sequences", metavar="N", help=f"bound on its open sequences; {NONE}: no bound (default: unchanged)"
     )
     quota.add_argument("--remove", action="store_true", help="drop both bounds")
     add_service_flag(quota)
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _set(reader: RemoteReader, options: argparse.Namespace, num_blocks: int) -> None:
-    """Set what is named; what is not stays as it is."""
+    """Set the quotas that are given; others stay unchanged."""
     [use] = reader.usage(options.namespace)
     blocks, sequences = use.block_quota, use.sequence_quota
     if options.blocks is not None or options.remove:
@@ -143,5 +143,5 @@ def _row(use: NamespaceUsage) -> tuple[str, ...]:
 
 
 def _num_borrowed(use: NamespaceUsage) -> int | None:
-    """Blocks that it owns beyond its quota; None where it has none."""
+    """Blocks that it owns beyond its quota; None without a quota."""
     return None if use.block_quota is None else max(0, use.num_blocks - use.block_quota)

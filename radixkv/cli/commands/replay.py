@@ -1,4 +1,4 @@
-"""`radixkv replay`: what a cache would have found of a recorded load, by eviction policy and size."""
+"""`radixkv replay`: hit rates of a cache on a recorded load, by eviction policy and size."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TRACE is one of:
   a folder of conversations     .json or .jsonl files: lists of messages, or trees of messages with replies
   a list of prompts             one per line, as text or as JSON with prompt, input or text
 
-Every request runs through the cache itself, one after the other: acquire, insert, release. Replies are no part of it. Of
-texts four characters stand in for one token. A hit rate is the share of input tokens found cached, in whole blocks.
-A capacity is a share of the trace's distinct blocks, or a number of blocks. Beside the policies stand two limits: belady,
-which knows the future, and infinite, which never evicts.
+Every request runs through the cache itself, one after the other: acquire, insert, release, without its reply. In texts four
+characters count as one token. A hit rate is the share of input tokens found cached, in whole blocks. A capacity is a share of
+the trace's distinct blocks, or a number of blocks. Two limits are added to the policies: belady, which knows the future, and
+infinite, which never evicts.
 
 policies: {", ".join(POLICIES)} (default {DEFAULT_POLICY} and lru)
 
@@ -53,7 +53,7 @@ def add(commands: Any) -> None:
         "--policy",
         metavar="P[,P...]",
         default=f"{DEFAULT_POLICY},lru",
-        help="which, or all (default %(default)s)",
+        help="policies, or all (default %(default)s)",
     )
     replay.add_argument(
         "--capacity", metavar="C[,C...]", default="1%,5%,10%,25%", help="of the cache (default 1%%,5%%,10%%,25%%)"
@@ -63,22 +63,22 @@ def add(commands: Any) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="of the requests that are served first and not counted (default %(default)s)",
+        help="share of the requests that are served first and not counted (default %(default)s)",
     )
     replay.add_argument(
         "--block-size",
         type=int,
         default=16,
         metavar="TOKENS",
-        help="of texts; Mooncake's has its own (default %(default)s)",
+        help="of texts; Mooncake's format has its own (default %(default)s)",
     )
     replay.add_argument("--json", type=Path, metavar="FILE", help="write the points as JSON")
     replay.add_argument(
         "--shapes",
         type=Path,
         metavar="FILE",
-        help="write no more than when each request came, how long it was and what it shares, as JSON lines that the gateway's "
-        "page /fragmentation plays, and end",
+        help="write only each request's arrival, length and shared prefix, as JSON lines for the gateway's page "
+        "/fragmentation, and exit",
     )
     replay.add_argument("--plot", type=Path, metavar="PNG", help="draw hit rate over capacity (needs radixkv[plot])")
 
@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         if path is not None and not path.absolute().parent.is_dir():
             raise InvalidArgumentError(name, str(path), "in a folder that is there")
     if options.plot is not None:
-        import matplotlib  # noqa: F401  # missing, it is missed before the long work
+        import matplotlib  # noqa: F401  # fails here if missing, before the long work
     parse_capacities(options.capacity, 1)
     trace = read_trace(options.trace, options.block_size)
     if options.shapes is not None:
@@ -124,7 +124,7 @@ def _write_shapes(path: Path, trace: Trace) -> int:
 
 
 def _points(trace: Trace, policies: list[str], capacities: list[int], warm_up: float) -> list[HitRate]:
-    """A point for each policy and capacity; the cache that never evicts is one for all."""
+    """A point for each policy and capacity; the cache that never evicts is computed once for all capacities."""
     from radixkv.simulate import replay
 
     jobs = [(policy, num_blocks) for policy in policies for num_blocks in capacities if policy != "infinite"]
@@ -145,7 +145,7 @@ class _Progress(Protocol):
 
 
 class _Silent:
-    """Where nobody watches, or rich is not installed."""
+    """Progress without a terminal, or without rich."""
 
     def say(self, what: str) -> None: ...
 
@@ -153,7 +153,7 @@ class _Silent:
 
 
 class _Bar:
-    """A bar on standard error; advanced by the hundred, since drawing costs more than a request."""
+    """A bar on standard error; advanced in hundreds, since drawing costs more than a request."""
 
     def __init__(self, progress: Any, total: int) -> None:
         self._progress = progress

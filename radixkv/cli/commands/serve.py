@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
         type=float,
         default=2.0,
         metavar="SECONDS",
-        help="how long calls may go on once it is told to stop by SIGTERM or Ctrl-C; a second signal ends it at once "
+        help="how long calls may go on after SIGTERM or Ctrl-C; a second signal ends the process at once "
         "(default %(default)s)",
     )
     add_metrics_flag(serve)

@@ -1,4 +1,4 @@
-"""`radixkv stats`: what the pools of a cache service hold and have saved."""
+"""`radixkv stats`: stats of a cache service's pools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["add"]
 
 def add(commands: Any) -> None:
     """Add the command."""
-    stats = add_command(commands, "stats", _run, "print what the pools of a service hold and have saved")
+    stats = add_command(commands, "stats", _run, "print the stats of a service's pools")
     add_service_flag(stats)
     add_client_flags(stats)
 

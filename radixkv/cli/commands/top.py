@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     top.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="between two readings (default %(default)s)"
     )
-    top.add_argument("--once", action="store_true", help="print one reading as text, as also where this is no terminal")
+    top.add_argument("--once", action="store_true", help="print one reading as text, the default without a terminal")
     add_client_flags(top)
     top.add_argument("--json", action="store_true", help="print one reading as JSON")
 
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Watch:
-    """Reads a worker again and again, and keeps the last reading for the rates."""
+    """Reads a worker repeatedly, and keeps the last reading for the rates."""
 
     def __init__(self, client: GenerationClient) -> None:
         from radixkv.cli.views.top_view import Reading
@@ -61,10 +61,10 @@ class _Watch:
         self._before: Reading | None = None
 
     def read(self) -> View:
-        """The worker now.
+        """Read the worker's stats.
 
         Raises:
-            UnavailableError: it cannot be reached.
+            UnavailableError: the worker cannot be reached.
         """
         from radixkv.cli.views.top_view import Rates, Reading, View
 
@@ -75,7 +75,7 @@ class _Watch:
 
 
 def _show(watch: _Watch, interval_s: float) -> None:
-    """Until Ctrl-C. A worker that goes away is waited for."""
+    """Show the worker until Ctrl-C. Waits for a worker that is down."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`radixkv tree`: what a pool holds, drawn as the tree that it is."""
+"""`radixkv tree`: draws the radix tree of a pool."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def add(commands: Any) -> None:
     tree = add_command(commands, "tree", _run, "draw the radix tree of a pool: sizes, ages, locks, pins")
     add_service_flag(tree)
     tree.add_argument("--pool", default="default", help="of the pools of that service (default %(default)s)")
-    tree.add_argument("--namespace", metavar="NAME", help="this one alone (default: all)")
+    tree.add_argument("--namespace", metavar="NAME", help="only this one (default: all)")
     tree.add_argument(
         "--worker",
         metavar="ADDRESS",
-        help="a worker of that model, which tells the text of tokens (default: their ids)",
+        help="a worker of that model, which decodes tokens (default: ids are shown)",
     )
     tree.add_argument("--depth", type=int, default=4, metavar="N", help="levels drawn (default %(default)s)")
     tree.add_argument(
-        "--children", type=int, default=8, metavar="N", help="drawn of each node, the largest (default %(default)s)"
+        "--children", type=int, default=8, metavar="N", help="drawn per node, the largest first (default %(default)s)"
     )
     add_client_flags(tree)
     tree.add_argument("--json", action="store_true", help="print every node as a line of JSON instead")

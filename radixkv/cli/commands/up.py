@@ -63,7 +63,7 @@ def add(commands: Any) -> None:
     up.add_argument("--no-http", dest="http", action="store_const", const=None, help="serve no HTTP")
     add_gateway_flags(up)
     add_kv_event_flags(up)
-    up.add_argument("--no-chat", action="store_true", help="serve only, also where there is a terminal")
+    up.add_argument("--no-chat", action="store_true", help="serve only, even with a terminal")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _way_in(options: argparse.Namespace, stack: ExitStack) -> tuple[str, ...]:
-    """Where a service that others reach by key or TLS is reached from this process: a socket that nobody else may open."""
+    """Address for this process to a service with keys or TLS: a socket that no other user may open."""
     if options.keys is None and options.tls_cert is None:
         return ()
     folder = stack.enter_context(TemporaryDirectory(prefix="radixkv-"))
@@ -108,7 +108,7 @@ def _serve(
     options: argparse.Namespace,
     terminal: Credentials | None,
 ) -> None:
-    """Until the person leaves the chat, or, where there is none, until a signal. `terminal`: what the chat sends there."""
+    """Serve until the user leaves the chat or, without a chat, until a signal. `terminal`: the chat's credentials."""
     from radixkv.worker.run import Worker, run_worker
 
     def describe(worker: Worker) -> str:

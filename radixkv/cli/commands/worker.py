@@ -84,5 +84,5 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def describe_addresses(worker: Worker, service_address: str) -> str:
-    """What a worker serves, and where it and its cache service are reached."""
+    """A worker's model, and the addresses of it and its cache service."""
     return f"{describe(worker)}\n  generation     {worker.address}\n  cache service  {service_address}"

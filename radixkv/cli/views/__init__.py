@@ -1,1 +1,1 @@
-"""What commands draw in a terminal: trees, tables, plots."""
+"""Drawings of commands in a terminal: trees, tables, plots."""

@@ -1,4 +1,4 @@
-"""What `radixkv explain` shows: a bar of the prompt, the position where it parts, and what may be done about it."""
+"""Output of `radixkv explain`: a bar of the prompt, the position where it diverges, and possible remedies."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _REASONS: dict[EvictionReason, str] = {
 def lines(
     explanation: Explanation, to_text: Callable[[bytes], str] | None, marks: ThinkingMarks | None = None
 ) -> Iterator[str]:
-    """The explanation for people.
+    """The explanation as text.
 
     Args:
         explanation: of a prompt.
-        to_text: the text of packed tokens; None: their ids are shown.
-        marks: what stands around the model's thoughts, if it shows any.
+        to_text: the text of packed tokens; None: ids are shown.
+        marks: marks around the model's thoughts, if any.
     """
     num_tokens, num_prompt_tokens = explanation.num_tokens, explanation.num_prompt_tokens
     evicted, elsewhere = explanation.evicted, explanation.elsewhere
@@ -67,13 +67,13 @@ def lines(
 
 
 def _opens_thoughts(text: str, marks: ThinkingMarks) -> bool:
-    """Whether a text begins with the opening mark, or with the most of it: what comes before is the prompt's too."""
+    """Whether a text starts with the opening mark, or with most of it: the prompt may share its start."""
     most = len(marks.opens) // 2
     return any(text.lstrip().startswith(marks.opens[start:]) for start in range(most + 1))
 
 
 def as_dict(explanation: Explanation) -> dict[str, Any]:
-    """The explanation for programs: its fields, tokens as lists of ids."""
+    """The explanation for JSON: its fields, with tokens as lists of ids."""
     evicted, elsewhere = explanation.evicted, explanation.elsewhere
     return explanation._asdict() | {
         "wanted": unpack_tokens(explanation.wanted),
@@ -84,7 +84,7 @@ def as_dict(explanation: Explanation) -> dict[str, Any]:
 
 
 def _bar(num_cached: int, num_evicted: int, num_in_all: int) -> str:
-    """What is cached, what was, and what is new, each as wide as its share, and at least one column wide."""
+    """A bar of cached, evicted and new tokens, each as wide as its share, and at least one column."""
     parts = [
         ("━", "cached", num_cached),
         ("░", "evicted", num_evicted),

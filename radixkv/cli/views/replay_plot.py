@@ -1,4 +1,4 @@
-"""Hit rate over capacity as a picture."""
+"""A plot of hit rate over capacity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_STYLES = {"belady": "--", "infinite": ":"}
 
 
 def plot(path: Path, trace: Trace, points: list[HitRate]) -> None:
-    """Draw one curve per policy, the limits dashed and dotted, and write the picture in the format that the name ends in."""
+    """Draw one curve per policy, the limits dashed and dotted, and write the picture in the format of the name's suffix."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

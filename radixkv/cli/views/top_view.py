@@ -1,6 +1,6 @@
-"""What `radixkv top` shows: two readings of a worker's stats, the rates between them, and how they are written.
+"""Output of `radixkv top`: two readings of a worker's stats, the rates between them, and their formats.
 
-Readings and rates are plain numbers; a screen, a plain text and JSON are three ways to write the same `View`.
+Readings and rates are plain numbers; a screen, a plain text and JSON are three formats of the same `View`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ class Reading(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Per second between two readings. `hit_rate`: share of the prompt tokens that were found in the cache, None where there
-    were none.
-    """
+    """Per second between two readings. `hit_rate`: share of the prompt tokens found in the cache; None without prompts."""
 
     prefill_tokens: float
     decode_tokens: float
@@ -40,7 +38,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def between(cls, before: Reading, now: Reading) -> Rates | None:
-        """None where the worker was started anew between the two, or no time has passed."""
+        """None if the worker was restarted between the two, or no time has passed."""
         old, new = before.stats.engine, now.stats.engine
         seconds = now.time_s - before.time_s
         if seconds <= 0 or new.num_forwards < old.num_forwards or new.num_prompt_tokens < old.num_prompt_tokens:
@@ -63,7 +61,7 @@ def _num_ended(engine: EngineStats) -> int:
 
 
 class _Part(NamedTuple):
-    """A share of the pool: how many blocks, and what draws it."""
+    """A part of the pool: its blocks, and its mark and colour."""
 
     name: str
     num_blocks: int
@@ -72,7 +70,7 @@ class _Part(NamedTuple):
 
 
 class View(NamedTuple):
-    """All that is shown at a moment. `rates` is None before the second reading."""
+    """All values shown at a moment. `rates` is None before the second reading."""
 
     address: str
     model: ModelInfo
@@ -80,7 +78,7 @@ class View(NamedTuple):
     rates: Rates | None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the stats as they are, nested, and the rates."""
+        """For JSON: the stats, nested, and the rates."""
         engine, cache = self.now.stats.engine, self.now.stats.cache
         return {
             "worker": self.address,
@@ -190,7 +188,7 @@ def _parts(cache: CacheStats) -> list[_Part]:
 
 
 def _widths(parts: list[_Part]) -> list[tuple[_Part, int]]:
-    """Columns of each part of a bar; they add up to `_BAR_WIDTH`, and what is not empty has at least one."""
+    """Columns of each part of a bar; they add up to `_BAR_WIDTH`, and a part with blocks has at least one."""
     total = max(1, sum(part.num_blocks for part in parts))
     widths = [max(1, round(_BAR_WIDTH * part.num_blocks / total)) if part.num_blocks else 0 for part in parts]
     widest = max(range(len(parts)), key=lambda index: widths[index])

@@ -1,4 +1,4 @@
-"""What `radixkv tree` shows: radix nodes as branches of a drawing, the largest first, the rest summed up."""
+"""Output of `radixkv tree`: radix nodes as branches of a drawing, the largest first, the rest summed up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["NUM_SHOWN_TOKENS", "TreeView"]
 
 NUM_SHOWN_TOKENS = 24
-"""Of an edge, as text or as ids."""
+"""Shown of an edge, as text or as ids."""
 
 _MAX_CHARACTERS = 60
 _NUM_SHOWN_IDS = 6
@@ -28,7 +28,7 @@ _NUM_SHOWN_IDS = 6
 
 @dataclass(slots=True, eq=False)
 class _Branch:
-    """A node with all below it; without `info` a namespace. `num_blocks` and `num_nodes` count those below too."""
+    """A node with its subtree; without `info` a namespace. `num_blocks` and `num_nodes` count the subtree."""
 
     info: NodeInfo | None = None
     children: list[_Branch] = field(default_factory=list)
@@ -37,13 +37,13 @@ class _Branch:
 
 
 class TreeView:
-    """The nodes of one listing.
+    """Nodes of one listing.
 
     Args:
         nodes: parents before children, as `dump` lists them.
-        now_s: when, by the clock of their times.
+        now_s: time of the listing, on the clock of the nodes' times.
         to_text: the text of an edge's first packed tokens; None: ids are shown.
-        max_depth, max_children: what lies deeper, or comes after the largest, is summed up in a line.
+        max_depth, max_children: deeper nodes, and children after the largest, are summed up in a line.
     """
 
     def __init__(

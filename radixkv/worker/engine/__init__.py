@@ -6,5 +6,5 @@ step         launch of a batch, draws, events
 prompts      prompts in any form to token ids
 closed_loop  delay of a batch for requests that follow a reply
 runner       the protocol of a model runner
-verify       a cached block computed again and compared
+verify       recomputes a cached block and compares
 """

@@ -4,8 +4,8 @@
     generate / fork / call / close  - inbox ->  commands, then a round: see `loop`
     events                         <- stream -
 
-The thread sleeps when no branch can run and nothing is left to say to the cache, and for milliseconds where requests tend to
-come right behind replies. It alone calls the holder, so an in-process `PrefixCache` is owned by it.
+The thread sleeps when no branch can run and no op is left for the cache; `closed_loop` adds milliseconds. Only this thread
+calls the holder, so it owns an in-process `PrefixCache`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from radixkv.worker.scheduling.scheduler import Scheduler
 __all__ = ["Engine"]
 
 MAX_GENERATIONS = 8192
-"""Generations that may run and wait at once; the next one is refused."""
+"""Generations that may run and wait at once; further ones are rejected."""
 
 DRAIN_S = 1.0
 """How long a closing engine waits for the cache to take its last releases."""
@@ -54,7 +54,7 @@ _LONGEST_WAIT_S = 3600.0
 """How long an idle engine sleeps at a time."""
 
 _NUM_BEFORE = 8
-"""Tokens of a text that a reply goes on from, by which its first ones are decoded."""
+"""Tokens of a continued text that the reply's first tokens are decoded with."""
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -66,18 +66,17 @@ class Engine:
     Args:
         runner: the model and its KV tensors.
         holder: the cache of that pool: a `PrefixCache` that no thread has called yet, or an attached client.
-        text: tokenizer and template; None where only token ids come and go.
-        model_name, num_parameters: what `model` tells.
+        text: tokenizer and template; None: prompts and replies are token ids only.
+        model_name, num_parameters: as reported by `model`.
         adapters: names of the adapters that the runner has.
         limits: bounds of a round.
-        reattach: gives a new holder, with a new incarnation of the pool, when the lease is lost. All that runs is then
-            computed again; without it, it fails with the error.
+        reattach: returns a new holder, with a new incarnation of the pool, after the lease is lost. All running generations
+            are then recomputed. None: they fail with the error.
         num_remembered: finished generations that can still be forked.
         unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
-        overlaps: whether the runner computes on a device of its own, so that there are other things to do meanwhile; see
-            `loop`.
-        cache_stats: asks the cache for its stats and times, on any thread; without it the holder is asked, on the engine's.
-        arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: there are none.
+        overlaps: whether the runner computes on a device of its own, so that the host works meanwhile; see `loop`.
+        cache_stats: returns the cache's stats and times, on any thread. None: the holder's, on the engine's thread.
+        arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
         clock: seconds, monotonic.
         new_id: source of generation ids.
     """
@@ -152,11 +151,11 @@ class Engine:
     # -- for callers, on any thread
 
     def model(self) -> ModelInfo:
-        """What is served."""
+        """Facts of the model served."""
         return self._info
 
     def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
-        """Packed token ids of `history` with the prompt appended, as `generate` would read it in the namespace."""
+        """Packed token ids of `history` with the prompt appended, as `generate` reads it in the namespace."""
         return self._reader.read(prompt, history, DEFAULT_NAMESPACE if namespace is None else namespace)
 
     def detokenize(self, token_ids: TokensLike) -> str:
@@ -170,12 +169,12 @@ class Engine:
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue a prompt, or score it, or both; see `GenerationStream`.
 
-        With `prompt_logprobs` its tokens' log probabilities come first. With `max_tokens` 0 nothing is drawn: it is cached.
+        With `prompt_logprobs` the prompt's log probabilities come first. With `max_tokens` 0 the prompt is cached only.
 
         Raises:
-            InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; there is no such
-                adapter.
-            LimitError: too many generations wait already.
+            InvalidArgumentError: the prompt is empty, cannot be read, or can never fit the model or the pool; the adapter is
+                not served.
+            LimitError: too many generations run and wait already.
             UnavailableError: the engine is closed.
         """
         namespace = DEFAULT_NAMESPACE if params.namespace is None else params.namespace
@@ -197,8 +196,8 @@ class Engine:
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a running or remembered generation from a token position; see `ForkParams`.
 
-        A running one is forked in the cache and runs on; a finished one, or one that is to be worth something else, is found
-        there by its tokens.
+        A running branch is forked in the cache and runs on. For a finished one, or with another retention, the history is
+        looked up in the cache by its tokens.
 
         Raises:
             UnknownGenerationError: no such generation runs or is remembered.
@@ -217,21 +216,21 @@ class Engine:
         return self._start(history._replace(tokens=tokens, retention=retention), params, origin)
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
-        """Run a short function on the holder, on the engine's thread, after all that was said to the cache before."""
+        """Run a short function on the holder, on the engine's thread, after all ops submitted before."""
         answer: Future[_Result] = Future()
         run = partial(_answer, lambda: function(self._rounds.holder), answer)
         self._post(lambda: self._rounds.call_later(run))
         return answer.result()
 
     def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
-        """Compute the last block of a cached branch anew and compare; see `verify`. Others wait for that one forward.
+        """Recompute the last block of a cached branch and compare; see `verify`. Other requests wait for that one forward.
 
         Args:
             tokens: ids of the branch up to and with the block, whole blocks.
             namespace: where it is cached, as the cache lists it.
 
         Raises:
-            InvalidArgumentError: no whole number of blocks, an id that the model does not know, an adapter that is not served.
+            InvalidArgumentError: not a whole number of blocks, an unknown token id, an adapter that is not served.
             UnavailableError: the engine is closed. LeaseError: the cache has ended the lease.
         """
         packed = pack_tokens(tokens)
@@ -252,15 +251,15 @@ class Engine:
             return WorkerStats(engine, None)
 
     def start_grammars(self) -> None:
-        """Make ready for grammars now, so that the first one stops nothing that runs: it holds the interpreter for a while."""
+        """Start the grammar process now, so that the first grammar does not stall running requests."""
         self._reader.start_grammars()
 
     def end_grammars(self) -> None:
-        """Grammars not met before are refused with `UnavailableError` from now on, those that are tried as well."""
+        """Reject new grammars with `UnavailableError` from now on, also those being compiled."""
         self._reader.end_grammars()
 
     def wake(self) -> None:
-        """Look for news, such as a notice of the cache. Any thread may call it."""
+        """Run a round soon, for example for a notice of the cache. Any thread may call it."""
         self._inbox.put(_wake)
 
     @property
@@ -269,7 +268,7 @@ class Engine:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """End every generation with `UnavailableError`, release what they hold, stop the thread. May be repeated."""
+        """End every generation with `UnavailableError`, release its sequences, stop the thread. Idempotent."""
         with self._gate:
             if not self._is_closed:
                 self._inbox.put(self._begin_closing)
@@ -339,7 +338,7 @@ class Engine:
             self._inbox.put(command)
 
     def _post_cancel(self, generation: Generation) -> None:
-        # Also called by finalisers, so it takes no lock. A closed engine has ended the generation already.
+        # Also called by finalisers, so it takes no lock. A closed engine has already ended the generation.
         self._inbox.put(partial(self._rounds.cancel, generation))
         generation.items.put(None)
 
@@ -368,14 +367,14 @@ class Engine:
         self._rounds.drain(DRAIN_S)
 
     def _take_messages(self, has_more: bool) -> None:
-        """Carry out what has come; wait for it where the last round left nothing to do, and where it is worth waiting."""
+        """Run all commands in the inbox. Wait for one if the last round left nothing to do, or for the closed-loop delay."""
         until_s = self._rounds.next_deadline_s
         while not has_more or not self._inbox.empty() or (until_s := self._rounds.next_round_s()) > self._clock():
             self._next_message(until_s)()
             has_more = True
 
     def _next_message(self, until_s: float) -> Callable[[], None]:
-        """Waits for a message until then."""
+        """Wait for a message until `until_s`."""
         wait_s = until_s - self._clock()
         try:
             return self._inbox.get(timeout=min(max(0.0, wait_s), _LONGEST_WAIT_S))
@@ -387,11 +386,11 @@ class Engine:
 
 
 def _wake() -> None:
-    """Nothing to do but to look again."""
+    """A command that does nothing: the next round looks for news."""
 
 
 def _answer(function: Callable[[], _Result], answer: Future[_Result]) -> None:
     try:
         answer.set_result(function())
-    except Exception as error:  # the asker's to handle, whatever it is
+    except Exception as error:  # the caller handles it, whatever its type
         answer.set_exception(error)

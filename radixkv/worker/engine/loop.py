@@ -1,18 +1,17 @@
-"""Rounds: each says one Step to the cache, applies what it answered, runs one batch and draws tokens.
+"""Rounds: each submits one Step to the cache, applies its answers, runs one batch and draws tokens.
 
-                             the cache, here or far away
+                             the cache, in process or remote
     plan_step    ------ submit(ops) ------>  applied in order
     apply        <----- answers, as they come
-    plan_batch; forward, sample, tell the streams: see `step`
+    plan_batch; forward, sample, emit events: see `step`
 
-With `overlaps`, for a GPU, a round launches its batch and leaves it under way: the next one says its Step and applies answers
-while the device computes, and only then waits for the tokens. What that Step reports as computed is so before anything behind
-it in the device's stream reads it. No branch is preempted and no search advanced under a batch: where that may be due, the
-batch is finished first.
+With `overlaps`, for a GPU, a round launches its batch and leaves it running. The next round submits its Step and applies
+answers while the device computes, and then waits for the tokens. Work that the Step reports as computed is computed before any
+later work in the device's stream reads it. Preemption and beam search finish the batch first.
 
-Branches that have room run on without an answer. Only for branches that would begin a round waits, and for a fifth of the
-last batch's time at most: they save a whole round, and the others lose little. For the same reason a round may begin a moment
-later, for requests that come right behind a reply; see `closed_loop`. One thread drives all of this; see `engine`.
+Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
+last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives
+it; see `engine`.
 """
 
 from __future__ import annotations
@@ -53,18 +52,18 @@ __all__ = ["EngineLoop", "Origin"]
 _LOG = logging.getLogger(__name__)
 
 _WAITED_SHARE = 0.2
-"""On two busy cores a service in a process of its own answers within 2 to 6 ms, and a batch of eight takes 30."""
+"""On two busy cores a service in another process answers within 2 to 6 ms, and a batch of eight takes 30."""
 
 
 class _Call(NamedTuple):
-    """Work on the holder, due once Step number `after_step` is answered."""
+    """A function of the holder, run once Step number `after_step` is answered."""
 
     run: Callable[[], None]
     after_step: int
 
 
 class Origin(NamedTuple):
-    """The live branch that a fork goes on from: its first `position` tokens are shared, and nothing is appended."""
+    """Live branch that a fork continues: its first `position` tokens are shared, and no tokens are appended."""
 
     generation_id: str
     branch: int
@@ -72,18 +71,18 @@ class Origin(NamedTuple):
 
 
 class EngineLoop:
-    """The state of an engine and the steps that change it. One thread owns it.
+    """State of an engine and the steps that change it. One thread owns it.
 
     Args:
         runner: the model and its KV tensors.
         holder: the cache of that pool.
-        scheduler: who runs when.
-        reattach: gives a new holder when the lease is lost; None: what runs then fails.
+        scheduler: chooses the branches that run.
+        reattach: returns a new holder after the lease is lost; None: running generations fail.
         clock: seconds, monotonic.
-        wake: called, on any thread, when an answer has come that a round may be waiting for.
+        wake: called, on any thread, when an answer has come that a round may wait for.
         num_remembered: finished generations kept.
-        overlaps: whether a batch is left under way while the next Step is said.
-        arena: keeps lines out of the pool's blocks; None: there are none. The scheduler knows of it, too.
+        overlaps: whether a batch runs on while the next Step is submitted.
+        arena: keeps lines out of the pool's blocks; None: no lines. The scheduler must agree.
     """
 
     def __init__(
@@ -114,21 +113,21 @@ class EngineLoop:
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
         self._answers: deque[Future[list[StepResult]]] = deque()
-        self._notices: list[Notice] = []  # not acted upon
+        self._notices: list[Notice] = []  # not yet given to the scheduler
         self._calls: deque[_Call] = deque()
-        self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; those of ended generations are passed over
-        self._settling: list[Generation] = []  # all their branches have ended; answers about their pins are to come
+        self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; ended ones are skipped
+        self._settling: list[Generation] = []  # complete but for answers about their pins
         self._num_submitted = self._num_answered = 0
         self._closed_loop = ClosedLoopDelay()
         self._overlaps = overlaps
-        self._batch_s = 0.0  # what the last one took
+        self._batch_s = 0.0  # time of the last batch
         self._batch_start_s = 0.0
-        self._leaves_queue = False  # whether somebody waited for room when the last round ended
+        self._leaves_queue = False  # whether branches were queued when the last round ended
 
     # -- commands
 
     def add(self, generation: Generation, max_length: int, origin: Origin | None) -> None:
-        """Take in a generation whose prompt is set: it is queued, or forked from its origin where that still runs."""
+        """Add a generation whose prompt is set: queued, or forked from its origin if that still runs."""
         self.generations[generation.generation_id] = generation
         self._closed_loop.came(generation.submitted_s)
         if generation.terms.deadline_s < math.inf:
@@ -142,7 +141,7 @@ class EngineLoop:
             self._scheduler.fork(parent, origin.position, [branch])
 
     def _find_parent(self, origin: Origin | None) -> Branch | None:
-        """The live branch whose sequence can be forked there; None where the history is to be acquired."""
+        """Live branch whose sequence can be forked at the origin; None: the history must be acquired."""
         running = self.generations.get(origin.generation_id) if origin else None
         if origin is None or running is None:
             return None
@@ -151,10 +150,10 @@ class EngineLoop:
         return parent if can_fork else None
 
     def find_history(self, generation_id: str, branch: int, sees: Callable[[str], bool] | None = None) -> History:
-        """The tokens of a branch so far, of a running or a remembered generation in a namespace that `sees` allows.
+        """Tokens so far of a branch of a running or remembered generation, in a namespace that `sees` allows.
 
         Raises:
-            UnknownGenerationError, InvalidArgumentError: there is no such generation; it has no such branch.
+            UnknownGenerationError: no such generation. InvalidArgumentError: no such branch.
         """
         running = self.generations.get(generation_id)
         histories = running.histories() if running is not None else self.finished.peek(generation_id)
@@ -167,7 +166,7 @@ class EngineLoop:
         return histories[branch]
 
     def stats(self) -> EngineStats:
-        """Gauges and counters. O(latencies kept · log)."""
+        """Gauges and counters. O(kept latencies · log)."""
         counters, scheduler, swap = self._counters, self._scheduler, self._scheduler.preemption
         return EngineStats(
             num_generations=len(self.generations),
@@ -185,22 +184,22 @@ class EngineLoop:
         )
 
     def call_later(self, run: Callable[[], None]) -> None:
-        """Run something on the holder once everything said to the cache before it is answered."""
+        """Run a function once all ops submitted before are answered."""
         self._calls.append(_Call(run, self._num_submitted + 1))
 
     def verify_block(self, tokens: bytes, namespace: str) -> Verification:
-        """See `verify`; to be run later, as `call_later` does."""
+        """See `verify`. Run it through `call_later`."""
         self._finish_batch()
         return verify_block(self._runner, self.holder, self._scheduler.new_seq_id, tokens, namespace)
 
     # -- a round
 
     def run(self) -> bool:
-        """One round. Returns whether another one can do something without a message arriving first."""
+        """One round. Returns whether another round can make progress without a new message."""
         self._expire()
         self._take_notices()
         notices, self._notices = self._notices, []
-        has_news = self._take_answers()  # a notice comes behind the answer that it belongs to
+        has_news = self._take_answers()  # a notice comes after the answer that it belongs to
         self._scheduler.noticed(notices)
         if self._batch_step.is_searching or self._scheduler.takes_blocks:
             has_news |= self._finish_batch()
@@ -226,7 +225,7 @@ class EngineLoop:
         return bool(rows or failures or has_news or (ops and not self._answers))
 
     def next_round_s(self) -> float:
-        """When a further round should begin at the earliest, on the engine's clock; to be asked when all messages are read."""
+        """Earliest time of the next round, on the engine's clock. Call it after all messages are read."""
         now_s = self._clock()
         return (
             now_s if self._leaves_queue or self._batch_step.is_under_way else self._closed_loop.awaited_until_s(now_s)
@@ -234,11 +233,11 @@ class EngineLoop:
 
     @property
     def next_deadline_s(self) -> float:
-        """When a round is to come though no message does, on the engine's clock."""
+        """Time of the first deadline, when a round is due without a message, on the engine's clock."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
     def _finish_batch(self) -> bool:
-        """Returns whether one was under way, so that there may be something to say."""
+        """Returns whether a batch was running; its end may bring new ops."""
         if not self._batch_step.is_under_way:
             return False
         self._batch_step.finish()
@@ -246,7 +245,7 @@ class EngineLoop:
         return True
 
     def _expire(self) -> None:
-        """End the generations whose time is over."""
+        """End the generations past their deadline."""
         while self._deadlines and self._deadlines[0][0] <= self._clock():
             _, _, generation = heappop(self._deadlines)
             if generation.generation_id in self.generations:
@@ -257,8 +256,8 @@ class EngineLoop:
                 )
 
     def _take_notices(self) -> None:
-        """Keep them for `noticed`, but act upon lost sequences at once."""
-        with suppress(LeaseError, UnavailableError):  # what is submitted next is told so too, and acts on it
+        """Keep notices for `noticed`, but act on lost sequences at once."""
+        with suppress(LeaseError, UnavailableError):  # the next submit raises it too, and handles it
             self._notices += self.holder.take_notices()
         if self._arena:
             self._notices += self._arena.take_notices()
@@ -281,7 +280,7 @@ class EngineLoop:
             wait(self._answers, timeout=_WAITED_SHARE * self._batch_s)
 
     def _take_answers(self) -> bool:
-        """Apply the answers that have come, in order. Returns whether there were any, which may allow further ops."""
+        """Apply the answers that have come, in order. Returns whether any came, which may allow further ops."""
         has_news = False
         while self._answers and self._answers[0].done():
             has_news = True
@@ -299,13 +298,13 @@ class EngineLoop:
                 self._runner.pool.load(move.slots, move.block_ids)
             self._fail(applied.failures)
         if has_news:
-            self._take_notices()  # what an answer gave away may have been taken from a sequence that was lost before it
+            self._take_notices()  # a lost sequence's blocks may be in a later answer
         if self._settling:
             self._settle()
         return has_news
 
     def _admitted(self, branch: Branch) -> None:
-        """A branch holds a sequence; the first time tells how much of its prompt was found."""
+        """A branch got a sequence. The first time, count the cached tokens of its prompt."""
         generation = branch.generation
         if generation.num_cached_tokens is None:
             generation.num_cached_tokens = min(branch.num_computed, generation.num_prompt_tokens)
@@ -314,12 +313,12 @@ class EngineLoop:
             self._counters.waited.add(self._clock() - generation.submitted_s)
 
     def _completed(self, generation: Generation) -> None:
-        """All its branches have ended."""
+        """All branches of the generation have ended."""
         self._settling.append(generation)
         self._settle()
 
     def _settle(self) -> None:
-        """Complete the generations that wait for no answer any more."""
+        """Complete the generations that no longer wait for an answer."""
         waiting, self._settling = self._settling, []
         for generation in waiting:
             if not generation.pinning.is_settled:
@@ -334,13 +333,13 @@ class EngineLoop:
         generation.complete()
 
     def _forget(self, generation: Generation) -> None:
-        """It neither runs nor waits any longer; what it has become can still be forked."""
+        """Remove a generation that has ended. Its branches can still be forked."""
         self.pace.ended(self._clock())
         del self.generations[generation.generation_id]
         self.finished.remember(generation)
 
     def drain(self, timeout_s: float) -> None:
-        """Say the last releases to the cache and wait for it to take them; then run the calls that wait."""
+        """Submit the last releases, wait for their answers, then run the waiting calls."""
         try:
             ops = self._scheduler.plan_step()
             if ops:
@@ -378,7 +377,7 @@ class EngineLoop:
             self._end(generation, error)
 
     def cut_off(self, generation: Generation) -> None:
-        """End a generation whose events nobody takes."""
+        """End a generation whose client does not read its events."""
         self._end(
             generation, LimitError("this stream was not read: too many of its events wait; read them as they come")
         )
@@ -388,7 +387,7 @@ class EngineLoop:
             self._end(branch.generation, error)
 
     def _lose(self, error: RadixKVError) -> None:
-        """The lease is gone: begin again with a new holder, or end everything with the error."""
+        """The lease is lost: recompute with a new holder, or end every generation with the error."""
         self._answers.clear()
         self._notices.clear()
         self._num_answered = self._num_submitted

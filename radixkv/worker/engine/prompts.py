@@ -1,4 +1,4 @@
-"""From the forms a prompt may have to token ids that this model and this pool can take, or a clear refusal."""
+"""Prompts in any form to token ids that the model and the pool can take, or a clear error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PromptReader:
     """Reads prompts and bounds them. Safe to call from any thread.
 
     Args:
-        text: tokenizer and template; None where only token ids come and go.
+        text: tokenizer and template; None: prompts and replies are token ids only.
         vocab_size: ids must be below it.
         eos_token_ids: ids with which the model ends a reply.
         max_length: longest history that the model can run, in tokens.
@@ -61,13 +61,13 @@ class PromptReader:
         """Packed token ids of `history` with the prompt appended.
 
         Args:
-            prompt: what to read.
-            history: token ids in front of it.
-            namespace: whose turn the tokenizer's work takes.
+            prompt: text, messages or token ids.
+            history: token ids before it.
+            namespace: whose turn at the tokenizer is used.
 
         Raises:
-            InvalidArgumentError: the result is empty or holds an id outside the vocabulary; the form cannot be read here; the
-                prompt is many times too long for the model.
+            InvalidArgumentError: the result is empty or has an id outside the vocabulary; this worker cannot read the form; the
+                prompt is many times longer than the model allows.
         """
         kept = pack_tokens(history)
         if num_tokens(kept) > self._max_length:
@@ -79,10 +79,10 @@ class PromptReader:
         return tokens
 
     def truncate(self, tokens: bytes, num_kept: int) -> bytes:
-        """The last `num_kept` of a prompt's packed tokens, or all; -1: as many as the model takes, 1 less than its length.
+        """The last `num_kept` of a prompt's packed tokens; 0: all; -1: as many as fit, 1 less than the model's length.
 
         Raises:
-            InvalidArgumentError: more are to be kept than the model takes.
+            InvalidArgumentError: `num_kept` is more than fit.
         """
         most = self._max_length - 1
         if num_kept > most:
@@ -130,10 +130,10 @@ class PromptReader:
         return text.prompt_ids(*told, goes_on=goes_on, asker=asker)
 
     def bound_length(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
-        """The length that a history with this prompt may reach: `max_tokens` more, or the model's length.
+        """Longest allowed history with this prompt: `max_tokens` more, or the model's length.
 
         Raises:
-            InvalidArgumentError: it is too long for the model, or would not fit the pool even alone.
+            InvalidArgumentError: the history is too long for the model, or does not fit an empty pool.
         """
         start = sampling.prompt_logprobs_start
         if start > num_prompt_tokens:
@@ -148,7 +148,7 @@ class PromptReader:
             raise InvalidArgumentError("prompt", length, bound)
         max_length = min(num_prompt_tokens + sampling.max_tokens, self._max_length)
         capacity = self._num_blocks * self._block_size
-        if max(num_prompt_tokens, max_length - 1) > capacity:  # the last token that is drawn is never run
+        if max(num_prompt_tokens, max_length - 1) > capacity:  # the last token drawn is never run
             most, pool = capacity + bool(sampling.max_tokens), f"{self._num_blocks} blocks of {self._block_size} slots"
             raise InvalidArgumentError(
                 "prompt + max_tokens",
@@ -159,12 +159,12 @@ class PromptReader:
 
     @property
     def thinking(self) -> ThinkingMarks | None:
-        """The marks around a model's thoughts; None where it shows none."""
+        """Marks around a model's thoughts; None: the model has none."""
         return self._text.thinking if self._text is not None else None
 
     @property
     def template_variables(self) -> tuple[str, ...]:
-        """Which of the variables that steer thinking the chat template reads."""
+        """Thinking variables that the chat template reads."""
         return self._text.template_variables if self._text is not None else ()
 
     def reply_rules(
@@ -174,17 +174,17 @@ class PromptReader:
         prompt: bytes = b"",
         before: Sequence[int] = (),
     ) -> ReplyRules:
-        """What the replies to a request are held to. A grammar that `namespace` has not met before is tried and compiled here;
-        behind a `prompt` that has the model think first it holds what follows the thoughts.
+        """Rules of the replies to a request. A grammar that is new to `namespace` is tried and compiled here. With a `prompt`
+        that opens thoughts, the grammar applies after them.
 
         Args:
             sampling: the request.
-            namespace: whose it is.
-            prompt: packed token ids of what the replies go on from.
-            before: the last tokens of a text that the replies go on from; what they say may depend on them.
+            namespace: of the request.
+            prompt: packed token ids that the replies continue.
+            before: last tokens of a text that the replies continue; the decoded text may depend on them.
 
         Raises:
-            InvalidArgumentError: as `ReplyRules`; the grammar is none, or cannot be used here.
+            InvalidArgumentError: as `ReplyRules`; the grammar is malformed, or cannot be used here.
             LimitError, UnavailableError: as `GrammarCompiler.matcher`.
         """
         if sampling.stop and self._text is None:
@@ -224,13 +224,13 @@ class PromptReader:
         return [ids for word in words for ids in spellings(word, partial(text.encode, special=False, asker=asker))]
 
     def start_grammars(self) -> None:
-        """Make ready for grammars, where this model can have any."""
+        """Start the grammar process, if this model can have grammars."""
         if self._grammars is not None:
-            with suppress(InvalidArgumentError, UnavailableError):  # who sends a grammar is told
+            with suppress(InvalidArgumentError, UnavailableError):  # raised again for a request with a grammar
                 self._grammars.start()
 
     def end_grammars(self) -> None:
-        """End what grammars are tried in. May be repeated."""
+        """Stop the grammar process. Idempotent."""
         if self._grammars is not None:
             self._grammars.close()
 

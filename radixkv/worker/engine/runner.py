@@ -1,4 +1,4 @@
-"""What runs the model: what an engine needs of a `ModelRunner`, and what tests give it in its place."""
+"""Protocol of the model runner: the part of a `ModelRunner` that the engine uses, and that tests replace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pool(Protocol):
 
 
 class Runner(Protocol):
-    """What the engine needs of a `ModelRunner`."""
+    """The part of a `ModelRunner` that the engine uses."""
 
     vocab_size: int
     max_model_len: int

@@ -1,12 +1,12 @@
-"""The second half of a round: run one batch, choose tokens, tell the streams.
+"""The second half of a round: run one batch, choose tokens, emit events.
 
 rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at the end of a prompt
                           |\\- beams ---> candidates; once all beams of a search have theirs, it advances
-                           \\ scores ---> how likely the tokens of a prompt were, told before any that is drawn
+                           \\ scores ---> log probabilities of the prompt's tokens, emitted before any drawn token
 
         launch                       |  finish
 
-On a GPU nothing before `finish` waits for the device, so that the host has other things to do meanwhile; see `loop`.
+On a GPU only `finish` waits for the device, so that the host works meanwhile; see `loop`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ __all__ = ["BatchStep"]
 
 
 class ForwardRunner(Protocol):
-    """What drawing needs of a model."""
+    """The part of a model that a batch uses."""
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
 
 
 class _Draw(NamedTuple):
-    """A branch that gets a token, from this row of the logits."""
+    """A branch that gets a token, from a row of the logits."""
 
     row: int
     branch: Branch
 
 
 class _Scored(NamedTuple):
-    """Tokens of a generation's prompt, from position `start` on, and the row of the logits that tells of the first."""
+    """Tokens of a generation's prompt from position `start` on, and the row of the logits that scores the first."""
 
     generation: Generation
     start: int
@@ -61,8 +61,8 @@ class _Scored(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What was launched at `began_s`, with `num_prefilled` positions of prompts. `branches`: those that get `tokens`, in this
-    order; None: there are none. `ending`: those that get none. `scored`: prompts that get `scores`, in this order.
+    """Launched at `began_s`, with `num_prefilled` positions of prompts. `branches` get `tokens`, in this order; None: no
+    tokens. `ending` branches get none. `scored` prompts get `scores`, in this order.
     """
 
     rows: Sequence[Row]
@@ -82,7 +82,7 @@ class BatchStep:
 
     Args:
         runner: the model.
-        scheduler: is told what ran, forks and ends.
+        scheduler: notified of runs, forks and ends.
         counters: of the engine.
         clock: seconds, monotonic.
         completed: called with a generation all of whose branches have ended.
@@ -106,7 +106,7 @@ class BatchStep:
         self._completed = completed
         self._fail = fail
         self._sampler = Sampler()
-        self._batch: _Batch | None = None  # under way
+        self._batch: _Batch | None = None  # running
 
     @property
     def is_under_way(self) -> bool:
@@ -115,11 +115,11 @@ class BatchStep:
 
     @property
     def is_searching(self) -> bool:
-        """Whether beams are in the batch that is under way."""
+        """Whether beams are in the running batch."""
         return self._batch is not None and bool(self._batch.searching)
 
     def launch(self, rows: Sequence[Row]) -> None:
-        """Run the rows, and begin to choose for every branch whose history they complete."""
+        """Run the rows, and start to choose for every branch whose history they complete."""
         assert self._batch is None, "one batch at a time"
         began_s = self._clock()
         num_prefilled = sum(row.end - row.start for row in rows if row.branch.is_prefilling)
@@ -154,7 +154,7 @@ class BatchStep:
         self._batch = _Batch(rows, branches, tokens, searching, ending, scored, scores, logits, began_s, num_prefilled)
 
     def finish(self) -> None:
-        """Wait for what was chosen, and tell the streams. A branch that has ended since is told nothing."""
+        """Wait for the choices, and emit their events. A branch that has ended since gets none."""
         batch = self._take_batch()
         if batch is None:
             return
@@ -172,11 +172,11 @@ class BatchStep:
             self._finish(branch, Taken("", FinishReason.LENGTH))
 
     def forget(self) -> None:
-        """Choose nothing of what is under way: its branches have lost their sequences, and will run again."""
+        """Discard the running batch: its branches have lost their sequences, and will run again."""
         self._take_batch()
 
     def _count_prefill(self, batch: _Batch) -> None:
-        """Of the time that a batch took, prompts have the part that they have of its positions."""
+        """Add the prompts' part of the batch's time, in proportion to positions."""
         if batch.num_prefilled:
             share = batch.num_prefilled / sum(row.end - row.start for row in batch.rows)
             self._counters.num_prefilled_tokens += batch.num_prefilled
@@ -189,7 +189,7 @@ class BatchStep:
         return batch
 
     def _drawers(self, branch: Branch) -> list[Branch]:
-        """Who draws from a branch's logits: itself, and at the end of the trunk all that it is about to be forked into."""
+        """Branches that draw from a branch's logits: itself, and at the end of the trunk all forks to be made of it."""
         generation = branch.generation
         if branch.index > 0 or len(branch.tokens) != generation.trunk_length:
             return [branch]
@@ -206,7 +206,7 @@ class BatchStep:
             begin += len(token_ids)
 
     def _choose(self, logits: Tensor, draws: Sequence[_Draw]) -> Callable[[], list[SampledToken]]:
-        """Begin to choose a token for each; what is answered gives them."""
+        """Start to choose a token for each draw; the returned function waits for them."""
         rows = [branch.generation.sampler_row(branch) for _, branch in draws]
         if logits.device.type != "cpu":
             return launch_draws(logits, rows, [row for row, _ in draws]).tokens
@@ -219,7 +219,7 @@ class BatchStep:
         forks: dict[str, list[Branch]] = {}
         for branch, token in zip(branches, sampled, strict=True):
             generation = branch.generation
-            if branch.phase is Phase.FINISHED:  # cancelled, or a sibling's fault has ended the generation
+            if branch.phase is Phase.FINISHED:  # cancelled, or its generation failed
                 continue
             is_forced = len(branch.tokens) < generation.trunk_length
             taken = generation.take(branch, token)
@@ -231,7 +231,7 @@ class BatchStep:
                 )
             elif taken.reason is not None:
                 ended.append((branch, taken))
-            elif branch.phase is Phase.RESTING:  # it drew its first token from branch 0's logits
+            elif branch.phase is Phase.RESTING:  # drew its first token from branch 0's logits
                 forks.setdefault(generation.generation_id, []).append(branch)
         for children in forks.values():
             generation = children[0].generation
@@ -277,7 +277,7 @@ class BatchStep:
                 self._completed(generation)
 
     def _candidates(self, logits: Tensor, branches: Sequence[Branch]) -> list[list[Candidate]]:
-        """Per row its most likely continuations, as many as its search asks for."""
+        """Per row the most likely continuations, as many as its search needs."""
         searches = [branch.generation.beam_branches(branch.max_length) for branch in branches]
         beams = [one.search.beams[one.beam_of(branch)] for one, branch in zip(searches, branches, strict=True)]
         raw = torch.log_softmax(logits, dim=-1)

@@ -1,11 +1,10 @@
-"""Whether a cached block holds what the model computes for its tokens: the block is computed anew, and both are compared.
+"""Check of a cached block: recompute it from its tokens and compare.
 
-KV of a block follows from its tokens and from the KV before it. So one forward over the block's own tokens, with the cached
-blocks before it as they are, tells whether it is right, however long the branch is; if that is so for each of its blocks, the
-branch is right as a whole.
+KV of a block follows from its tokens and from the KV before it. So one forward over the block's own tokens, on the cached
+blocks before it, shows whether it is right, however long the branch is. A branch is right if each of its blocks is.
 
     cached      [block 0][block 1][block 2]     locked by a sequence of its tokens
-    computed    [block 0][block 1][scratch]     by another that parts from it in the block, so that it has a block of its own
+    computed    [block 0][block 1][scratch]     by another that differs within the block, so that it has a block of its own
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ __all__ = ["verify_block"]
 
 MAX_RELATIVE = 0.4
 MAX_LARGEST = 3.0
-"""A block differs where the differences of one layer's K or V have a root mean square above `MAX_RELATIVE` of that of the
-values, or one of them is above `MAX_LARGEST` of it. Rounding depends on what else was computed with a token: with SmolLM2 in
-bfloat16 it made 0 with the compiled kernels, 0.025 and 0.25 with torch's, 0.031 and 0.26 with int8 KV, 0.22 and 1.3 with int4;
-any other block is off by 1.0 and more.
+"""A block differs if, in one layer's K or V, the root mean square of the differences exceeds `MAX_RELATIVE` times that of the
+values, or the largest difference exceeds `MAX_LARGEST` times it. Rounding depends on the rest of the batch. With SmolLM2 in
+bfloat16 it made 0 with the compiled kernels, 0.025 and 0.25 with torch's, 0.031 and 0.26 with int8 KV, 0.22 and 1.3 with int4.
+Any other block is off by 1.0 and more.
 """
 
 
@@ -38,17 +37,16 @@ def verify_block(
 ) -> Verification:
     """Verify the last block of a cached branch. One forward of `block_size` tokens, three Steps.
 
-    The branch counts as used, and as asked for once; a cold branch may be evicted for the one block that is computed in.
-    Nothing is published.
+    The branch counts as used, and as requested once. A cold branch may be evicted for the scratch block. Nothing is published.
 
     Args:
         new_seq_id: source of ids for the two sequences.
         tokens: packed ids of the branch up to and with the block, whole blocks.
-        namespace: where it is cached, as the cache lists it.
+        namespace: of the cached branch, as the cache lists it.
 
     Raises:
-        InvalidArgumentError: no whole number of blocks, or an id that the model does not know. LeaseError, UnavailableError:
-            the cache could not be asked.
+        InvalidArgumentError: not a whole number of blocks, or an unknown token id. LeaseError, UnavailableError: the cache
+            rejected the Step.
     """
     size = runner.pool.block_size
     length = num_tokens(tokens)
@@ -79,7 +77,7 @@ def verify_block(
 
 
 def _parted(token_ids: Sequence[int], vocab_size: int) -> bytes:
-    """As many ids that differ from these in each place."""
+    """As many ids, each different from the one at its place."""
     return pack_tokens([(token_id + 1 + place % 7) % vocab_size for place, token_id in enumerate(token_ids)])
 
 

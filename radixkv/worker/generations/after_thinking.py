@@ -1,4 +1,4 @@
-"""A grammar that holds what follows a reply's thoughts."""
+"""A grammar for the answer that follows a reply's thoughts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MAX_GAPS = 2
 
 
 class AfterThinking:
-    """A matcher of what follows the thoughts. Within them all is allowed but the end of the reply.
+    """A matcher of the answer after the thoughts. Within the thoughts every token is allowed except a stop token.
 
     Args:
         matcher: of the answer.
         decoder: of the reply's text.
-        begins_answer: the text behind which the answer begins.
-        vocab_size, stop_token_ids: which tokens there are, and which of them end a reply.
+        begins_answer: the text after which the answer begins.
+        vocab_size, stop_token_ids: size of the vocabulary, and tokens that end a reply.
         open_id: the token that opens the thoughts, where the model may write it first; None: the prompt has opened them.
-        gap_ids: tokens of which two may stand between the thoughts and the answer.
+        gap_ids: tokens of which up to two may stand between the thoughts and the answer.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AfterThinking:
         self._open_id, self._gap_ids = open_id, frozenset(gap_ids)
         self._beside: frozenset[int] = (
             frozenset() if open_id is None else frozenset([open_id])
-        )  # what the grammar allows
+        )  # allowed in addition to the grammar
         self._is_thinking = open_id is None
         self._tail = ""
         self._num_gaps = 0
@@ -56,11 +56,11 @@ class AfterThinking:
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar is fulfilled and nothing more may come."""
+        """Whether the grammar is fulfilled and no token may follow."""
         return not self._is_thinking and self._matcher.is_over
 
     def allowed(self) -> bytes:
-        """One bit per token id, least significant first: what may come next."""
+        """Tokens that may come next: one bit per token id, least significant first."""
         if self._is_thinking:
             return self._free
         allowed = self._matcher.allowed()
@@ -92,7 +92,7 @@ class AfterThinking:
         return is_taken
 
     def copy(self) -> AfterThinking:
-        """One that has come as far, and goes its own way from here."""
+        """An independent copy at the same point."""
         twin = copy(self)
         twin._matcher, twin._decoder = self._matcher.copy(), self._decoder.copy()
         return twin

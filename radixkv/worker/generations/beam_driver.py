@@ -1,12 +1,12 @@
-"""The branches of a beam search: one sequence per beam, forked and dropped as the search goes.
+"""Branches of a beam search: one sequence per beam, forked and released as the search advances.
 
     beams before   b0  b1  b2           branches   B0  B1  B2
     beams after    b0+x  b0+y  b2+z                B0  B1' B2         B1' is forked from B0; what B1 held is released
 
-The first child of a beam goes on in its beam's own sequence, so nothing is copied for it; further ones are forks, which
-share all blocks but the last, partly filled one. Each branch gives its candidates once its history has been run, and waits;
-when all have given theirs the beams advance together. A branch that loses its sequence meanwhile has given them already
-or gives them again, the same ones: they follow from its history.
+The first child of a beam continues in its beam's sequence, without a copy. Further children are forks, which share all blocks
+except the last, partly filled one. Each branch gives its candidates once its history has been run, and waits. When all have
+given theirs, the beams advance together. A branch that loses its sequence meanwhile has given its candidates already, or
+gives the same ones again: they follow from its history.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BeamBranches"]
 
 
 class BranchScheduler(Protocol):
-    """What the beams need of a `Scheduler`."""
+    """The part of a `Scheduler` that beams use."""
 
     def add(self, branch: Branch) -> None: ...
 
@@ -34,12 +34,12 @@ class BranchScheduler(Protocol):
 
 
 class BeamBranches:
-    """Who runs which beam of one generation. Begins with the generation's branch 0 and the empty reply."""
+    """Assigns the beams of one generation to branches. Starts with the generation's branch 0 and the empty reply."""
 
     def __init__(self, generation: Generation, search: BeamSearch) -> None:
         self.search = search
         self._generation = generation
-        self._standing = [generation.branches[0]]  # whose history is beam i
+        self._standing = [generation.branches[0]]  # of beam i
         self._given: dict[Branch, Sequence[Candidate]] = {}
 
     def beam_of(self, branch: Branch) -> int:
@@ -47,12 +47,12 @@ class BeamBranches:
         return self._standing.index(branch)
 
     def give(self, branch: Branch, candidates: Sequence[Candidate]) -> bool:
-        """The most likely continuations of a branch's beam. Returns whether all beams have theirs."""
+        """Set the most likely continuations of a branch's beam. Returns whether all beams have theirs."""
         self._given[branch] = candidates
         return len(self._given) == len(self._standing)
 
     def advance(self, scheduler: BranchScheduler) -> None:
-        """Take the step that all beams are ready for, and let branches follow the beams."""
+        """Advance the search one step, and fork, keep or release branches to match."""
         before, search = self._standing, self.search
         search.advance([self._given[branch] for branch in before])
         self._given.clear()
@@ -60,7 +60,7 @@ class BeamBranches:
             for branch in before:
                 scheduler.finish(branch)
             return
-        heirs: dict[int, int] = {}  # parent beam -> the beam that goes on in its branch
+        heirs: dict[int, int] = {}  # parent beam -> the beam that continues in its branch
         for index, beam in enumerate(search.beams):
             heirs.setdefault(beam.parent, index)
         vacant = [branch.index for index, branch in enumerate(before) if index not in heirs]
@@ -90,5 +90,5 @@ class BeamBranches:
         if parent.phase is Phase.RUNNING and parent.num_computed >= position:
             scheduler.fork(parent, position, children)
             return
-        for child in children:  # its sequence is gone; what is left of it in the cache is found there
+        for child in children:  # the parent's sequence is gone; its cached part is acquired
             scheduler.add(child)

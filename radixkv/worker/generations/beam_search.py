@@ -1,16 +1,16 @@
 """Beam search: the most likely replies, by keeping the `num_beams` best beginnings at every length.
 
-One step, with K beams, each with the most likely tokens behind it:
+One step, with K beams, each with its most likely next tokens:
 
     beams      b0 ...  bK-1                            score = sum of log probabilities
     candidates b0+x b0+y b2+x ...                      the best 2K of all; (1 + stop tokens) · K where those are more
     finished   those of the first K that end           score / length ** length_penalty; the best K of all are kept
     beams      the first K that do not end
 
-So there are K that go on even if each beam's best candidate is a stop token. The rules, and when it is over, are those of
+So K beams continue even if each beam's best candidate is a stop token. The rules, also for the end, are those of
 transformers' `generate(num_beams=K)`; see `EarlyStopping`. Lengths are counted in drawn tokens.
 
-Pure state: who holds which KV is `beam_driver`'s affair.
+Pure state: `beam_driver` holds the sequences.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Beam", "BeamSearch", "Candidate", "Hypothesis"]
 
 
 class Candidate(NamedTuple):
-    """A token that may follow a beam. `logprob`: after biases, what is summed; `sampled`: what is told of it."""
+    """A token that may follow a beam. `logprob`: after biases, summed for the score; `sampled`: reported to the client."""
 
     logprob: float
     sampled: SampledToken
 
 
 class Beam(NamedTuple):
-    """A reply that goes on. `parent`: index of the beam of the step before that it continues."""
+    """A reply that continues. `parent`: index of its beam in the previous step."""
 
     score: float
     parent: int
@@ -55,15 +55,14 @@ class BeamSearch:
 
     Args:
         sampling: the request.
-        stops: rules that have seen what comes before the first drawn token.
+        stops: rules after the forced tokens, before the first drawn token.
         max_tokens: longest reply, at least 1.
 
     Attributes:
-        beams: replies that go on, the best first; the first step begins with one empty reply.
-        finished: the best that have ended, at most `num_beams`, the best first.
+        beams: replies that continue, the best first; the first step starts with one empty reply.
+        finished: the best replies that have ended, at most `num_beams`, the best first.
         num_taken: tokens appended to any beam so far.
-        is_done: whether nothing further is wanted. There are fewer than `num_beams` hypotheses then only where too few
-            tokens may follow at all.
+        is_done: whether the search is over. It has fewer than `num_beams` hypotheses only if too few tokens were allowed.
     """
 
     def __init__(self, sampling: SamplingParams, stops: StopRules, max_tokens: int) -> None:
@@ -119,7 +118,7 @@ class BeamSearch:
         return stops, stops.take(token_id, is_full)
 
     def _is_satisfied(self, length: int) -> bool:
-        """Whether the beams that go on, at this length, can or shall not improve what is finished."""
+        """Whether no running beam, at this length, can or may improve the finished replies."""
         if len(self.finished) < self.num_beams:
             return False
         if self._early_stopping is EarlyStopping.ALWAYS:

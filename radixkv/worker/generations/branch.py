@@ -1,13 +1,13 @@
-"""One growing continuation of a prompt: its history, the sequence it holds in the pool, and how far each has come.
+"""One growing continuation of a prompt: its history, its sequence in the pool, and the progress of each.
 
-    tokens      p p p p p p p p g g g g G          G: sampled last, not run yet, so it has no KV
+    tokens      p p p p p p p p g g g g G          G: sampled last, not run yet, so without KV
                 ^0                      ^len - 1
     KV          |-- stored --|-- computed here --|
                              ^num_stored         ^num_computed
-    room        [0, room) has blocks in `block_table`; [room, room_asked) was asked for and not yet answered
+    room        [0, room) has blocks in `block_table`; [room, room_asked) was requested and not yet answered
 
-A branch that is preempted keeps its tokens and gives up its sequence. It is acquired again later, its whole history then
-being its prompt; whatever of it is still cached, or was saved (see `swap`), is not computed again.
+A preempted branch keeps its tokens and gives up its sequence. It is acquired again later with its whole history as the prompt.
+Cached or saved parts of the history (see `swap`) are not recomputed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = ["Branch", "OpenedLine", "Phase"]
 
 
 class Phase(Enum):
-    """Where a branch stands."""
+    """State of a branch."""
 
     QUEUED = "queued"
-    """Waits to be acquired; holds nothing but what it parked."""
+    """Waits to be acquired; holds no blocks except those saved in swap space."""
     PENDING = "pending"
-    """Waits for a prefix that another branch is computing; holds nothing."""
+    """Waits for a prefix that another branch computes; holds no blocks."""
     OPENING = "opening"
-    """Its acquire or fork was sent and is not answered yet."""
+    """Its acquire or fork was submitted and is not answered yet."""
     RUNNING = "running"
     """Holds a sequence with an applied block table."""
     RESTING = "resting"
-    """Holds nothing and waits for nothing of the scheduler: not begun yet, or to be told how it goes on."""
+    """Holds no blocks and is not scheduled: not started yet, or waiting for its search."""
     FINISHED = "finished"
 
 
 class OpenedLine(AcquireResult):
-    """The answer to an acquire that runs on as a line."""
+    """Answer to an acquire that runs as a line."""
 
 
 class Branch:
@@ -54,23 +54,23 @@ class Branch:
 
     Attributes:
         order: (arrival of the generation, index of the branch).
-        owner: whose request it is: its namespace, an adapter's being that of its caller.
+        owner: namespace of the caller; an adapter's namespace counts as its caller's.
         priority, due_s: see `queue`.
         tokens: its history, the prompt first. It only grows.
-        num_matched: how much of its history was cached when last told, and `was_matched` whether it was since it last held any.
+        num_matched: cached tokens of its history at the last match; `was_matched`: whether matched since it last held blocks.
         was_refused: whether an acquire of it ever found too few blocks.
-        held_up_others: whether it was refused and others waited for it.
+        held_up_others: whether it was refused while other branches waited for it.
         waits_for: while PENDING, the providing sequence and the length of the common prefix.
-        is_awaiting_token: whether a batch under way is to draw from the end of its history.
-        is_reserving: whether its acquire reserves what it is expected to generate.
-        max_length: tokens that the history never exceeds (prompt + what may be generated); the last is never run.
-        num_computed: while OPENING, what is expected to be found in the cache.
-        num_known: tokens of the history that the cache knows. num_reported: positions reported to it as computed.
-        siblings: branches that advance with it, so that one batch is to run them all.
-        last_ran: the number of the batch that ran it last.
+        is_awaiting_token: whether the running batch draws from the end of its history.
+        is_reserving: whether its acquire reserves its expected output.
+        max_length: bound of the history (prompt + tokens that may be generated); the last token is never run.
+        num_computed: while OPENING, the expected cached tokens.
+        num_known: tokens of the history known to the cache. num_reported: positions reported to the cache as computed.
+        siblings: branches that advance with it, all in one batch.
+        last_ran: number of its last batch.
         is_line: whether its KV lies in a span of its own, so that it holds no blocks of the pool; see `arena`.
-        starved: the last extend was refused for lack of blocks and has not been asked again.
-        over_quota: what it was refused with, if it was the quota of its namespace.
+        starved: the last extend was refused for lack of blocks and not repeated yet.
+        over_quota: the error of its last refusal, if by the quota of its namespace.
     """
 
     __slots__ = (
@@ -137,35 +137,35 @@ class Branch:
 
     @property
     def packed_tokens(self) -> bytes:
-        """Its history, packed: the prompt as it came, and packed once for as long as nothing is added where it is longer."""
+        """Its history, packed; packed again only after it has grown."""
         if len(self._packed) != TOKEN_BYTES * len(self.tokens):
             self._packed = pack_tokens(self.tokens)
         return self._packed
 
     @property
     def max_room(self) -> int:
-        """Positions that this branch can ever need: the last token of a full history is never run."""
+        """Most positions that this branch can need: the last token of a full history is never run."""
         return max(len(self.tokens), self.max_length - 1)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more than the last token of its history is still to be run."""
+        """Whether more than the last token of its history still has to be run."""
         return len(self.tokens) - self.num_computed > 1
 
     @property
     def is_background(self) -> bool:
-        """Whether it gives way to whatever else awaits its first token."""
+        """Whether it yields to every other branch that awaits its first token."""
         return self.priority == BACKGROUND_PRIORITY
 
     @property
     def awaits_first_token(self) -> bool:
-        """Whether its next positions are of its prompt, and it holds what they need or is about to."""
+        """Whether its next positions are of its prompt, and it holds their blocks or is about to."""
         is_prompt = self.num_computed < num_tokens(self.generation.prompt)
         return self.phase is Phase.OPENING or (is_prompt and self.can_run)
 
     @property
     def can_run(self) -> bool:
-        """Whether its next position is covered by its block table, and no sibling is about to be opened to run with it."""
+        """Whether its block table covers its next position, and no sibling is being opened to run with it."""
         has_room = (
             self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
         )
@@ -173,18 +173,16 @@ class Branch:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it cannot run another position for lack of blocks."""
+        """Whether it cannot run its next position for lack of blocks."""
         return self.phase is Phase.RUNNING and self.starved and self.room <= self.num_computed < len(self.tokens)
 
     @property
     def is_idle(self) -> bool:
-        """Whether all of its history has been run, so that it can only wait to be told how it goes on by others than a batch
-        under way.
-        """
+        """Whether all of its history has been run and no running batch draws for it: only its search can continue it."""
         return self.phase is Phase.RUNNING and self.num_computed >= len(self.tokens) and not self.is_awaiting_token
 
     def open(self, seq_id: int, num_tokens: int) -> None:
-        """An acquire or a fork of `num_tokens` positions goes out for it under `seq_id`."""
+        """Set state for an acquire or a fork of `num_tokens` positions submitted under `seq_id`."""
         self._forget_sequence()
         self.seq_id = seq_id
         self.phase = Phase.OPENING
@@ -192,14 +190,14 @@ class Branch:
         self.room_asked = num_tokens
 
     def opened(self, answer: AcquireResult) -> None:
-        """Its acquire or fork was answered: its history up to `num_known` has blocks."""
+        """Apply the answer to its acquire or fork: its history up to `num_known` has blocks."""
         self.phase = Phase.RUNNING
         self.was_matched = self.held_up_others = False
         self.is_line = isinstance(answer, OpenedLine)
         self.block_table = answer.block_table
         self.num_stored = answer.num_stored_tokens
-        # Where all of the history has KV (a full hit), its last token is run again for its logits alone.
-        # While its prompt is scored, the logits that tell of the first token that is not known are wanted as well.
+        # With KV for all of the history (a full hit), the last token is run again for its logits alone.
+        # A scored prompt also needs the logits before its first unscored token.
         if self.is_scored:
             self.generation.recall_scores()
         self.num_computed = min(answer.num_stored_tokens, self.first_logit)
@@ -208,23 +206,23 @@ class Branch:
 
     @property
     def is_scored(self) -> bool:
-        """Whether log probabilities of its prompt are still wanted of it."""
+        """Whether log probabilities of its prompt are still missing."""
         return self.index == 0 and self.generation.num_unscored > 0
 
     @property
     def first_logit(self) -> int:
-        """The first position whose logits are wanted: of its prompt while that is scored, else the last of its history."""
+        """First position whose logits are needed: of its prompt while scored, else the last of its history."""
         if self.is_scored:
             return self.generation.num_prompt_tokens - 1 - self.generation.num_unscored
         return len(self.tokens) - 1
 
     @property
     def num_lost(self) -> int:
-        """Positions whose KV it would lose by giving up its sequence now, if nothing of it stayed cached."""
+        """Positions whose KV is lost if it gives up its sequence now and none of it stays cached."""
         return max(0, self.num_computed - self.num_stored) if self.phase is Phase.RUNNING else 0
 
     def extended(self, answer: ExtendResult, room: int) -> None:
-        """Room up to `room` was given. After a refusal a smaller ask can be answered behind a larger one."""
+        """Apply an extend answered up to `room`. After a refusal a smaller extend can be answered after a larger one."""
         del self.block_table[answer.first_changed :]
         self.block_table.extend(answer.block_ids)
         self.room = max(self.room, room)
@@ -233,12 +231,12 @@ class Branch:
         self.over_quota = None
 
     def close(self, phase: Phase) -> None:
-        """It gives up its sequence (the release is the caller's to send)."""
+        """Give up its sequence. The caller submits the release."""
         self._forget_sequence()
         self.phase = phase
 
     def take_report(self) -> bytes:
-        """The packed tokens that have KV now and are not known to the cache yet; they count as reported from now on."""
+        """Packed tokens that have KV and are unknown to the cache. They count as reported from now on."""
         start = self.num_known
         self.num_reported = self.num_computed
         if self.num_computed <= start:

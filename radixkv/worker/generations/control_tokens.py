@@ -1,7 +1,7 @@
-"""The tokens that only a chat template may write, and text that spells one without being it.
+"""Tokens that only a chat template may write, kept apart from callers' text that spells them.
 
-A tokenizer looks for its added tokens in any text that it is given. Here a second one is made of it in which those that control
-a model go by secret names: it gives the same ids for all else, and the ids of such tokens only where their names are written.
+A tokenizer finds its added tokens in any text. Here a second tokenizer is made with secret names for those that control a
+model. It gives the same ids for all other text, and the control ids only where their secret names are written.
 
     rendered    <|im_start|>user\nhi<|im_end|>..<|im_end|>\n      the first <|im_end|> is a caller's
     encoded     #17f3-1     user\nhi<|im_end|>..#17f3-2   \n      by the second tokenizer
@@ -21,14 +21,14 @@ from radixkv.worker.generations.veil import Veil, strings_of
 __all__ = ["ControlTokens", "Rendered"]
 
 _NUM_SECRET_BYTES = 16
-_COMMON = "_-."  # of words, so no sign of a token
+_COMMON = "_-."  # frequent in words, so no evidence of a token
 
 
 class Rendered(NamedTuple):
-    """What a chat template writes.
+    """Output of a chat template.
 
-    text: as it is. veiled: the same with all that callers wrote under the `veil`; both None where they wrote nothing that
-    could be a part of a control token. is_spelled: whether they wrote a whole one.
+    text: the plain output. veiled: the output with callers' text under the `veil`; both None if no caller's text could be a
+    part of a control token. is_spelled: whether a caller's text spells a whole control token.
     """
 
     text: str
@@ -37,15 +37,15 @@ class Rendered(NamedTuple):
     is_spelled: bool = False
 
     def up_to(self, word: str) -> Rendered:
-        """What stands before the end of a word that is in it once."""
+        """The part up to the end of a word that occurs once."""
         return self._cut(lambda text: text[: text.index(word) + len(word)])
 
     def after(self, word: str) -> Rendered:
-        """What stands behind a word that is in it once."""
+        """The part after a word that occurs once."""
         return self._cut(lambda text: text[text.index(word) + len(word) :])
 
     def before(self, word: str) -> Rendered | None:
-        """What stands before a word that callers wrote; None where it is not there once."""
+        """The part before a word of a caller; None if it does not occur exactly once."""
         hidden = word if self.veil is None else self.veil.hide(word)
         if self.text.count(word) != 1 or (self.veiled is not None and self.veiled.count(hidden) != 1):
             return None
@@ -58,10 +58,10 @@ class Rendered(NamedTuple):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer: all that were added to it but runs of blanks, which are text to a model.
+    """Control tokens of one tokenizer: its added tokens except runs of blanks, which are text to a model.
 
     Args:
-        tokenizer: transformers' tokenizer. One that is no `tokenizers.Tokenizer` inside cannot tell text from tokens.
+        tokenizer: transformers' tokenizer. Without a `tokenizers.Tokenizer` inside, text cannot be separated from tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -78,18 +78,18 @@ class ControlTokens:
         self._is_normalized = getattr(backend, "normalizer", None) is not None and any(
             token.normalized for _, token in tokens.values()
         )
-        # An unknown character gives the unknown token, whoever wrote it.
+        # An unknown character gives the unknown token, in callers' and the template's text alike.
         self._counted = frozenset(self._ids.values()) - {tokenizer.unk_token_id}
         self._secrets = {content: f"#{secrets.token_hex(_NUM_SECRET_BYTES)}-{n};" for n, content in enumerate(tokens)}
         self._backend = backend
 
     @cached_property
     def _guarded(self) -> Any | None:
-        """Made for the first text that spells a control token: few do, and it takes a third of a second."""
+        """Made for the first text that spells a control token: few texts do, and it takes a third of a second."""
         return None if self._backend is None else _guarded(self._backend, self._secrets, self._ids)
 
     def veil_for(self, *values: Any) -> Veil | None:
-        """A veil for values of callers; None where nothing in them could become a part of a control token."""
+        """A veil for callers' values; None if no part of them could become a part of a control token."""
         said = list(strings_of(values))
         if not any(map(self._is_suspicious, said)):
             return None
@@ -106,14 +106,14 @@ class ControlTokens:
         return bool(part) and part in self._joined
 
     def are_all_genuine(self, rendered: Rendered, ids: Sequence[int]) -> bool:
-        """Whether `ids`, the plain encoding of what was rendered, hold no control token but the template's."""
+        """Whether `ids`, the plain encoding of a rendered text, have no control tokens except the template's."""
         if rendered.veiled is None or rendered.veil is None:
             return True
         written, found = self._find(rendered.veiled), self._find(rendered.text)
         if [match.group() for match in written] != [match.group() for match in found]:
             return False
         if rendered.veil.show(rendered.veiled) != rendered.text:
-            # The template looks at texts in a way that a veil changes, so places tell nothing.
+            # The template handles texts in a way that the veil changes, so positions cannot be compared.
             return not rendered.is_spelled and self._counts(ids, written)
         same_places = [match.start() for match in written] == [match.start() for match in found]
         return same_places and self._counts(ids, written)
@@ -123,7 +123,7 @@ class ControlTokens:
         return [each for each in ids if each in self._counted] == [each for each in wanted if each in self._counted]
 
     def guarded(self, rendered: Rendered) -> tuple[Any, str] | None:
-        """The second tokenizer, and what was rendered as it takes it; None where there is none."""
+        """The second tokenizer, and the rendered text with its secret names; None if there is none."""
         if self._guarded is None or rendered.veiled is None or rendered.veil is None:
             return None
         pieces, end = [], 0
@@ -137,12 +137,12 @@ class ControlTokens:
         return self._counts(ids, self._find(rendered.veiled or rendered.text))
 
     def _find(self, text: str) -> list[re.Match[str]]:
-        """Where the tokens are spelled; one that is a word of its own is none within another."""
+        """Matches of the tokens; a single-word token does not match within a longer word."""
         return [match for match in self._pattern.finditer(text) if match.group() not in self._words or _is_word(match)]
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """A pattern of the longest of some words. O(length) to match, however many words begin alike."""
+    """A pattern of the longest of some words. O(length) to match, for any number of common prefixes."""
     by_first: dict[str, list[str]] = {}
     for word in filter(None, words):
         by_first.setdefault(word[0], []).append(word[1:])
@@ -158,7 +158,7 @@ def _is_word(match: re.Match[str]) -> bool:
 
 
 def _signs(content: str) -> set[str]:
-    """Characters of which a text that spells the token, or a part that words do not have, has one."""
+    """Characters of which a text that spells the token, or a part of it not found in words, has at least one."""
     signs = {char for char in content if not char.isalnum() and not char.isspace() and char not in _COMMON}
     return signs or {content.strip()[0]}
 
@@ -169,7 +169,7 @@ def _guarded(backend: Any, names: Mapping[str, str], ids: Mapping[str, int]) -> 
 
     try:
         state = json.loads(backend.to_str())
-    except Exception:  # parts of it are Python's own
+    except Exception:  # some parts are Python's own
         return None
     for added in state["added_tokens"]:
         if added["content"] in names:

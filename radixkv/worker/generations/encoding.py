@@ -1,7 +1,7 @@
-"""Text to token ids within bounds: what cannot fit is refused before it is read to its end, and callers take turns.
+"""Text to token ids within bounds: too long a text is rejected before it is fully encoded, and callers take turns.
 
 characters   |--- a little more than 2 per token allowed ---|--- as many as should exceed the bound ---|--- ...
-encoded      more than 2 tokens per token allowed: refused      else the next, longer prefix, and at last the whole
+encoded      more than 2 tokens per token allowed: rejected     else the next, longer prefix, and at last the whole
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from radixkv.worker.turns import Turns
 __all__ = ["ANYBODY", "Asker", "TextEncoder"]
 
 SHORT_CHARACTERS = 4096
-"""Texts of up to so many do not wait for longer ones."""
+"""Texts up to this length do not wait for longer ones."""
 
 MAX_EXCESS = 2
-"""How many times too long a text may be to be counted to its end."""
+"""Texts up to this many times too long are counted to their end."""
 
 _MAX_SHRINK = 4
-"""Characters that a Unicode normal form makes one of."""
+"""Characters that a Unicode normal form may merge into one."""
 
 
 class Asker(NamedTuple):
-    """For whom a text is encoded: whose turn it takes, and how many tokens there may be of it; None: without a bound."""
+    """Caller of an encoding: the namespace whose turn it takes, and the tokens allowed; None: unlimited."""
 
     namespace: str = DEFAULT_NAMESPACE
     max_tokens: int | None = None
@@ -50,10 +50,10 @@ class TextEncoder:
         self._short, self._long = Turns(), Turns()
 
     def check_length(self, num_characters: int, asker: Asker) -> None:
-        """Make sure that a text of so many characters can fit.
+        """Check that a text of so many characters can fit.
 
         Raises:
-            InvalidArgumentError: the longest tokens that there are would be too many.
+            InvalidArgumentError: even with the vocabulary's longest tokens there are too many.
         """
         if asker.max_tokens is None:
             return
@@ -63,10 +63,10 @@ class TextEncoder:
             raise InvalidArgumentError("prompt", told, f"at most {asker.max_tokens} tokens")
 
     def encode(self, text: str, special: bool, asker: Asker, backend: Any = None) -> list[int]:
-        """Token ids. `special`: with those that the model wants around a prompt. `backend`: encodes in place of the tokenizer.
+        """Token ids. `special`: with the model's special tokens around a prompt. `backend`: used instead of the tokenizer.
 
         Raises:
-            InvalidArgumentError: there are many more of them than the asker may have.
+            InvalidArgumentError: there are many more than the caller may have.
         """
         self.check_length(len(text), asker)
         encode = self._encode if backend is None else _of_backend(backend)
@@ -96,7 +96,7 @@ _Encode = Callable[[str, bool], list[int]]
 
 
 def _plain_encode(tokenizer: Any) -> _Encode:
-    """The tokenizer's own encoding, without transformers' way to it where that adds nothing but a state."""
+    """The tokenizer's encoding, bypassing transformers' wrapper where that adds only state."""
     from transformers import PreTrainedTokenizerFast as Plain
 
     kind = type(tokenizer)
@@ -115,7 +115,7 @@ def _plain_encode(tokenizer: Any) -> _Encode:
 
 def _of_backend(backend: Any) -> _Encode:
     def encode(text: str, special: bool) -> list[int]:
-        # Of a batch, since it alone leaves the interpreter to other threads.
+        # encode_batch_fast, as it alone releases the GIL.
         ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
 

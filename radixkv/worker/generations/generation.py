@@ -1,4 +1,4 @@
-"""One request under way: its branches, what it cost so far, where its events go; and the memory of finished ones."""
+"""One running request: its branches, its cost so far, its events; and the memory of finished requests."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
 
 
 class SupportsPut(Protocol):
-    """Where the events of a generation go."""
+    """Receives the events of a generation."""
 
     def put(self, item: StreamItem, /) -> None: ...
 
 
 class Terms(NamedTuple):
-    """How a request is to be served.
+    """Terms of service of a request.
 
-    priority: the higher, the earlier. due_s: from then on nobody of its owner overtakes it. deadline_s: it ends then. Both are
-    times of the engine's clock. shares_prefix: whether it uses what is cached and leaves anything there. retention: what ranges
-    of the histories that it leaves there are worth. pins: prefixes of its prompt that are to be pinned.
+    priority: higher goes first. due_s: from then on no request of its owner overtakes it. deadline_s: the request ends then.
+    Both are times of the engine's clock. shares_prefix: whether it reads and publishes cached prefixes. retention: of ranges of
+    the published histories. pins: prefixes of its prompt to pin.
     """
 
     priority: int = 0
@@ -49,15 +49,15 @@ class Terms(NamedTuple):
 
 
 class Generation:
-    """A request's state. Owned by the engine's thread.
+    """State of a request. Owned by the engine's thread.
 
-    It begins with branch 0 alone. The others are made once the trunk, prompt and forced tokens, is computed, and opened by a
-    fork. With `best_of` and beams nothing is told before all have ended; then the best are told as branches 0, 1, ...
+    It starts with branch 0 alone. The other branches are forked once the trunk, prompt and forced tokens, is computed. With
+    `best_of` and beams no event is emitted before all have ended; then the best are emitted as branches 0, 1, ...
 
     Attributes:
         prompt: `num_prompt_tokens` of them, packed.
-        trunk_length: tokens that all of its branches begin with: the prompt and the forced ones.
-        scores: how likely the tokens of its prompt are, as branch 0 computes it; None where nobody asked.
+        trunk_length: tokens that all of its branches start with: the prompt and the forced ones.
+        scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
     """
 
     __slots__ = (
@@ -132,29 +132,29 @@ class Generation:
 
     @property
     def num_branches(self) -> int:
-        """Branches that the trunk is forked into at its end, itself among them; beams are forked as they go."""
+        """Branches at the end of the trunk, branch 0 included; beams are forked later, step by step."""
         return self.sampling.best_of or self.sampling.n
 
     @property
     def num_to_come(self) -> int:
-        """Branches and beams that it will have beside those that it has."""
+        """Branches and beams still to be added."""
         return max(0, max(self.num_branches, self.sampling.num_beams) - len(self.branches))
 
     @property
     def is_searching(self) -> bool:
-        """Whether it follows beams and draws nothing."""
+        """Whether it runs a beam search instead of drawing tokens."""
         return self.sampling.num_beams > 1
 
     @property
     def is_ranked(self) -> bool:
-        """Whether its branches are told at the end, the best of them."""
+        """Whether only the best branches are emitted, at the end."""
         return self.is_searching or self.sampling.best_of is not None
 
     def add_branch(self, max_length: int) -> Branch:
-        """A further branch, whose history is the trunk.
+        """Add a branch whose history is the trunk.
 
-        Where log probabilities are asked for, branch 0 has the prompt alone, and takes the forced tokens one at a time: each of
-        them needs the logits before it. Otherwise they are run with the prompt.
+        With log probabilities, branch 0 starts with the prompt alone and takes the forced tokens one at a time: each needs the
+        logits before it. Otherwise they are run with the prompt.
         """
         branch = Branch(self, len(self.branches), token_array(self.prompt), max_length)
         if self.branches or self.sampling.logprobs is None:
@@ -164,7 +164,7 @@ class Generation:
         return branch
 
     def put_branch(self, index: int | None, parent: Branch) -> Branch:
-        """A branch with its parent's history, in the place of an ended one or, without an index, in a new place."""
+        """A branch with its parent's history, in the place of an ended branch or, with index None, in a new place."""
         branch = Branch(self, len(self.branches) if index is None else index, parent.tokens[:], parent.max_length)
         branch.is_reserving = False  # most beams live for a few tokens
         if index is None:
@@ -174,11 +174,11 @@ class Generation:
         return branch
 
     def find_branch(self, index: int) -> Branch:
-        """The branch whose history begins as that of the answered branch `index`."""
+        """The branch whose history starts as that of the emitted branch `index`."""
         return self.branches[0 if self.is_ranked else index]
 
     def histories(self) -> tuple[History, ...]:
-        """The tokens of every answered branch so far. Those that are ranked have none but the prompt before the end."""
+        """Histories of every emitted branch so far. Ranked branches have only the prompt before the end."""
         if self._chosen is not None:
             tokens = self._chosen
         elif self.is_ranked:
@@ -192,16 +192,16 @@ class Generation:
 
     @property
     def num_unscored(self) -> int:
-        """Tokens at the end of its prompt whose log probabilities are wanted and not known yet."""
+        """Tokens at the end of its prompt whose log probabilities are still missing."""
         return 0 if self.scores is None else self.scores.num_left
 
     def recall_scores(self) -> None:
-        """Tell what others have left behind."""
+        """Emit scores remembered from other requests."""
         if self.scores is not None:
             self._tell_scores(self.scores.recall())
 
     def take_scores(self, start: int, scores: Scores) -> None:
-        """Tell what was computed of the prompt's tokens from position `start` on."""
+        """Emit scores computed for the prompt's tokens from position `start` on."""
         if self.scores is not None:
             self._tell_scores(self.scores.take(start, scores))
 
@@ -212,7 +212,7 @@ class Generation:
     # -- drawing
 
     def sampler_row(self, branch: Branch) -> SamplerRow:
-        """Whose draw the next token of this branch is."""
+        """Sampler settings for the next token of this branch."""
         length = len(branch.tokens)
         if length < self.trunk_length:
             forced_id = self.sampling.forced_token_ids[length - self.num_prompt_tokens]
@@ -222,11 +222,11 @@ class Generation:
         return SamplerRow(self.sampling, self.seed, branch.index, length, adjustment, None, is_scored)
 
     def take(self, branch: Branch, sampled: SampledToken) -> Taken:
-        """Append a token to a branch's history, tell of it, and judge whether the branch ends."""
+        """Append a token to a branch's history, emit it, and return whether the branch ends."""
         is_forced = len(branch.tokens) < self.trunk_length
         is_first = len(branch.tokens) == self.trunk_length
         branch.tokens.append(sampled.token_id)
-        if is_forced:  # told with the first token drawn, to every branch
+        if is_forced:  # emitted with the first token drawn, for every branch
             self._told_of_trunk.append(sampled)
             return Taken("")
         reply = self.replies[branch.index]
@@ -235,7 +235,7 @@ class Generation:
         return taken
 
     def _delta(self, index: int, sampled: SampledToken, reply: Reply, text: str, *, is_first: bool) -> Delta:
-        """A drawn token; the first one brings the forced ones before it."""
+        """Event of a drawn token; the first one includes the forced ones before it."""
         lead = self.sampling.forced_token_ids if is_first else ()
         told = (*(self._told_of_trunk if is_first else ()), sampled)
         has_logprobs = self.sampling.logprobs is not None
@@ -244,7 +244,7 @@ class Generation:
         return Delta(index, (*lead, sampled.token_id), text, told if has_logprobs else (), num_cached)
 
     def drew_at(self, index: int, now_s: float) -> float | None:
-        """A branch has a further token now. Returns the seconds since its last one, None for its first."""
+        """Record the time of a branch's token. Returns the seconds since its last one, None for its first."""
         if self.time_to_first_token_s is None:
             self.time_to_first_token_s = now_s - self.submitted_s
         before_s = self._drew_s.get(index)
@@ -252,7 +252,7 @@ class Generation:
         return None if before_s is None else now_s - before_s
 
     def end_branch(self, branch: Branch, taken: Taken) -> None:
-        """Tell that a branch has ended."""
+        """Emit the end of a branch."""
         assert taken.reason is not None
         score = self.replies[branch.index].score if self.is_ranked else None
         self._tell(BranchFinished(branch.index, taken.reason, taken.stop, score))
@@ -266,14 +266,14 @@ class Generation:
     # -- beams
 
     def beam_branches(self, max_length: int) -> BeamBranches:
-        """The search, which begins at the end of the trunk."""
+        """The search, created at the end of the trunk."""
         if self._beams is None:
             search = BeamSearch(self.sampling, self.rules.new_reply().stops, max_length - self.trunk_length)
             self._beams = BeamBranches(self, search)
         return self._beams
 
     def beam_adjustment(self, beam: Beam) -> Adjustment | None:
-        """What is done to the logits behind a beam."""
+        """Changes to the logits after a beam."""
         forced = self.sampling.forced_token_ids
         counts: Counter[int] = Counter()
         if self.rules.counts_tokens:
@@ -286,18 +286,18 @@ class Generation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every branch that it is to have has ended."""
+        """Whether all of its branches exist and have ended."""
         return len(self.branches) == self.num_branches and all(b.phase is Phase.FINISHED for b in self.branches)
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens of all replies, forced ones and those of branches and beams that were not answered among them."""
+        """Tokens of all replies, including forced tokens and branches or beams that were not emitted."""
         if self._beams is not None:
             return len(self.sampling.forced_token_ids) + self._beams.search.num_taken
         return sum(len(branch.tokens) - self.num_prompt_tokens for branch in self.branches)
 
     def choose(self) -> None:
-        """All have ended: tell the best of those that are ranked, as branches 0, 1, ... Nothing where none are."""
+        """All branches have ended: emit the best of ranked ones, as branches 0, 1, ... Otherwise emit nothing."""
         if self._beams is not None:
             self._choose_hypotheses(self._beams.search)
         elif self.is_ranked:
@@ -334,9 +334,7 @@ class Generation:
 
 
 class History(NamedTuple):
-    """Token ids of one branch, packed, their namespace, whether they share a prefix with others, what they are worth, and the
-    adapter that they were computed with.
-    """
+    """One branch: its packed token ids and namespace, whether it shares prefixes, its retention, and its adapter."""
 
     tokens: bytes
     namespace: str
@@ -346,7 +344,7 @@ class History(NamedTuple):
 
 
 class FinishedGenerations:
-    """The token ids of the last `capacity` finished generations, least recently used forgotten first. O(1) per call."""
+    """Token ids of the last `capacity` finished generations; the least recently used is evicted first. O(1) per call."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -362,11 +360,11 @@ class FinishedGenerations:
             self._histories.popitem(last=False)
 
     def peek(self, generation_id: str) -> tuple[History, ...]:
-        """The branches of a finished generation; none if it is not remembered. It is no use."""
+        """Branches of a finished generation; empty if not remembered. Does not count as a use: recency is unchanged."""
         return self._histories.get(generation_id, ())
 
     def recall(self, generation_id: str) -> tuple[History, ...] | None:
-        """The branches of a finished generation, which counts as used now; None if it is not remembered."""
+        """Branches of a finished generation, which counts as used now; None if not remembered."""
         histories = self._histories.get(generation_id)
         if histories is not None:
             self._histories.move_to_end(generation_id)

@@ -1,9 +1,9 @@
-"""What the replies of one request are held to, and one branch's reply while it grows.
+"""Rules of a request's replies, and one branch's reply while it grows.
 
     forced tokens | drawn tokens ...
     ^ 0           ^ num_forced                 both are the reply: they count, are penalised, and are seen by stop rules
 
-Whatever a reply knows follows from its tokens, and it is kept while its branch is preempted.
+A reply's state follows from its tokens, and is kept while its branch is preempted.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["Reply", "ReplyRules"]
 
 
 class ReplyRules:
-    """Made where a request is checked, on its caller's thread; used on the engine's.
+    """Rules of a request's replies. Made on the caller's thread, where it checks the request; used on the engine's.
 
     Args:
         sampling: the request.
         vocab_size: token ids must be below it.
-        stop_token_ids: those that end a reply, the model's own among them where they do.
-        make_decoder: a decoder for one reply; None where there is no text.
-        matcher: a fresh matcher of the request's grammar, if it has one.
-        prompt: packed token ids of what the reply goes on from.
-        bad_words: the token ids of each bad word, as it may be spelled.
+        stop_token_ids: tokens that end a reply, including the model's own unless ignored.
+        make_decoder: returns a decoder for one reply; None where there is no text.
+        matcher: a fresh matcher of the request's grammar, if any.
+        prompt: packed token ids that the reply continues.
+        bad_words: token ids of each spelling of the bad words.
 
     Raises:
         InvalidArgumentError: a token id is outside the vocabulary; the forced tokens end the reply, or the grammar does not
-            allow them; no token could be drawn at all, or before `min_tokens`.
+            allow them; no token may be drawn at all, or before `min_tokens`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ReplyRules:
         self._force(self._first, matcher)
 
     def _require_a_choice(self) -> None:
-        """Something may be drawn as the first token, but for what the grammar says."""
+        """Check that some token may be drawn first, grammar aside."""
         words = self._bad_words.banned(()) if self._bad_words is not None else ()
         for argument, banned in (
             ("min_tokens", self._banned if self.sampling.min_tokens else None),
@@ -91,7 +91,7 @@ class ReplyRules:
                 raise InvalidArgumentError(argument, "all of allowed_token_ids", "fewer than may be drawn")
 
     def new_reply(self) -> Reply:
-        """A reply that holds the forced tokens. O(different ones)."""
+        """A reply with the forced tokens. O(distinct ones)."""
         return self._first.copy()
 
     def _force(self, reply: Reply, matcher: GrammarMatcher | None) -> None:
@@ -104,12 +104,12 @@ class ReplyRules:
     def adjustment(
         self, counts: Mapping[int, int], num_tokens: int, allowed: bytes | None = None, last: Sequence[int] = ()
     ) -> Adjustment | None:
-        """What is done to the logits behind a reply.
+        """Changes to the logits after a reply.
 
         Args:
-            counts: how often each token occurs in the reply; looked at only where there are penalties.
+            counts: occurrences of each token in the reply; read only with penalties.
             num_tokens: its length.
-            allowed: what the grammar allows next, one bit per token id.
+            allowed: tokens that the grammar allows next, one bit per token id.
             last: its last `num_looked_back` tokens.
         """
         if not self._may_adjust:
@@ -125,18 +125,18 @@ class ReplyRules:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether penalties make it matter which tokens a reply holds."""
+        """Whether penalties depend on the reply's tokens."""
         return self._is_penalised or self._repeated is not None
 
     @property
     def num_looked_back(self) -> int:
-        """How many of a reply's last tokens matter to what may follow."""
+        """Number of a reply's last tokens that the next token depends on."""
         return self._bad_words.num_looked_back if self._bad_words is not None else 0
 
     def _with_words(
         self, banned: npt.NDArray[np.int64] | None, words: Collection[int], allowed: bytes | None
     ) -> npt.NDArray[np.int64] | None:
-        """What is banned, with the last tokens of bad words; without these where nothing would be left."""
+        """Banned tokens with the last tokens of bad words; without these if no token would be left."""
         both = np.union1d(np.array(list(words), np.int64), np.array([], np.int64) if banned is None else banned)
         bits = _bits(range(self._vocab_size), self._vocab_size) if allowed is None else allowed
         return both if _bits_without(bits, both).any() else banned
@@ -162,7 +162,7 @@ def _addend(values: Mapping[int, float]) -> Addend:
 
 
 def _without(allowed: bytes, banned: npt.NDArray[np.int64]) -> bytes:
-    """The allowed ids but for the banned ones; all of them where nothing would be left."""
+    """The allowed ids except the banned ones; all allowed ids if none would be left."""
     bits = _bits_without(allowed, banned)
     return bits.tobytes() if bits.any() else allowed
 
@@ -187,10 +187,10 @@ class Reply:
 
     Attributes:
         stops: rules that have judged its tokens.
-        text: of the forced tokens, as far as it is certain.
+        text: of the forced tokens, as far as certain.
         num_tokens: forced and drawn. num_drawn: drawn alone.
-        logprob: of all drawn tokens together, as far as it was told.
-        fault: why the grammar can go no further, if it cannot: a fault of the grammar, not of the reply.
+        logprob: sum over the drawn tokens with a known log probability.
+        fault: error of the grammar, not of the reply, after which it cannot continue.
     """
 
     __slots__ = (
@@ -218,7 +218,7 @@ class Reply:
         self.fault = ""
 
     def copy(self) -> Reply:
-        """One that holds the same tokens, and goes its own way from here."""
+        """An independent copy with the same tokens."""
         twin = copy.copy(self)
         twin.stops = self.stops.copy()
         twin._matcher = self._matcher.copy() if self._matcher is not None else None
@@ -227,23 +227,23 @@ class Reply:
 
     @property
     def score(self) -> float:
-        """Mean log probability of the tokens drawn; 0 if none was."""
+        """Mean log probability of the tokens drawn; 0 if none."""
         return self.logprob / self.num_drawn if self.num_drawn else 0.0
 
     def adjustment(self) -> Adjustment | None:
-        """What is done to the logits of the next token."""
+        """Changes to the logits of the next token."""
         allowed = self._matcher.allowed() if self._matcher is not None else None
         return self._rules.adjustment(self._counts, self.num_tokens, allowed, self._last)
 
     def force(self, token_id: int) -> bool:
-        """Append a token that was not drawn. Returns whether the reply would end with it."""
+        """Append a token that was not drawn. Returns whether the reply ends with it."""
         self._count(token_id)
         taken = self.stops.take(token_id, False)
         self.text += taken.text
         return taken.reason is not None or (self._matcher is not None and self._matcher.is_over)
 
     def take(self, sampled: SampledToken, is_full: bool) -> Taken:
-        """Append a drawn token and judge whether the reply ends; `is_full`: the history may not grow further."""
+        """Append a drawn token and return whether the reply ends; `is_full`: the history may not grow further."""
         self._count(sampled.token_id)
         self.num_drawn += 1
         self.logprob += sampled.logprob or 0.0

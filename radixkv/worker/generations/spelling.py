@@ -1,4 +1,4 @@
-"""The bytes that single tokens stand for, which need not be whole characters."""
+"""Bytes of single tokens, which need not be whole characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TokenSpeller:
 
     Args:
         tokenizer: transformers' tokenizer. Byte-level vocabularies write each byte as one printable character (Radford et al.,
-            2019); the others write words in plain, their leading space as U+2581, and bytes beyond them as ``<0xE2>``.
+            2019); others write words in plain, their leading space as U+2581, and other bytes as ``<0xE2>``.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -28,7 +28,7 @@ class TokenSpeller:
         self._bytes = _byte_of_character() if is_byte_level else None
 
     def spell(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each; a special token is spelled by its name, an id that the tokenizer does not use is empty."""
+        """Bytes of each token; a special token gives its name, an unused id gives no bytes."""
         return [self._spell_one(token_id) for token_id in token_ids]
 
     def _spell_one(self, token_id: int) -> bytes:
@@ -46,7 +46,7 @@ class TokenSpeller:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Printable bytes stand for themselves, the others for the characters from U+0100 on, in order."""
+    """Printable bytes map to themselves, the others to the characters from U+0100 on, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

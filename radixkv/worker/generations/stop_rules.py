@@ -1,4 +1,4 @@
-"""When a branch ends, and which of its text may be shown before that is known."""
+"""When a branch ends, and which of its text is certain before that."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class TextDecoder(Protocol):
     def flush(self) -> str: ...
 
     def copy(self) -> TextDecoder:
-        """One that has seen the same tokens, and goes its own way from here."""
+        """An independent copy that has seen the same tokens."""
 
 
 class Taken(NamedTuple):
-    """What one sampled token did: text that became certain; if the branch ends with it, why and by which stop."""
+    """Effect of one sampled token: text that became certain, and the reason and stop if the branch ends with it."""
 
     text: str
     reason: FinishReason | None = None
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 class StopRules:
     """The end of one branch: stop tokens, stop strings, length. Without a decoder there is no text.
 
-    `includes_stop`: what ends the branch is part of its text.
+    `includes_stop`: the stop string or token is part of the text.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StopRules:
         self._decoder = decoder
 
     def copy(self) -> StopRules:
-        """Rules that have judged the same tokens, and go their own way from here."""
+        """An independent copy that has seen the same tokens."""
         twin = copy.copy(self)
         twin._stop_strings = self._stop_strings.copy()
         twin._decoder = self._decoder.copy() if self._decoder else None
@@ -75,7 +75,7 @@ class StopRules:
         return Taken(text)
 
     def end(self) -> Taken:
-        """The reply ends here for a reason outside these rules: what text was held back."""
+        """End the reply for a reason outside these rules. Returns the text held back."""
         text, stop = self._finish()
         return Taken(text, FinishReason.STOP, stop)
 

@@ -1,4 +1,4 @@
-"""Stop strings: finding the first in a stream of text, in time that grows with the text alone."""
+"""Finds the first stop string in a stream of text, in time linear in the text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["StopStrings"]
 
 
 class StopStrings:
-    """Finds the first stop string in a stream of text and holds back what may be the beginning of one.
+    """Finds the first stop string in a stream of text and holds back a possible start of one.
 
-    Text that `push` returns is never taken back. At most the longest stop string is held, and copied with each text. Else
-    O(characters) however many stop strings there are, and once for all copies at most as much as those are long together.
+    Returned text is never taken back. At most the longest stop string is held back, and copied per text. Otherwise
+    O(characters) for any number of stop strings, plus once, over all copies, at most their total length.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -21,11 +21,11 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Take in more text.
+        """Append text.
 
         Returns:
-            The text that is certain now, and the stop string that was completed, if one was: nothing follows it. Where several
-            were, the one that begins first; of those that begin together, the one that was given first.
+            The text that is certain now, and the stop string completed, if any: nothing follows it. Among several, the one that
+            starts first; among those with the same start, the first given.
         """
         if self._automaton is None or self._state is None:
             return text, None
@@ -47,23 +47,23 @@ class StopStrings:
         return text[:certain], None
 
     def copy(self) -> StopStrings:
-        """One that has seen the same text."""
+        """An independent copy that has seen the same text."""
         return copy.copy(self)
 
     def flush(self) -> str:
-        """What was held back and will not be completed any more."""
+        """Text held back, at the end of the stream."""
         held, self._held = self._held, ""
         self._state = self._automaton.root if self._automaton else None
         return held
 
 
 class _State:
-    """That the text ends with a beginning of stop strings, and with no longer one.
+    """The text ends with a prefix of stop strings, and with no longer one.
 
     Attributes:
-        depth: length of that beginning.
-        fallback: the state of the longest end of it that is a beginning too.
-        next: per character with which a stop string goes on, the state or, before it was first reached, which stop strings do.
+        depth: length of that prefix.
+        fallback: state of its longest proper suffix that is a prefix too.
+        next: per next character of a stop string, the state or, before it is reached, the range of stop strings.
         match: rank and text of the longest stop string that the text ends with.
     """
 
@@ -77,9 +77,9 @@ class _State:
 
 
 class _Automaton:
-    """Of Aho and Corasick (1975), made as far as the text comes: a state when it is first reached, with those it falls back to.
+    """Aho and Corasick (1975), built lazily: a state is made when the text first reaches it, with its fallbacks.
 
-    One character makes at most one state per stop string, and all together as many as the stop strings have characters.
+    One character makes at most one state per stop string; in total at most one state per character of the stop strings.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class _Automaton:
             state = state.fallback
 
     def _new(self, depth: int, fallback: _State | None, low: int, high: int) -> _State:
-        """The state of the beginning that the stop strings from `low` to `high` share."""
+        """State of the prefix shared by the stop strings from `low` to `high`."""
         state = _State(depth, fallback)
         if len(self._stops[low]) == depth:  # the shortest is the first
             state.match = self._ranks[self._stops[low]], self._stops[low]

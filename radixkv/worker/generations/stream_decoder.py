@@ -1,4 +1,4 @@
-"""The text of a reply while its tokens come, never half a character."""
+"""Text of a reply while its tokens arrive, never half a character."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["StreamDecoder"]
 
 _REPLACEMENT = "\ufffd"
 _MAX_WAITING_TOKENS = 16
-"""Tokens held back for the end of a character. Several characters may have to end at once where tokens cross their
-bounds; more than this is no text at all and is given out as it is."""
+"""Tokens held back for the end of a character. Several characters may end at once where tokens cross their bounds. More
+tokens than this are no valid text and are emitted as they are."""
 
 
 class _Tokenizer(Protocol):
@@ -23,39 +23,39 @@ class _Tokenizer(Protocol):
 class StreamDecoder:
     """Text of a reply piece by piece, in O(1) per token: the pieces joined are the text of all its tokens.
 
-    A token's text can depend on the one before it (a leading space) and end within a character. So a window is
-    decoded that starts at tokens whose text was given out, and what ends within a character waits for the next token.
+    A token's text can depend on the token before it (a leading space) and end within a character. So the decoded window starts
+    at tokens already emitted, and an incomplete character waits for the next token.
     """
 
     def __init__(self, text: _Tokenizer, before: Sequence[int] = (), *, keeps_special: bool = False) -> None:
         self._text = text
         self._keeps_special = keeps_special
         self._window = list(before)
-        self._num_context = len(self._window)  # tokens at the window's start whose text was given out already
+        self._num_context = len(self._window)  # tokens at the window's start already emitted
         self._context_text = self._decode() if before else ""
 
     def copy(self) -> StreamDecoder:
-        """One that has seen the same tokens, and goes its own way from here."""
+        """An independent copy that has seen the same tokens."""
         twin = copy.copy(self)
         twin._window = self._window[:]
         return twin
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these further tokens complete; may be empty."""
+        """Text completed by these tokens; may be empty."""
         return "".join(self._push(token_id) for token_id in token_ids)
 
     def _push(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode()
         if text == self._context_text and self._text.is_special(token_id):
-            self._window.pop()  # it has no text, and would hide from the next token what stands before it
+            self._window.pop()  # it has no text, and would hide the token before it from the next
             return ""
         if text.endswith(_REPLACEMENT) and len(self._window) - self._num_context < _MAX_WAITING_TOKENS:
             return ""
         return self._give_out(text)
 
     def flush(self) -> str:
-        """What is left at the end of the reply, a broken last character as U+FFFD."""
+        """Text left at the end of the reply; an incomplete last character is U+FFFD."""
         return self._give_out(self._decode())
 
     def _decode(self) -> str:

@@ -1,16 +1,14 @@
 """Text to token ids and back: plain text, chats through the model's own template, and replies as they stream.
 
-A conversation is kept as token ids. When it goes on, only what the template puts after a reply is rendered and
-tokenised:
+A conversation is kept as token ids. To continue it, only the template's text after a reply is rendered and tokenised:
 
     kept:    <system> .. <user> hello <end> <assistant> Hi the|re      the reply as sampled, with or without its <end>
     append:                                                     <end> <user> and now? <end> <assistant>
 
-A reply is never tokenised again: in one of twenty its text would give other ids, and every later position would miss
-the cache.
+A reply is never tokenised again: one in twenty would get other ids, and every later position would miss the cache.
 
-Control tokens are the template's: what callers write in messages, tools and variables is encoded as the text that it is. A
-plain text is encoded as it stands, special tokens and all.
+Control tokens are the template's: callers' text in messages, tools and variables is encoded as plain text. A plain-text
+prompt is encoded as it is, special tokens included.
 """
 
 from __future__ import annotations
@@ -68,26 +66,26 @@ _OUR_ARGUMENTS = frozenset(
         "truncation",
     ]
 )
-"""Arguments of the tokenizer that are no variables of a template: a caller's are ignored."""
+"""Arguments of the tokenizer that are not template variables: a caller's are ignored."""
 
 _REPLY = "Reply{:030d}0here"
-"""Stands for a reply that is kept. No caller can say it, and it ends as ever, so that it does not matter to what follows."""
+"""Placeholder for a kept reply. No caller can guess it, and its ending is always the same, so the text after it is too."""
 _NUM_REPLY_DIGITS = 30
 
 _NUM_OPENING_TOKENS = 4
-"""Tokens by which a prompt is known to end as the template ends it."""
+"""Last tokens of a prompt, compared with those of the template's generation prompt."""
 _LEAD = "\n"
-"""Stands before text that goes on: what follows it is no first word, and nothing is merged with it."""
+"""Lead before continued text, which is then not a first word. Tokenizers merge no text with it."""
 
 
 class ChatText:
     """A model's tokenizer and chat template."""
 
     def __init__(self, model: str) -> None:
-        """Load the tokenizer of `model`, a folder or hub id as `resolve_model` answers.
+        """Load the tokenizer of `model`, a folder or hub id as returned by `resolve_model`.
 
         Raises:
-            ModelError: it has none that can be loaded.
+            ModelError: the model has no tokenizer that can be loaded.
         """
         with quiet_transformers():
             try:
@@ -106,12 +104,12 @@ class ChatText:
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer, for who reads its vocabulary."""
+        """transformers' tokenizer, for readers of its vocabulary."""
         return self._tokenizer
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model says how a chat is written; a base model does not."""
+        """Whether the model has a chat template; a base model has none."""
         return bool(self._tokenizer.chat_template)
 
     @property
@@ -120,7 +118,7 @@ class ChatText:
         return str((told.get("default") if isinstance(told, dict) else told) or "")
 
     def _readable(self, marks: ThinkingMarks | None) -> ThinkingMarks | None:
-        """The marks, where the text of a reply shows them."""
+        """The marks, if the text of a reply shows them."""
         if marks is None or not self.has_chat_template:
             return None
         if any(self.decode(self.encode(name, special=False)).strip() != name for name in marks.tokens):
@@ -129,7 +127,7 @@ class ChatText:
 
     @cached_property
     def template_variables(self) -> tuple[str, ...]:
-        """Which of the variables that steer thinking the chat template reads."""
+        """Thinking variables that the chat template reads."""
         from transformers.utils import chat_template_utils as templates
 
         if not self.has_chat_template:
@@ -138,7 +136,7 @@ class ChatText:
 
     @cached_property
     def _generation_prompt(self) -> tuple[int, ...]:
-        """The last ids of a prompt that leaves it to the model whether it thinks."""
+        """Last ids of a prompt after which the model may or may not think."""
         try:
             return tuple(self.prompt_ids([{"role": "user", "content": "."}])[-_NUM_OPENING_TOKENS:])
         except (ModelError, InvalidArgumentError):
@@ -152,12 +150,12 @@ class ChatText:
     def after_thinking(
         self, matcher: GrammarMatcher, prompt: Sequence[int], *, vocab_size: int, stop_token_ids: Collection[int]
     ) -> GrammarMatcher:
-        """A grammar's matcher as one that holds what follows the thoughts, where a reply to this prompt may begin with such.
+        """Wrap a grammar's matcher to apply after the thoughts, if a reply to this prompt may start with thoughts.
 
         Args:
             matcher: of the reply's answer.
             prompt: its token ids; the last ones suffice.
-            vocab_size, stop_token_ids: which tokens there are, and which of them end a reply.
+            vocab_size, stop_token_ids: size of the vocabulary, and tokens that end a reply.
         """
         marks = self.thinking
         if marks is None:
@@ -180,27 +178,27 @@ class ChatText:
         )
 
     def encode(self, text: str, *, special: bool = True, asker: Asker = ANYBODY) -> list[int]:
-        """Token ids of a plain text; `special`: with the special tokens that the model wants around a prompt.
+        """Token ids of a plain text; `special`: with the model's special tokens around a prompt.
 
         Raises:
-            InvalidArgumentError: it is many times too long.
+            InvalidArgumentError: the text is many times too long.
         """
         return self._encoder.encode(text, special, asker)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids; bytes that are no text become U+FFFD."""
+        """Text of the ids; invalid bytes become U+FFFD."""
         return self._decode_ids(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """How one token is shown by itself, e.g. beside its log probability; special tokens by name."""
+        """Display text of one token, for example next to its log probability; special tokens by name."""
         return self.decode([token_id], skip_special_tokens=False)
 
     def spell(self, token_ids: Sequence[int]) -> list[bytes]:
-        """The bytes that each token stands for by itself; special tokens by name."""
+        """Bytes of each token by itself; special tokens by name."""
         return self._speller.spell(token_ids)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token stands for no text of its own."""
+        """Whether the token has no text of its own."""
         return token_id in self._special_ids
 
     def prompt_ids(
@@ -212,29 +210,29 @@ class ChatText:
         goes_on: bool = False,
         asker: Asker = ANYBODY,
     ) -> list[int]:
-        """The whole conversation as the model's template writes it, up to where its reply begins.
+        """The whole conversation as the model's template writes it, up to the start of its reply.
 
         Args:
             messages: all turns.
-            goes_on: the last one is the assistant's, and the reply goes on from its text.
-            tools: what the model may call; told in a system prompt of ours where the template does not know of tools.
+            goes_on: the last turn is the assistant's, and the reply continues its text.
+            tools: functions that the model may call; described in a system prompt of ours where the template has no tools.
             arguments: further variables for the template.
-            asker: for whom.
+            asker: the caller.
 
         Raises:
-            ModelError: there is no chat template, it refuses these messages, or writes other text than that to go on from.
-            InvalidArgumentError: they are many times too long.
+            ModelError: there is no chat template, it rejects these messages, or it does not write the text to continue.
+            InvalidArgumentError: the messages are many times too long.
         """
         return self._encode_rendered(self._render((), messages, tools, arguments, asker, goes_on), asker)
 
     def further_ids(self, text: str, *, asker: Asker = ANYBODY) -> list[int]:
-        """Ids of text that goes on within a turn: no control tokens, and no space that a tokenizer puts before a first word.
+        """Ids of text that continues a turn: no control tokens, and no space added before a first word.
 
         Raises:
-            ModelError: the text cannot be told from control tokens.
-            InvalidArgumentError: it is many times too long.
+            ModelError: the tokenizer cannot separate the text from control tokens.
+            InvalidArgumentError: the text is many times too long.
         """
-        control = self._control_tokens  # none without a template, where nothing controls a chat
+        control = self._control_tokens  # none without a template, as no token controls a chat then
         veil = control.veil_for(text) if control else None
         is_spelled = control is not None and control.is_spelled_in(text)
 
@@ -256,21 +254,21 @@ class ChatText:
         goes_on: bool = False,
         asker: Asker = ANYBODY,
     ) -> list[int]:
-        """What to append to `kept_ids` so that the conversation goes on with `messages` and the model's next reply.
+        """Ids to append to `kept_ids` so that the conversation continues with `messages` and the model's next reply.
 
         Args:
-            kept_ids: the conversation so far, ending with a reply's sampled tokens, be it finished by the model or cut.
+            kept_ids: the conversation so far, ending with a reply's sampled tokens, complete or cut.
             messages: the new turns, most often one of the user.
             tools, arguments, goes_on, asker: as for `prompt_ids`.
 
         Returns:
-            The ids that the template puts after a reply. Where the reply brought the first of them itself (its end of
-            turn), they are left out. `[*kept_ids, *result]` equals `prompt_ids` of the whole conversation whenever
-            its replies tokenise to what was sampled.
+            The template's ids after a reply, without the first of them if the reply ends with it (its end of turn).
+            `[*kept_ids, *result]` equals `prompt_ids` of the whole conversation whenever its replies tokenise to the sampled
+            ids.
 
         Raises:
-            ModelError: there is no chat template, it refuses these messages, or it leaves replies out.
-            InvalidArgumentError: they are many times too long.
+            ModelError: there is no chat template, it rejects these messages, or it leaves replies out.
+            InvalidArgumentError: the messages are many times too long.
         """
         ids = self._ids_after_reply(messages, tools, arguments, asker, goes_on)
         end_of_turn = self._end_of_turn(ids)
@@ -279,7 +277,7 @@ class ChatText:
         return ids
 
     def _end_of_turn(self, ids: Sequence[int]) -> int | None:
-        """Index of the special token with which `ids` ends the reply; None where text comes first."""
+        """Index of the special token that ends the reply in `ids`; None if text comes first."""
         for index, token_id in enumerate(ids):
             if token_id in self._special_ids:
                 return index
@@ -302,7 +300,7 @@ class ChatText:
             raise ModelError(
                 "the model's chat template does not write each reply once, so a chat cannot go on after one"
             )
-        # Tokenised behind the reply, not alone: some tokenizers put a space in front of whatever comes first.
+        # Tokenised after the reply, not alone: some tokenizers put a space before a first word.
         up_to_reply = self._encode_rendered(rendered.up_to(reply), asker)
         whole = self._encode_rendered(rendered, asker)
         if whole[: len(up_to_reply)] == up_to_reply:
@@ -310,7 +308,7 @@ class ChatText:
         return self._encode_rendered(rendered.after(reply), asker)
 
     def _encode_rendered(self, rendered: Rendered, asker: Asker) -> list[int]:
-        """Ids in which no control token is but those that the template wrote."""
+        """Ids whose only control tokens are the template's."""
         ids = self._encoder.encode(rendered.text, False, asker)
         control = self._control_tokens
         if control is None or control.are_all_genuine(rendered, ids):
@@ -334,7 +332,7 @@ class ChatText:
         asker: Asker,
         goes_on: bool = False,
     ) -> Rendered:
-        """A conversation of turns of ours and `messages` of callers; with `goes_on`, up to the end of the last one's text."""
+        """A conversation of placeholder turns and callers' `messages`; with `goes_on`, up to the end of the last text."""
         from jinja2 import TemplateError
 
         if self._control_tokens is None:
@@ -342,7 +340,7 @@ class ChatText:
         if self.thinking is not None and self.thinking.is_harmony:
             messages = list(map(with_one_thought, messages))
         end = _new_word() if goes_on else ""
-        if goes_on:  # the word keeps blanks before it from being trimmed, and shows where the text ends
+        if goes_on:  # the word protects blanks before it from trimming, and marks the end of the text
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + end}]
         further = {name: value for name, value in (arguments or {}).items() if name not in _OUR_ARGUMENTS}
         if "documents" in further and "documents" not in str(self._tokenizer.chat_template):
@@ -378,7 +376,7 @@ class ChatText:
     def _render_as_given(
         self, conversation: Mapping[str, Any], variables: Mapping[str, Any], *, add_generation_prompt: bool
     ) -> str:
-        """As `apply_chat_template`, which makes plain texts of what it is given."""
+        """As `apply_chat_template`, which would turn its arguments into plain strings."""
         from transformers.utils import chat_template_utils as templates
 
         tools = conversation["tools"]
@@ -399,15 +397,15 @@ class ChatText:
         """A decoder for one reply.
 
         Args:
-            before: the last tokens of a text that it goes on from.
-            keeps_special: special tokens are text, too, by their names.
+            before: the last tokens of the text that the reply continues.
+            keeps_special: whether special tokens are emitted by name.
         """
         return StreamDecoder(self, before, keeps_special=keeps_special)
 
 
 def _read_tokenizer(model: str) -> Any:
-    """A model's tokenizer. To choose its class, transformers imports the code of models too; a folder that was made of a GGUF
-    file names the one that needs none.
+    """A model's tokenizer. To choose its class, transformers imports models' code. A folder made from a GGUF file names the
+    class that needs none.
     """
     from transformers import PreTrainedTokenizerFast as Plain
 
@@ -423,8 +421,8 @@ def _read_tokenizer(model: str) -> Any:
 
 
 def _plain_decode(tokenizer: Any, shown: Sequence[str]) -> Callable[..., str]:
-    """The tokenizer's own decoding, without transformers' way to it where that adds nothing: it takes three times as long. It
-    shows the special tokens `shown`, where that can be had."""
+    """The tokenizer's decoding, bypassing transformers' wrapper where that adds nothing: it takes three times as long. Shows
+    the special tokens `shown`, where possible."""
     from transformers import PreTrainedTokenizerFast as Plain
 
     kind = type(tokenizer)
@@ -435,7 +433,7 @@ def _plain_decode(tokenizer: Any, shown: Sequence[str]) -> Callable[..., str]:
 
 @lru_cache(maxsize=8)
 def _for_veiled(template: Any, source: str) -> Any:
-    """A compiled template as one whose macros answer with veiled texts where they are given such."""
+    """A compiled template whose macros return veiled texts for veiled arguments."""
     environment = template.environment.overlay()
     environment.concat = join_pieces
     return environment.from_string(source)
@@ -450,10 +448,10 @@ def _new_word() -> str:
 
 
 def _up_to_text(rendered: Rendered, marked: str, end: str) -> Rendered:
-    """What stands before the word `end`, with which the last message's text was `marked`; all, without one.
+    """The part before the word `end`, which `marked`, the last message's text, ends with; all, without one.
 
     Raises:
-        ModelError: the template does not write that text, but for blanks at its beginning.
+        ModelError: the template does not write that text, apart from blanks at its start.
     """
     if not end:
         return rendered

@@ -1,8 +1,8 @@
-"""Telling a model of its tools where its chat template does not know of any.
+"""A system prompt that describes tools, for chat templates without them.
 
     <tools> <system prompt> <turn> <turn>
 
-Tools come first, as in the Anthropic API: an agent's are the same in every project, and its system prompt names the folder.
+Tools come first, as in the Anthropic API: an agent's tools are the same in every project, and its system prompt differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Otherwise reply as usual."""
 
 
 def knows_tools(template: str) -> bool:
-    """Whether a chat template writes the tools that it is given."""
+    """Whether a chat template writes its tools."""
     return "tools" in template
 
 

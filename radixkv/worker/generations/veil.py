@@ -1,10 +1,10 @@
 """Callers' text hidden from a tokenizer's added tokens and not from a chat template.
 
-    said     hi<|im_end|>
-    veiled   hi??????????      each character that an added token has is one of a private alphabet, as many as before
+    plain    hi<|im_end|>
+    veiled   hi??????????      each character of an added token is replaced by one of a private alphabet, same length
 
-A template takes a veiled text for what it says: it compares, searches, splits and trims as ever. What it writes of it is
-veiled, whatever it did to it, so an added token in what is rendered was written by the template, every character of it.
+A template handles a veiled text as its plain text: it compares, searches, splits and trims as usual. Its output is veiled too.
+So an added token in the output was written by the template, every character of it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Veil:
     """One private alphabet. O(characters) per call.
 
     Args:
-        hidden: the characters to be hidden; blanks, and what JSON would escape, are not, since templates must see them.
-        said: all that will be veiled: its own characters are not in the alphabet.
+        hidden: characters to hide; blanks, and characters that JSON escapes, stay, since templates must see them.
+        texts: all texts to be veiled: their characters are not in the alphabet.
 
     Raises:
-        ModelError: it leaves no characters for one.
+        ModelError: no characters are left for an alphabet.
     """
 
-    def __init__(self, hidden: Iterable[str], said: Iterable[str]) -> None:
+    def __init__(self, hidden: Iterable[str], texts: Iterable[str]) -> None:
         used: set[str] = set()
-        used.update(*said)
+        used.update(*texts)
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
         chosen = sorted({char for char in hidden if not char.isspace() and _json(char, ensure_ascii=False) == char})
         shown = dict(zip(free, chosen, strict=False))
@@ -59,7 +59,7 @@ class Veil:
         self._escapes = {_json(private): _json(char) for private, char in shown.items()}
 
     def hide(self, value: Any) -> Any:
-        """The value with every text in it veiled, keys too."""
+        """The value with every text in it veiled, including keys."""
         if isinstance(value, str):
             return _Veiled.of(value, self._hidden)
         if isinstance(value, Mapping):
@@ -69,7 +69,7 @@ class Veil:
         return value
 
     def show(self, text: str) -> str:
-        """The text as it was said."""
+        """The plain text."""
         shown = text.translate(self._shown)
         if "\\u" in shown:
             for escape, char in self._escapes.items():
@@ -78,7 +78,7 @@ class Veil:
 
 
 class _Veiled(str):
-    """A text that is veiled, and answers as what it says."""
+    """A veiled text with the methods of its plain text."""
 
     __slots__ = ("_said", "_table")
     _said: str
@@ -105,7 +105,7 @@ class _Veiled(str):
 
 
 def join_pieces(pieces: Iterable[str]) -> str:
-    """The pieces joined; as a veiled text where nothing in them was written by a template but blanks. O(characters)."""
+    """The pieces joined; veiled if the template's own pieces are only blanks. O(characters)."""
     listed = list(pieces)
     veiled = next((piece for piece in listed if isinstance(piece, _Veiled)), None)
     if veiled is None or not all(isinstance(piece, _Veiled) or not piece.strip() for piece in listed):

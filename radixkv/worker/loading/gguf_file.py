@@ -1,7 +1,7 @@
-"""What a GGUF file says of its model and transformers' reader does not pass on: put into the configuration, or refused.
+"""Facts of a GGUF file that transformers' reader drops: added to the configuration, or rejected.
 
-The reader knows an architecture's sizes. What it passes over in silence would give a model that talks, and not quite as it was
-trained to: scaled rotary frequencies, windows, soft caps, widths of heads, ends of a turn, ways to split text.
+The reader takes an architecture's sizes. The facts it drops would give a model that runs, but not as it was trained: scaled
+rotary frequencies, windows, soft caps, widths of heads, ends of a turn, ways to split text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from radixkv.worker.errors import ModelError
 __all__ = ["GGUFFile", "StoredTensor"]
 
 MAX_ARRAY_ITEMS = 2_000_000
-"""In all arrays of a file: twice what the largest vocabularies have in tokens, scores, kinds and merges."""
+"""In all arrays of a file: twice the tokens, scores, kinds and merges of the largest vocabularies."""
 
 _SCALINGS = ("none", "linear", "yarn")
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -29,7 +29,7 @@ _EXPERT_WIDTHS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _UNSCALED_HEADS = {"gemma2": 46, "gemma3_text": 62}
-"""Layers of the one size (27B) of each whose queries are scaled by hidden size over heads; of all others, by a head's width."""
+"""Layers of each family's one size (27B) with queries scaled by hidden size over heads; all others by a head's width."""
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Of every Llama 3.1 to 3.3; the factor differs."""
@@ -38,7 +38,7 @@ _PLAIN_SPLITS = (None, "default", "gpt-2", "mpt", "olmo", "jais", "trillion", "g
 """Names of the byte-level splitting that the reader falls back to."""
 
 _DIGIT_SPLITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""The same behind a split at every digit."""
+"""Names of the same splitting after a split at every digit."""
 
 
 class StoredTensor(NamedTuple):
@@ -56,20 +56,20 @@ class StoredTensor(NamedTuple):
 
 
 class GGUFFile:
-    """A GGUF file's key-value pairs, and where its tensors lie.
+    """A GGUF file's key-value pairs and tensor locations.
 
     Attributes:
         path: of the file.
         facts: its scalars and texts by key; arrays are left out.
-        tensors: that the model is made of.
-        architecture: as the file calls it.
+        tensors: of the model.
+        architecture: the file's name for it.
     """
 
     def __init__(self, path: Path) -> None:
         """Read the file's head.
 
         Raises:
-            ModelError: it is no whole GGUF file, or one of several parts.
+            ModelError: the file is not a whole GGUF file, or one of several parts.
         """
         from gguf import GGUFValueType
 
@@ -96,7 +96,7 @@ class GGUFFile:
                 ([float(value) for value in tensor.data] for tensor in reader.tensors if tensor.name == _ROPE_FACTORS),
                 None,
             )
-        except Exception as error:  # whatever a damaged file makes the reader stumble over
+        except Exception as error:  # any error that a damaged file causes in the reader
             raise ModelError(f"{path} is not a whole GGUF file: {_one_line(error)}") from error
         if int(self.facts.get("split.count", 1)) > 1:
             raise ModelError(f"{path} is one of several parts of a model; merge them with llama-gguf-split --merge")
@@ -104,36 +104,36 @@ class GGUFFile:
 
     @property
     def split_name(self) -> str | None:
-        """How its tokenizer splits text before it merges bytes; None where it is not told."""
+        """Name of the tokenizer's split of text before merging bytes; None if the file has none."""
         pre = self.facts.get("tokenizer.ggml.pre")
         return None if pre is None else str(pre)
 
     @property
     def end_of_turn_id(self) -> int | None:
-        """The token with which the model ends a turn, where it has one beside its end of text."""
+        """The token that ends a turn, if the model has one in addition to its end of text."""
         token_id = self.facts.get("tokenizer.ggml.eot_token_id")
         return None if token_id is None else int(token_id)
 
     def complete(self, config: Any) -> None:
-        """Put into transformers' configuration of the model what its reader left out.
+        """Add to transformers' configuration of the model the facts that its reader left out.
 
         Raises:
-            ModelError: the file asks for something that cannot be told to transformers.
+            ModelError: the file has a setting that transformers' configuration cannot express.
         """
         self._complete_sizes(config)
         self._complete_attention(config)
         if self._rope_factors is not None:
             self._scale_as_llama3(config, self._rope_factors)
-        elif config.model_type != "gpt_oss":  # the one whose scaling is read
+        elif config.model_type != "gpt_oss":  # the only one whose scaling the reader takes
             self._scale(config)
 
     def splits_digits(self) -> bool:
-        """Whether text is split at every digit, and otherwise as the reader falls back to.
+        """Whether text is split at every digit, and otherwise as the reader's fallback.
 
         Raises:
-            ModelError: it is split in a way that nobody knows here.
+            ModelError: the split is unknown.
         """
-        if self.facts.get("tokenizer.ggml.model") != "gpt2":  # no byte-level pairs: nothing is split before
+        if self.facts.get("tokenizer.ggml.model") != "gpt2":  # no byte-level pairs, so no split before them
             return False
         name = self.split_name
         if name in _DIGIT_SPLITS:
@@ -201,7 +201,7 @@ class GGUFFile:
         self._rope_of(config).update(scaling)
 
     def _rope_of(self, config: Any) -> dict[str, Any]:
-        """The parameters of the layers that scaling is for: the full ones, where others have frequencies of their own."""
+        """Rotary parameters of the layers that scaling applies to: the full ones, if others have their own frequencies."""
         rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
         rope = rope.get("full_attention", rope)
         if "rope_theta" not in rope:
@@ -209,7 +209,7 @@ class GGUFFile:
         return rope
 
     def _scale_as_llama3(self, config: Any, divisors: list[float]) -> None:
-        """The file has the divisors of all frequencies, transformers the rule that they follow."""
+        """Set Llama 3 scaling: the file has the divisors of all frequencies, transformers their rule."""
         import torch
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -225,7 +225,7 @@ class GGUFFile:
 
 
 def _bounded_reader() -> Any:
-    """gguf's reader, which by itself goes on behind the end of the file for as long as the file says that it does."""
+    """gguf's reader with a bound: by itself it reads past the end of the file as far as the file's header claims."""
     from gguf import GGUFReader, GGUFValueType
 
     class BoundedReader(GGUFReader):
@@ -248,10 +248,10 @@ def _bounded_reader() -> Any:
 
 
 def _known_splits() -> frozenset[str]:
-    """Names that transformers' reader knows."""
+    """Names known to transformers' reader."""
     try:
         from transformers.integrations.gguf import gguf_tokenizer_mapping
-    except ImportError:  # an earlier one, which knows none
+    except ImportError:  # an earlier version, without names
         return frozenset()
     return frozenset(gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS)
 

@@ -1,8 +1,8 @@
-"""A GGUF file that a user names, as a folder of configuration, tokenizer and an index of the weights, made once.
+"""A user's GGUF file as a folder of configuration, tokenizer and an index of the weights, made once.
 
     /models/some.gguf  ->  CACHE/models/some-<digest of path, size and time of change>/
 
-A file that was changed is another model. The weights stay in the file, where every start reads them.
+A changed file is another model. The weights stay in the file, where every start reads them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _DISK_BYTES = 50_000_000
 
 
 def find_gguf(name: str) -> Path | None:
-    """The GGUF file that `name` is the path of; None where it is none.
+    """The GGUF file at the path `name`; None if it is not one.
 
     Raises:
-        ModelError: it is called one, and there is none, or it is something else.
+        ModelError: the name ends in .gguf, and the file is missing or of another kind.
     """
     path = Path(name).expanduser()
     is_gguf = path.is_file() and _begins_as_gguf(path)
@@ -44,10 +44,10 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def gguf_folder_name(path: Path) -> str:
-    """Of the model of a file as it is now.
+    """Folder name for the model of a file in its present state.
 
     Raises:
-        OSError: it is not there.
+        OSError: the file does not exist.
     """
     state = path.stat()
     digest = hashlib.sha256(f"index\n{path}\n{state.st_size}\n{state.st_mtime_ns}".encode()).hexdigest()
@@ -55,7 +55,7 @@ def gguf_folder_name(path: Path) -> str:
 
 
 def resolve_gguf(path: Path, cache: Path, *, progress: bool = True) -> Path:
-    """The folder of the GGUF file's model in `cache`, made if it is not there yet.
+    """The folder of the GGUF file's model in `cache`, made if missing.
 
     Raises:
         ModelError: the file is damaged, or of a kind that cannot be served; or the model does not fit on the disk.

@@ -1,10 +1,10 @@
-"""The weights of a GGUF file, from where they lie in it, memory mapped, to what a model computes with.
+"""Weights of a GGUF file, memory mapped, to the formats that a model computes with.
 
-    once            gguf.json: of each tensor its name in the model, its type, shape and place
+    once            gguf.json: each tensor's name in the model, its type, shape and place
     at every start  a model without weights  <-  tensor after tensor, a slice of rows after the other, on all threads
 
-What runs is never on the disk. Where a family's rows are only moved, as those of most, no tensor is in fp32 as a whole either.
-The names, and what a family's files have in another layout, are transformers' to tell.
+The computed formats are never on disk. If a family's rows are only moved, as in most, no tensor is in fp32 as a whole either.
+transformers has the names, and the families' layouts.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ __all__ = [
 
 _INDEX = "gguf.json"
 _SLICE_ELEMENTS = 1 << 21
-"""Of a slice, 8 MB in fp32, but where 32 rows have more."""
+"""Of a slice, 8 MB in fp32; more if 32 rows have more."""
 
 _Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightIndex:
-    """Where a model's weights are.
+    """Locations of a model's weights.
 
     Attributes:
         path: of the file; relative to the index where both are kept together.
         size_bytes: of the file.
-        architecture: as the file calls it.
-        tensors: each with the name of what it is, or is a part of, in the model.
+        architecture: the file's name for it.
+        tensors: each with the name of the model's tensor that it is, or is part of.
     """
 
     path: str
@@ -67,7 +67,7 @@ class WeightIndex:
 
     @classmethod
     def of(cls, file: GGUFFile, model: Any, kept_as: str | None = None) -> WeightIndex:
-        """Of the tensors that `model` has a place for. `kept_as`: name of the file beside the index, if it will lie there."""
+        """Index of the file's tensors that `model` has. `kept_as`: name of the file next to the index, if it is moved there."""
         names = _names_in(model, file.architecture)
         found = [
             (names.get(tensor.name) or names.get(tensor.name.removesuffix(".weight")), tensor)
@@ -77,7 +77,7 @@ class WeightIndex:
         return cls(kept_as or str(file.path), file.path.stat().st_size, file.architecture, tensors)
 
     def save(self, folder: Path) -> None:
-        """To a file in `folder`."""
+        """Write the index to a file in `folder`."""
         said = {
             "path": self.path,
             "size_bytes": self.size_bytes,
@@ -88,7 +88,7 @@ class WeightIndex:
 
     @classmethod
     def load(cls, folder: Path) -> WeightIndex:
-        """As it was saved."""
+        """Read the index in `folder`."""
         said = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
         tensors = [
             (name, StoredTensor(tensor, kind, tuple(shape), offset, num_bytes))
@@ -97,7 +97,7 @@ class WeightIndex:
         return cls(**said, tensors=tensors)
 
     def fills(self, name: str, wanted: Tensor) -> bool:
-        """Whether what the model calls `name` is there as a whole, in one tensor or several."""
+        """Whether the model's tensor `name` is complete, in one file tensor or several."""
         shapes = [tensor.shape for target, tensor in self.tensors if target == name]
         if len(shapes) == 1 and len(shapes[0]) == wanted.dim():
             return sorted(shapes[0]) == sorted(wanted.shape)  # some families' are transposed
@@ -107,7 +107,7 @@ class WeightIndex:
         """The file's bytes, memory mapped.
 
         Raises:
-            ModelError: it is not there any more, or another one.
+            ModelError: the file is missing or was changed.
         """
         path = folder / self.path
         try:
@@ -122,12 +122,12 @@ class WeightIndex:
 
 
 def has_index(folder: Path) -> bool:
-    """Whether `load_gguf` loads the folder."""
+    """Whether `load_gguf` can load the folder."""
     return (folder / _INDEX).is_file()
 
 
 def empty_model(config: Any, dtype: torch.dtype) -> Any:
-    """The model of a configuration in `dtype`; its parameters take no memory, its buffers are there."""
+    """The model of a configuration in `dtype`, with its buffers; its parameters take no memory."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -142,13 +142,13 @@ def load_gguf(folder: Path, dtype: torch.dtype, quantization: str, *, progress: 
     """The model whose index and configuration are in `folder`, on the CPU.
 
     Args:
-        dtype: of what is not rounded.
-        quantization: of linear layers where kernels take them: ``"none"``; ``"int8"``; ``"auto"``: those of 4 bits as they are,
-            others int8.
+        dtype: of weights that are not rounded.
+        quantization: of linear layers whose shape the kernels take: ``"none"``; ``"int8"``; ``"auto"``: 4-bit weights stay,
+            others become int8.
         progress: show a progress bar on standard error.
 
     Raises:
-        ModelError: the file is not what it was, or of a type of which nobody knows the values.
+        ModelError: the file was changed, or has a tensor of an unknown type.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -170,11 +170,11 @@ def fill_weights(
     *,
     progress: bool,
 ) -> None:
-    """Put the weights of an index in `folder` into a model that takes no memory yet.
+    """Fill a model that takes no memory yet with the weights of an index in `folder`.
 
     Args:
         quantization, progress: as of `load_gguf`.
-        layout: undoes that of the file. moves_rows: whether it can be undone before values are known.
+        layout: undoes the file's layout. moves_rows: whether that works on undecoded rows.
 
     Raises:
         ModelError: as `load_gguf`.
@@ -198,7 +198,7 @@ def fill_weights(
 
 
 def _tied_head(model: Any, index: WeightIndex) -> list[tuple[str, StoredTensor]]:
-    """What gives the logits, where that is the embeddings again: to be rounded beside them."""
+    """The output head's tensors, if they are the embeddings again: to be rounded in addition to them."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or embeddings is None or head.weight is not embeddings.weight:
         return []
@@ -208,7 +208,7 @@ def _tied_head(model: Any, index: WeightIndex) -> list[tuple[str, StoredTensor]]
 
 
 def _names_in(model: Any, architecture: str) -> dict[str, str]:
-    """What `model` calls a file's tensors. A whole model is asked as if it had no modules: each would take as long again."""
+    """The model's names of a file's tensors. Read from the whole model, without modules: each would take as long again."""
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     whole = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=list)
@@ -217,7 +217,7 @@ def _names_in(model: Any, architecture: str) -> dict[str, str]:
 
 
 def layout_of(architecture: str, config: Any) -> Any:
-    """What undoes the layout of a family's files; by transformers."""
+    """transformers' processor that undoes the layout of a family's files."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     make: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
@@ -225,21 +225,21 @@ def layout_of(architecture: str, config: Any) -> Any:
 
 
 def only_moves_rows(layout: Any) -> bool:
-    """Whether a layout can be undone before values are known."""
+    """Whether a layout can be undone on undecoded rows."""
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, TensorProcessor
 
     return type(layout) in (TensorProcessor, LlamaTensorProcessor)
 
 
 def moves_heads(layout: Any) -> bool:
-    """Whether the rows of queries and keys are among those that it moves."""
+    """Whether the layout moves rows of queries and keys."""
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
     return type(layout) is LlamaTensorProcessor
 
 
 def _blocks(data: _Bytes, tensor: StoredTensor) -> _Bytes:
-    """[..., bytes of a row] where a tensor lies."""
+    """[..., bytes of a row]: a tensor's bytes in the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
@@ -248,7 +248,7 @@ def _blocks(data: _Bytes, tensor: StoredTensor) -> _Bytes:
 
 
 def _numbers(blocks: _Bytes, tensor: StoredTensor) -> npt.NDArray[np.float32]:
-    """What blocks stand for, or some rows of them."""
+    """Decoded values of blocks, or of some rows of them."""
     from gguf import GGMLQuantizationType, dequantize
 
     numbers: npt.NDArray[np.float32] = dequantize(np.ascontiguousarray(blocks), GGMLQuantizationType(tensor.kind))
@@ -256,7 +256,7 @@ def _numbers(blocks: _Bytes, tensor: StoredTensor) -> npt.NDArray[np.float32]:
 
 
 class _Filling:
-    """One model's weights on their way from a file."""
+    """The transfer of one model's weights from a file."""
 
     def __init__(
         self,
@@ -275,13 +275,13 @@ class _Filling:
         self._layout = layout
         self._moves_rows = moves_rows
         self._names = {tensor.name.removesuffix(end): name for name, tensor in index.tensors for end in ("", ".weight")}
-        self._parts: dict[str, Tensor] = {}  # of what is made of several tensors
-        self._num_left = Counter[str]()  # numbers that are still to come
+        self._parts: dict[str, Tensor] = {}  # of tensors made of several
+        self._num_left = Counter[str]()  # values still missing
         for name, tensor in index.tensors:
             self._num_left[name] += tensor.num_elements
 
     def fill(self, target: str, tensor: StoredTensor) -> Iterator[float]:
-        """Put a tensor where it belongs; answers again and again which share of it was done since."""
+        """Put a tensor into the model; yields the share done since the last yield."""
         blocks = _blocks(self._data, tensor)
         if len(tensor.shape) == 2 and self._moves_rows:
             yield from self._fill_rows(target, tensor, self._layout.process(blocks, tensor.name).weights)
@@ -296,7 +296,7 @@ class _Filling:
         yield 1.0
 
     def _fill_rows(self, target: str, tensor: StoredTensor, blocks: _Bytes) -> Iterator[float]:
-        """The same in slices, two for a thread at once."""
+        """As `fill`, in slices, two per thread at once."""
         num_rows, num_inputs = tensor.shape
         owner, leaf = self._owner(target)
         dtype: torch.dtype = getattr(owner, leaf).dtype

@@ -1,9 +1,9 @@
-"""Removes from the cache folder the models that no start can take any more.
+"""Removes models that no start can use from the cache folder.
 
-    CACHE/models/NAME    made by a version that kept models otherwise; or of a default model, or of a state of a GGUF file, that
-                         is no more
+    CACHE/models/NAME    made by a version with another format; or of a former default model, or of a GGUF file that was
+                         changed or removed
 
-Each start takes its folder anew, so one that nobody took for `UNUSED_S` is in use by no process, of no version.
+Each start touches the folder it uses. So a folder untouched for `UNUSED_S` is in use by no process, of any version.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ UNUSED_S = 7 * 24 * 3600.0
 
 
 def clear_models(taken: Path, cache: Path) -> None:
-    """Note that a start takes the folder `taken`, where it is in `cache`, and remove what no start can take."""
+    """Touch the folder `taken`, if it is in `cache`, and remove folders that no start can use."""
     models = cache / "models"
     if taken.parent != models:
         return
-    with suppress(OSError):  # a cache that others made
+    with suppress(OSError):  # the cache may be another user's
         os.utime(taken)
         for folder in models.iterdir():
             is_made = folder.is_dir() and not folder.name.startswith(".")
@@ -38,7 +38,7 @@ def clear_models(taken: Path, cache: Path) -> None:
 
 
 def _can_be_taken(folder: Path) -> bool:
-    """By a start of this version."""
+    """Whether a start of this version can use the folder."""
     if folder.name == SMOLLM2_135M.folder_name:
         return True
     try:
@@ -49,7 +49,7 @@ def _can_be_taken(folder: Path) -> bool:
 
 
 def _last_use_s(folder: Path) -> float:
-    """When a start took the folder or, of versions that note nothing, read a file of it."""
+    """Time of the last start that used the folder or, for older versions, of the last read of its files."""
     used_s = [folder.stat().st_mtime]
     for path in folder.iterdir():
         state = path.stat()

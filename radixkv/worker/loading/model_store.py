@@ -1,7 +1,7 @@
 """Folders of models in the cache folder, each made once and put there by one rename.
 
-Everything before the rename happens in a `.partial` folder beside the goal and under a lock: two starters do the work once,
-and whatever an interrupted one left is thrown away by the next.
+All work before the rename is in a `.partial` folder next to the goal and under a lock. So two starters do the work once, and
+the next one removes the remains of an interrupted one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["StoredModel", "progress_bars", "store_once"]
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """What is to lie in the store. `name` is for people; `folder_name` names the content, so that another one never meets this
-    one's folder; `disk_bytes` is the peak need while it is made.
+    """A model to store. `name` is for people; `folder_name` names the content, so that other content has another folder;
+    `disk_bytes` is the peak need while making it.
     """
 
     name: str
@@ -37,13 +37,13 @@ class StoredModel:
 
 
 def store_once(model: StoredModel, cache: Path, make: Callable[[Path], Path]) -> Path:
-    """The folder of `model` in `cache`, made if it is not there yet.
+    """The folder of `model` in `cache`, made if missing.
 
     Args:
-        make: makes the model within an empty folder, and answers the folder in there that is to be kept.
+        make: makes the model within an empty folder, and returns the folder in it to keep.
 
     Raises:
-        ModelError: it does not fit on the disk, cannot be kept there, or as `make`.
+        ModelError: the model does not fit on the disk or cannot be kept there, or as `make`.
     """
     from filelock import FileLock
 
@@ -71,7 +71,7 @@ def _partial_prefix(model: StoredModel) -> str:
 
 
 def _remove_leftovers(models: Path, model: StoredModel) -> None:
-    """The lock is ours, so a partial folder belongs to nobody alive."""
+    """Remove partial folders. The lock is held, so no live process uses them."""
     for leftover in models.glob(f"{_partial_prefix(model)}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -91,7 +91,7 @@ def _no_space(models: Path, model: StoredModel) -> ModelError:
 
 @contextmanager
 def progress_bars(visible: bool) -> Iterator[Progress]:
-    """Bars on standard error."""
+    """Progress bars on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -105,7 +105,7 @@ _TURN = threading.RLock()
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers within: errors only. One thread at a time: its imports are circular."""
+    """Silence transformers' progress bars and advice: errors only. One thread at a time: its imports are circular."""
     with _TURN:
         yield from _quiet()
 

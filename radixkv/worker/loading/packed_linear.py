@@ -1,9 +1,9 @@
 """Linear layers of a CPU model with their weights packed once, in the order in which a kernel reads them.
 
-A `PackedLinear` has the weight's own dtype, in oneDNN's order. torch's own linear hands oneDNN a plain matrix, which is laid
-out anew in every call: over all layers of a SmolLM2 in bf16, two cores take 22 ms in place of 16 for one row and 26 in place
-of 16 for eight; in fp32 69 in place of 29 for eight. A `RoundedLinear` has a byte per weight, or half of one, for our own
-kernel, which reads as much less.
+A `PackedLinear` has the weight's own dtype, in oneDNN's order. torch's own linear gives oneDNN a plain matrix, which is
+repacked in every call. Over all layers of a SmolLM2 in bf16, two cores take 22 ms instead of 16 for one row and 26 instead of
+16 for eight; in fp32 69 instead of 29 for eight. A `RoundedLinear` has a byte or half a byte per weight for our own kernel,
+which reads that much less.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from radixkv.kernels.rounded_linear import RoundedWeight, can_multiply_rounded, 
 __all__ = ["PackedLinear", "RoundedLinear", "pack_linears", "padded_length"]
 
 LENGTHS_PER_DOUBLING = 8
-"""Numbers of rows that are multiplied, up to 16 each and then eight from one power of two to the next; others are padded, by an
-eighth at most. oneDNN compiles a kernel for every number of rows and shape of matrix, for a millisecond, and keeps it, in 0.6
-MiB: over prompts of any length a worker grew by half a gigabyte.
+"""Numbers of rows that are multiplied: each up to 16, then eight between one power of two and the next. Others are padded, by
+an eighth at most. oneDNN compiles a kernel for every number of rows and shape of matrix, for a millisecond, and keeps it, in
+0.6 MiB: with prompts of any length a worker grew by half a gigabyte.
 """
 
 
 class PackedLinear(torch.nn.Module):
-    """Computes what `linear` does, and keeps its weight packed alone."""
+    """Computes the same as `linear`, with only the packed weight in memory."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out features, in features], unpacked anew: for models that do more with it than multiply."""
+        """[out features, in features], unpacked on each call: for models that do more with it than multiply."""
         return self.get_buffer("packed").to_dense()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def padded_length(num_rows: int) -> int:
-    """How many rows are multiplied in place of so many; see `LENGTHS_PER_DOUBLING`."""
+    """Number of rows to multiply instead of `num_rows`; see `LENGTHS_PER_DOUBLING`."""
     next_power = 1 << (num_rows - 1).bit_length()
     step = max(1, next_power // (2 * LENGTHS_PER_DOUBLING))
     return -(-num_rows // step) * step
@@ -64,18 +64,18 @@ class RoundedLinear(torch.nn.Module):
 
     @property
     def quantised(self) -> RoundedWeight:
-        """The weight as the kernel reads it; may be set to the same in other memory."""
+        """The weight as the kernel reads it; may be replaced by the same weight in other memory."""
         return self._quantised
 
     @quantised.setter
     def quantised(self, weight: RoundedWeight) -> None:
         self._quantised = weight
         for name, tensor in zip(("packed", "scales", "minimums"), weight.tensors, strict=False):
-            self.register_buffer(name, tensor)  # known as buffers, for those who count bytes
+            self.register_buffer(name, tensor)  # buffers, so that their bytes are counted
 
     @property
     def weight(self) -> Tensor:
-        """[out features, in features] as rounded, made anew: for models that do more with it than multiply."""
+        """[out features, in features] as rounded, made on each call: for models that do more with it than multiply."""
         return linear_rounded(torch.eye(self.in_features, dtype=self._quantised.dtype), self._quantised).T
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,16 +84,16 @@ class RoundedLinear(torch.nn.Module):
 
 
 def pack_linears(model: torch.nn.Module, quantization: str = "none") -> int:
-    """Put a packed layer in place of every linear layer of a model on a CPU, where a kernel takes its dtype and shape.
+    """Replace every linear layer of a model on a CPU by a packed layer, if a kernel takes its dtype and shape.
 
-    Takes as much memory again as the layers whose weight others use too, as a tied embedding does; no gradients any more.
+    Takes as much memory again for layers with a shared weight, such as a tied embedding. Removes gradients.
 
     Args:
         model: on a CPU.
-        quantization: ``"none"`` or ``"int8"``, which leaves layers as they are that cannot be rounded.
+        quantization: ``"none"`` or ``"int8"``, which leaves layers that cannot be rounded unchanged.
 
     Returns:
-        How many layers were rounded.
+        The number of rounded layers.
     """
     num_rounded = 0
     for parent, name, child in _linears(model):
@@ -106,7 +106,7 @@ def pack_linears(model: torch.nn.Module, quantization: str = "none") -> int:
 
 
 def _linears(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """Every plain linear layer, under its parent and name there."""
+    """Every plain linear layer, with its parent and its name in the parent."""
     return [
         (parent, name, child)
         for parent in model.modules()

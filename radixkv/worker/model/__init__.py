@@ -7,10 +7,10 @@ attention        the attention function that models call
 mla              latent attention
 batch_invariant  rows that do not depend on their batch
 cuda_graphs      decode steps in fixed buffers, captured on CUDA
-kv_pool          tensors behind a block pool
+kv_pool          tensors of a block pool
 kv_dtype         formats of K and V
 lora, lora_file  adapters and their files
 model_loading    a folder or hub id to a model
 known_model      facts of a model kept for later starts
-model_facts      what a loaded model says of itself
+model_facts      facts from a loaded model's configuration
 """

@@ -1,9 +1,8 @@
-"""The attention function that transformers' models call: K and V go through the slot mapping, queries through the
-block table.
+"""The attention function that transformers' models call: K and V go through the slot mapping, queries through the block table.
 
-A model takes part by calling the registered function once per layer and forward pass; what the function does there
-is up to the `AttentionSite` that the runner passes down as a keyword: the probe learns a model's shapes, the step
-works on the pool. Latent attention whose heads were absorbed (see `mla`) arrives with its rows as keys.
+A model calls the registered function once per layer and forward pass. The runner passes an `AttentionSite` down as a keyword,
+which does the work: the probe learns a model's shapes, the step works on the pool. Latent attention with absorbed heads (see
+`mla`) passes its rows as keys.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from radixkv.worker.model.mla import latent_heads_of
 __all__ = ["ATTENTION_NAME", "AttentionSite", "ShapeProbe", "StepAttention", "register_attention"]
 
 ATTENTION_NAME = "radixkv"
-"""No mask function is registered under this name, so models build no mask at all."""
+"""No mask function is registered under this name, so models build no mask."""
 
 
 class AttentionSite(Protocol):
-    """Where the layers' calls arrive during one forward pass."""
+    """Receiver of the layers' calls during one forward pass."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        """`query` [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv]; answers [T, Hq, Dv]."""
+        """`query` [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv]; returns [T, Hq, Dv]."""
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
-        """`query` [T, Hq, D], `latents` [T, D], whose first `value_dim` columns are the values; answers [T, Hq, value_dim]."""
+        """`query` [T, Hq, D], `latents` [T, D], whose first `value_dim` columns are the values; returns [T, Hq, value_dim]."""
 
 
 def register_attention() -> None:
-    """Make the function known to transformers under `ATTENTION_NAME`. Doing it again changes nothing."""
+    """Register the function with transformers under `ATTENTION_NAME`. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, _attend)
@@ -58,9 +57,7 @@ def _attend(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv], as transformers lays them
-    out.
-    """
+    """query [1, Hq, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv] -> [1, T, Hq, Dv], transformers' layout."""
     if radixkv_site is None:
         raise ModelError("the model does not pass keywords down to its attention layers, so it cannot be served")
     if attention_mask is not None:
@@ -79,7 +76,7 @@ def _attend(
 
 
 class ShapeProbe:
-    """Notes what each layer would keep and compute, and which layers call at all; attends to nothing."""
+    """Records the shapes that each layer stores and computes; attends to nothing."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerShape]] = []
@@ -115,9 +112,7 @@ class ShapeProbe:
 
 
 class StepAttention:
-    """One step's writes and reads on the pool. `slot_mapping` [T] int64 on the pool's device, -1 for what is stored
-    already.
-    """
+    """One step's writes and reads on the pool. `slot_mapping` [T] int64 on the pool's device, -1 for tokens already stored."""
 
     def __init__(self, pool: KVPool, batch: AttentionBatch, slot_mapping: Tensor) -> None:
         self._pool = pool

@@ -1,13 +1,12 @@
-"""What makes a model's own code answer a row alike whatever else is in a step, once steps have few sizes.
+"""Batch invariance of a model's own code: a row's logits do not depend on the rest of the step.
 
-    linear layers       a library chooses by shape how it sums, so tiles of one size are summed in one way
+    linear layers       a library chooses its summation by shape, so tiles of one size are summed in one way
     experts             have as many rows as tokens that chose them: they are run in tiles of `EXPERT_ROWS`
-    activations         torch computes some of them otherwise where a thread's share ends within a vector: on a CPU they are
-                        computed in whole vectors, in pieces that one thread takes
+    activations         torch computes some of them differently where a thread's share ends within a vector: on a CPU they
+                        are computed in whole vectors, in pieces that one thread takes
 
-Norms, softmax, rotary embeddings and what is exact (sums, products, roundings) treat a row alike wherever it is. Which sizes
-agree, and that a row's place among others decides nothing, is found out with the model itself as it is loaded:
-`agreeing_sizes`.
+Norms, softmax, rotary embeddings and exact operations (sums, products, roundings) treat a row alike at any place. The model
+itself is tested as it is loaded: which sizes agree, and that a row's place does not matter; see `agreeing_sizes`.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from radixkv.worker.model.rows import ForwardRow
 __all__ = ["CHECK_BLOCKS", "CHECK_BLOCK_SIZE", "BatchInvariantModel", "agreeing_sizes", "use_steady_experts"]
 
 _SIZES = {"cpu": (8, 16, 32, 64, 128), "cuda": (128,)}
-"""Of tiles: few rows cost a CPU as many times its products, and a GPU the reading of weights."""
+"""Sizes of tiles. A tile with few rows costs a CPU the products of a full one, and a GPU the reading of the weights."""
 _USUAL_SIZE = {"cpu": 32, "cuda": 128}
-"""The one whose answers count."""
+"""The size whose logits are the reference."""
 
 EXPERT_ROWS = 16
 _EXPERTS_NAME = "radixkv_steady"
@@ -52,16 +51,16 @@ _CHECKED_TOKENS = 64
 
 
 class BatchInvariantModel(TorchFunctionMode):
-    """Within it activations are computed in whole vectors.
+    """A scope in which activations are computed in whole vectors.
 
-    Each of torch's functions takes some microseconds more there. So it is entered around a model's activation modules, and
-    around a whole forward only where the model calls activations elsewhere too.
+    Each of torch's functions takes some microseconds more in it. So the scope is entered around a model's activation modules,
+    and around a whole forward only where the model calls activations elsewhere too.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.product_rows: set[int] | None = None
-        """Of how many rows linear layers were, where somebody asks."""
+        """Numbers of rows seen by linear layers; None: not recorded."""
         self._is_in_module = self._has_strays = False
         for module in model.modules():
             if type(module).__module__ in _ACTIVATION_MODULES:
@@ -69,11 +68,11 @@ class BatchInvariantModel(TorchFunctionMode):
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it is to be entered around the forward."""
+        """Whether the scope is entered around the whole forward."""
         return self._has_strays or self.product_rows is not None
 
     def scope(self) -> AbstractContextManager[Any]:
-        """What a forward is run within."""
+        """Context to run a forward in."""
         return self if self.is_everywhere else nullcontext()
 
     def _around(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -88,14 +87,12 @@ class BatchInvariantModel(TorchFunctionMode):
         return run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called in place of each of torch's functions."""
+        """Called instead of each of torch's functions."""
         name, options = getattr(func, "__name__", ""), kwargs or {}
         if name in _ACTIVATIONS:
             if not args:
                 args, options = (options["input"],), {key: value for key, value in options.items() if key != "input"}
-            if args[0].device.type == "cpu" and not (
-                name == "rsqrt" and args[0].dtype == torch.float32
-            ):  # which is exact
+            if args[0].device.type == "cpu" and not (name == "rsqrt" and args[0].dtype == torch.float32):  # exact
                 self._has_strays |= not self._is_in_module
                 return _in_whole_vectors(func, args[0], args[1:], options)
         elif self.product_rows is not None and name in _PRODUCTS:
@@ -113,10 +110,10 @@ def _in_whole_vectors(function: Any, x: Tensor, others: Sequence[Any], options: 
 
 
 def use_steady_experts(model: Any) -> None:
-    """Let stacked experts that transformers can run in several ways be run by ours.
+    """Have stacked experts that transformers can run in several ways run by `_run_experts`.
 
     Raises:
-        ModelError: some cannot.
+        ModelError: some experts cannot be.
     """
     experts = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
     if not experts:
@@ -163,14 +160,14 @@ def agreeing_sizes(
     code: BatchInvariantModel,
     run: Callable[[Sequence[ForwardRow]], Tensor],
 ) -> tuple[int, ...]:
-    """Sizes of tiles in which a row has the same logits to the bit, at any place and among any others.
+    """Sizes of tiles in which a row has bitwise equal logits, at any place and among any others.
 
     Args:
-        code: in whose scope `run` runs the model.
-        run: logits of rows that fill a tile; over a pool of `CHECK_BLOCKS` of `CHECK_BLOCK_SIZE`.
+        code: scope in which `run` runs the model.
+        run: returns logits of rows that fill a tile; over a pool of `CHECK_BLOCKS` of `CHECK_BLOCK_SIZE`.
 
     Raises:
-        ModelError: a row's place, or who else is there, changes its logits.
+        ModelError: a row's place, or the other rows, change its logits.
     """
     source = random.Random(0)
     histories = [
@@ -207,7 +204,7 @@ def _run_tile(
     expected: dict[tuple[int, int], Tensor],
     run: Callable[[Sequence[ForwardRow]], Tensor],
 ) -> bool:
-    """Whether a tile of histories drawn anew, cut at random, has the logits that were expected; what is new, is from now on."""
+    """Whether a tile of random histories, cut at random, has the expected logits; new ones are expected from then on."""
     rows: list[ForwardRow] = []
     keys: list[tuple[int, int]] = []
     left = size

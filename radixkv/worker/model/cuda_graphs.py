@@ -1,12 +1,12 @@
-"""Decode steps in buffers that stay where they are: on CUDA each batch size is captured once as a graph, and replayed.
+"""Decode steps in buffers at fixed addresses: on CUDA each batch size is captured once as a graph, and replayed.
 
     every step, on the host          inputs [3, size]    token ids, positions, slots; one copy. Rows past the batch: slot -1
                                      tables              only the entries that changed
-                                     work lists          only where the tree did; see `work_list`
-    captured once per size           the model's own code over these, the logits into a buffer, every list moved on by a token
+                                     work lists          only if the tree did; see `work_list`
+    captured once per size           the model's own code over these, the logits into a buffer, every list advanced by a token
 
-A row past the batch writes nothing, stands in no work list, and what it answers is not read. Elsewhere than on CUDA the same
-step runs without a graph. A model whose code cannot be captured, for it waits for the device, is run as it is from then on.
+A row past the batch writes nothing, is in no work list, and its output is not read. Without CUDA the same step runs without a
+graph. A model whose code cannot be captured, because it waits for the device, then runs without graphs.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from radixkv.worker.model.rows import ForwardRow
 __all__ = ["BATCH_SIZES", "DecodeSteps", "is_decode", "padded_size"]
 
 BATCH_SIZES = (1, 2, 4, *range(8, 257, 8))
-"""What steps are padded to. Larger batches are run as they are."""
+"""Sizes that steps are padded to. Larger batches run without graphs."""
 
 _FIRST_CAPACITY = WorkCapacity(
     entries=BATCH_SIZES[-1], items=2048, merges=BATCH_SIZES[-1], merge_parts=2048, part_rows=2048
 )
-"""Room for eight splits of every row's context, 8,192 keys; a list that needs more makes the buffers, and all steps, anew."""
+"""Room for eight splits of every row's context, 8,192 keys; a longer list rebuilds the buffers and all steps."""
 
 _LOG = logging.getLogger(__name__)
 
 Compute = Callable[[Tensor, Tensor, Tensor, AttentionSite], Tensor]
-"""Token ids, positions, which of them give logits, and where attention goes -> logits, in any dtype."""
+"""Token ids, positions, indices of the positions with logits, and the attention site -> logits, in any dtype."""
 
 
 def padded_size(num_rows: int) -> int | None:
-    """The smallest batch size that holds so many rows; None: there is none."""
+    """The smallest batch size for so many rows; None: there is none."""
     index = bisect_left(BATCH_SIZES, num_rows)
     return BATCH_SIZES[index] if num_rows > 0 and index < len(BATCH_SIZES) else None
 
 
 def is_decode(rows: Sequence[ForwardRow]) -> bool:
-    """Whether each row is one token of the model alone that gives logits, and there are no more than steps are made for."""
+    """Whether each row is one token without an adapter that gives logits, within the largest batch size."""
     return 0 < len(rows) <= BATCH_SIZES[-1] and all(
         len(row.token_ids) == 1 and row.wants_logits and not row.adapter for row in rows
     )
@@ -66,7 +66,7 @@ def is_decode(rows: Sequence[ForwardRow]) -> bool:
 
 @dataclass(slots=True)
 class _Kind:
-    """The work of the layers of one window and shape. `work_list`: None where it is not known what the buffers hold."""
+    """The work of the layers of one window and shape. `work_list`: None where the buffers' content is unknown."""
 
     spec: AttentionSpec
     group: int
@@ -78,7 +78,7 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a batch size reads, what runs it, and what it leaves."""
+    """Inputs of a batch size, the function that runs it, and its output."""
 
     inputs: Tensor
     logits: Tensor
@@ -89,11 +89,11 @@ class DecodeSteps:
     """Steps in which every row has one token and gives logits, over one pool of head-major caches. For one thread.
 
     Attributes:
-        pool: what they write to and read from.
+        pool: KV that steps write and read.
     """
 
     def __init__(self, pool: KVPool, compute: Compute, *, vocab_size: int, max_model_len: int) -> None:
-        """Allocates the block tables of as many rows as there may be."""
+        """Allocate the block tables of the largest batch."""
         self.pool = pool
         self._compute = compute
         self._vocab_size = vocab_size
@@ -103,10 +103,10 @@ class DecodeSteps:
         self._graph_memory: Any = None  # a handle; torch does not export its type
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
-        self._before: AttentionBatch | None = None  # whose lists are loaded, and were moved on by a token
+        self._before: AttentionBatch | None = None  # of the loaded lists, which were advanced by a token
         shape = BATCH_SIZES[-1], -(-max_model_len // pool.block_size)
         self._host_tables = np.zeros(shape, dtype=np.int32)
-        with torch.inference_mode(False):  # a tensor born in inference mode could not be written outside it
+        with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
             self._tables = torch.zeros(shape, dtype=torch.int32, device=pool.device)
             self._kept = torch.arange(shape[0], device=pool.device)
             self._logits = torch.empty((0, vocab_size), dtype=torch.float32, device=pool.device)
@@ -117,26 +117,26 @@ class DecodeSteps:
         return not self._has_failed
 
     def prepare(self, num_rows: int) -> None:
-        """Make the steps of all sizes up to that of `num_rows` now, rather than when each is first wanted."""
+        """Make the steps of all sizes up to that of `num_rows` now, not at first use."""
         started_s = time.monotonic()
         largest = padded_size(num_rows) or BATCH_SIZES[-1]
-        sizes = [size for size in reversed(BATCH_SIZES) if size <= largest]  # memory of the largest holds the others'
+        sizes = [size for size in reversed(BATCH_SIZES) if size <= largest]  # the largest's memory suffices
         if all(self._take(size) for size in sizes) and self._captures:
             _LOG.info("captured CUDA graphs for %d batch sizes in %.1f s", len(sizes), time.monotonic() - started_s)
 
     def run(self, inputs: npt.NDArray[np.int64], batch: AttentionBatch) -> Tensor | None:
-        """Compute one step, the first of a size apart without waiting for the device.
+        """Compute one step, without waiting for the device except for the first of a size.
 
         Args:
             inputs: [3, B] of one token of each of B sequences, from 1 to the last of `BATCH_SIZES`: see `step_inputs`.
             batch: of the same sequences.
 
         Returns:
-            float32 [B, vocab_size], until the next call overwrites it; None: the model cannot be captured, and
-            nothing was computed.
+            float32 [B, vocab_size], until the next call overwrites it; None: the model cannot be captured, and nothing was
+            computed.
 
         Raises:
-            InvalidArgumentError: a block id is past the pool.
+            InvalidArgumentError: a block id is outside the pool.
         """
         num_rows = inputs.shape[1]
         size = padded_size(num_rows)
@@ -144,7 +144,7 @@ class DecodeSteps:
         if batch.highest_block >= self.pool.num_blocks:
             raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {self.pool.num_blocks}")
         step = self._take(size)
-        if step is not None and self._plan_work(batch):  # what was made refers to buffers that were outgrown
+        if step is not None and self._plan_work(batch):  # the graphs refer to outgrown buffers
             self._forget_steps()
             step = self._take(size)
             self._plan_work(batch)
@@ -165,7 +165,7 @@ class DecodeSteps:
         return step.logits[:num_rows]
 
     def attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
-        """Attention of a layer over the loaded lists; for the steps' own sites."""
+        """Attention of a layer over the loaded lists; called by the steps' sites."""
         shape = layer_shape(query, cache.k, cache.v_head_dim, is_latent=cache.is_latent)
         forms = form_limits(shape, query.device)
         part_shape = query.shape[1], cache.v_head_dim
@@ -181,10 +181,10 @@ class DecodeSteps:
         out = self._outputs[part_shape][: query.shape[0]]
         return attend_loaded(query, cache, self._tables, kind.work, spec, out)
 
-    # -- what a step reads
+    # -- inputs of a step
 
     def _load_tables(self, batch: AttentionBatch) -> None:
-        """The entries that differ from those on the device."""
+        """Copy the entries that differ from those on the device."""
         new = batch.host_tables
         held = self._host_tables[: new.shape[0], : new.shape[1]]
         rows, columns = np.nonzero(held != new)
@@ -196,8 +196,8 @@ class DecodeSteps:
             self._tables.view(-1).index_copy_(0, changed[0], changed[1].to(torch.int32))
 
     def _plan_work(self, batch: AttentionBatch) -> bool:
-        """Every kind's list, where the one on the device has not moved on to this batch. Returns whether buffers were outgrown,
-        and made anew.
+        """Plan every kind's list, unless the one on the device advanced to this batch. Returns whether buffers were outgrown
+        and replaced.
         """
         before, self._before = self._before, None
         has_grown = False
@@ -217,13 +217,13 @@ class DecodeSteps:
     # -- making steps
 
     def _take(self, size: int) -> _Step | None:
-        """The step of a batch size, made at its first use; None: it cannot be."""
+        """The step of a batch size, made at its first use; None: it cannot be made."""
         if self._has_failed:
             return None
         if size not in self._steps:
             try:
                 self._steps[size] = self._make(size)
-            except RuntimeError as error:  # torch's, of whatever the device cannot do or has not the memory for
+            except RuntimeError as error:  # torch's, for unsupported operations or too little memory
                 if not self._captures:
                     raise
                 self._forget_steps()
@@ -233,7 +233,7 @@ class DecodeSteps:
         return self._steps[size]
 
     def _make(self, size: int) -> _Step:
-        """The body is run once over empty lists, so that all is compiled and allocated that is kept, and then captured."""
+        """Run the body once over empty lists, which compiles and allocates, and then capture it."""
         with torch.inference_mode(False):
             inputs = torch.zeros((3, size), dtype=torch.int64, device=self.pool.device)
             if self._logits.shape[0] < size:
@@ -265,22 +265,22 @@ class DecodeSteps:
         stream = torch.cuda.current_stream(self.pool.device)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may use the device meanwhile: only what this one does must be fit for a graph.
+            # Other threads may use the device meanwhile: only this thread's work must be capturable.
             with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
                 body()
         finally:
-            torch.cuda.set_stream(stream)  # a capture that fails leaves its own
+            torch.cuda.set_stream(stream)  # a failed capture leaves its own stream
         return graph
 
     def _forget_steps(self) -> None:
         if self._captures:
-            torch.cuda.synchronize(self.pool.device)  # a graph that runs is not to be destroyed
+            torch.cuda.synchronize(self.pool.device)  # a running graph must not be destroyed
         self._steps.clear()
-        self._graph_memory = None  # torch takes no handle again whose graphs are all gone
+        self._graph_memory = None  # torch rejects a handle whose graphs are all gone
 
 
 class _Site:
-    """Where the layers' calls of a static step arrive. `slots` [size] int64."""
+    """Receiver of the layers' calls of a static step. `slots` [size] int64."""
 
     def __init__(self, steps: DecodeSteps, slots: Tensor) -> None:
         self._steps = steps

@@ -1,9 +1,9 @@
-"""What a start finds out about a GGUF model that the native decoder runs, for later starts, which need no code of the model.
+"""Facts that a start learns about a GGUF model on the native decoder, kept for later starts, which need no model code.
 
     first start    the model's own code, its shapes probed, its logits compared  ->  known-DTYPE-QUANTIZATION.json
     later starts   that file and the weights  ->  modules that hold weights, and the native decoder over them
 
-transformers' model code takes longer to import than a small model to load. What other versions or kernels found is not used.
+Importing transformers' model code takes longer than loading a small model. Facts of other versions or kernels are not used.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class KnownModel:
 
     Attributes:
         num_parameters, vocab_size, max_model_len, eos_token_ids, sampling, widest_output: as `ModelRunner` has them.
-        layers, specs: what each layer keeps and computes; none has sinks.
+        layers, specs: each layer's stored shape and attention; none has sinks.
         num_heads, norm_epsilon: of the decoder.
         frequencies, attention_scaling: of the rotation: float32 per pair of channels, and a factor of cosines and sines.
-        num_moved_heads: of queries and of keys whose rows are in llama.cpp's order in the file; None: they are in the model's.
+        num_moved_heads: query and key heads whose rows are in llama.cpp's order in the file; None: in the model's.
     """
 
     num_parameters: int
@@ -75,12 +75,12 @@ class KnownModel:
 
 
 def can_be_known(folder: Path) -> bool:
-    """Whether it is of a GGUF file and in the cache folder; a file that lies elsewhere may be a stranger's."""
+    """Whether the folder is of a GGUF file and in the cache folder; any other file may be a stranger's."""
     return folder.parent == cache_folder() / "models" and has_index(folder)
 
 
 def find_known(folder: Path, dtype: torch.dtype, quantization: str) -> KnownModel | None:
-    """What these versions have found out about the model in `folder`, loaded in this way; None: nothing."""
+    """Facts that these versions kept about the model in `folder`, loaded in this way; None: none."""
     try:
         said = json.loads(_path(folder, dtype, quantization).read_text(encoding="utf-8"))
         if said.pop("found_by") != _finder():
@@ -89,7 +89,7 @@ def find_known(folder: Path, dtype: torch.dtype, quantization: str) -> KnownMode
         layers = [LayerShape(*layer) for layer in said.pop("layers")]
         sampling = SamplingDefaults(*said.pop("sampling"))
         return KnownModel(**said, layers=layers, specs=specs, sampling=sampling)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or damaged
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # missing or damaged
         return None
 
 
@@ -101,10 +101,10 @@ def keep_known(
     folder: Path,
     quantization: str,
 ) -> None:
-    """Keep for later starts what is known of a runner's `model`, which the native decoder runs.
+    """Keep the facts about a runner's `model`, run by the native decoder, for later starts.
 
-    Nothing is kept of one whose frequencies change with the length, or whose weights only transformers can put in order; and
-    where the folder cannot be written.
+    Keeps nothing if its frequencies change with the length, if only transformers can reorder its weights, or if the folder
+    cannot be written.
     """
     config, rotary = model.config, model.model.rotary_emb
     layout = layout_of(WeightIndex.load(folder).architecture, config)
@@ -139,14 +139,14 @@ def _path(folder: Path, dtype: torch.dtype, quantization: str) -> Path:
 
 
 def _finder() -> str:
-    """Names what the facts hold for."""
+    """Digest of the versions that the facts hold for."""
     library = native_library()
     parts = [*(f"{package} {version(package)}" for package in _PACKAGES), Path(library._name if library else "").name]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def load_known(known: KnownModel, folder: Path, dtype: torch.dtype, quantization: str, *, progress: bool) -> Any:
-    """A module that holds the weights whose index is in `folder`, where the model has them, and runs nothing.
+    """A module that holds the weights of the index in `folder`, at the model's names, and runs nothing.
 
     Raises:
         ModelError: as `load_gguf`.
@@ -176,7 +176,7 @@ class _Holder(torch.nn.Module):
         self.get_submodule("model").rotary_emb = _Rotation(known)  # type: ignore[assignment]  # no module
 
     def _module(self, path: str, linear: tuple[int, ...] | None) -> torch.nn.Module:
-        """The module of a path, made with those above it where they are missing; `linear`: shape of its weight."""
+        """The module at a path, created with missing parents; `linear`: shape of its weight."""
         owner: torch.nn.Module = self
         *parents, last = path.split(".")
         for name in parents:
@@ -201,7 +201,7 @@ class _Holder(torch.nn.Module):
 
 
 def _place(named: tuple[str, tuple[int, ...]]) -> list[int]:
-    """Sorts names by the layers' numbers, whatever the order in the file."""
+    """Sort key: the layers' numbers, whatever the order in the file."""
     return [int(part) if part.isdecimal() else -1 for part in named[0].split(".")]
 
 
@@ -219,7 +219,7 @@ class _Rotation:
 
 
 class _Layout:
-    """Puts rows of queries and keys from llama.cpp's order, pairs side by side, into the model's, as transformers does."""
+    """Reorders rows of queries and keys from llama.cpp's order, pairs side by side, to the model's, as transformers does."""
 
     moves_rows = True
 

@@ -1,4 +1,4 @@
-"""What a worker stores K and V in, by the names that users give: as the model computes them, or in a format of fewer bits."""
+"""Storage of K and V by the names that users give: the model's dtype, or a format of fewer bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def choose_kv_format(kv_dtype: str, dtype: torch.dtype) -> KVFormat | None:
         kv_dtype: ``"auto"`` or the name of `dtype`: None. ``"fp8"``, ``"int8"``, ``"int4"``: that format.
 
     Raises:
-        InvalidArgumentError: another name, also one of a dtype that the model does not compute in.
+        InvalidArgumentError: another name, including a dtype that the model does not compute in.
     """
     own = dtype_name(dtype)
     if kv_dtype in ("auto", own):
@@ -33,7 +33,7 @@ def choose_kv_format(kv_dtype: str, dtype: torch.dtype) -> KVFormat | None:
 
 
 def check_heads(kv_format: KVFormat, layers: Sequence[LayerShape]) -> None:
-    """Refuse a format that cannot hold some layer's K and V. Latents are not stored in it.
+    """Reject a format that cannot hold some layer's K and V. Latents are not stored in it.
 
     Raises:
         InvalidArgumentError: names the heads.
@@ -49,5 +49,5 @@ def check_heads(kv_format: KVFormat, layers: Sequence[LayerShape]) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As users write it: ``"bfloat16"``."""
+    """User-facing name: ``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The tensors behind a block pool: K and V, or latents, of every layer, and the block ops carried out on them."""
+"""Tensors of a block pool: K and V, or latents, of every layer, and the block ops carried out on them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from radixkv.worker.errors import ModelError
 __all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]
 
 _LARGE_BYTES = 64 << 20
-"""A pool of more is taken from the system on a thread of its own; one of less, as it is written."""
+"""A larger pool's memory is taken from the system on a separate thread; a smaller one's, as it is written."""
 
 
 class LayerShape(NamedTuple):
-    """What one layer keeps per token: K and V of its kv heads, which may differ in width; or, with `is_latent`, one row of
+    """Stored shape of one layer per token: K and V of its kv heads, which may differ in width; or, with `is_latent`, one row of
     `key_dim` whose first `value_dim` elements are the value.
     """
 
@@ -55,12 +55,11 @@ class KVPool:
         num_host_blocks: int = 0,
         kv_format: KVFormat | None = None,
     ) -> None:
-        """Allocate the caches, of K and V stored in `kv_format`, and room in host memory for `num_host_blocks` blocks that are
-        swapped out.
+        """Allocate the caches, with K and V stored in `kv_format`, and host memory for `num_host_blocks` swapped blocks.
 
         Raises:
             InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
-            ModelError: the device or the host has not the memory.
+            ModelError: the device or the host has too little memory.
         """
         for argument, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
@@ -72,7 +71,7 @@ class KVPool:
         self.kv_format = kv_format
         self.device = device
         try:
-            with torch.inference_mode(False):  # a tensor born in inference mode cannot be written outside it
+            with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
                 self.caches = [_allocate(layer, num_blocks, block_size, dtype, device, kv_format) for layer in layers]
         except (RuntimeError, MemoryError) as error:  # of either device
             needed = pool_token_bytes(layers, dtype, kv_format) * block_size * num_blocks
@@ -104,31 +103,31 @@ class KVPool:
 
     @property
     def num_host_blocks(self) -> int:
-        """Slots in host memory for blocks that are swapped out."""
+        """Host slots for swapped blocks."""
         return self._host.num_slots
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks, all layers' K and V, to host memory: `block_ids[i]` to host slot `slots[i]`.
 
-        Queued on the device's current stream, as `load`, `carry_out` and the forward are; the host waits for none of it.
-        A block may be saved to several slots; a slot is written once per call.
+        Queued on the device's current stream, like `load`, `carry_out` and the forward; the host does not wait. A block may be
+        saved to several slots; a slot is written once per call.
 
         Raises:
-            InvalidArgumentError: an id or a slot is outside its bound, they are not equally many, or a slot comes twice;
-                nothing was copied.
+            InvalidArgumentError: an id or a slot is out of bounds, their numbers differ, or a slot is repeated; nothing was
+                copied.
         """
         self._host.save(block_ids, slots)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Copy blocks back from host memory: host slot `slots[i]` to `block_ids[i]`, in the order of the stream as `save`.
+        """Copy blocks back from host memory: host slot `slots[i]` to `block_ids[i]`, in the order of the stream, as `save`.
 
         Raises:
-            InvalidArgumentError: as `save`, of block ids that come twice; nothing was copied.
+            InvalidArgumentError: as `save`, for repeated block ids; nothing was copied.
         """
         self._host.load(slots, block_ids)
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference:
-        """How far the K and V of a block are from those of another, read as the kernels read them. Waits for the device."""
+        """Difference between the K and V of two blocks, read as the kernels read them. Waits for the device."""
         layers = (
             _difference(number, values, others)
             for number, cache in enumerate(self.caches)
@@ -137,11 +136,10 @@ class KVPool:
         return max(layers, key=lambda layer: (layer.relative, layer.largest))
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
-        """Copy blocks as `ops` say, with the result of doing one after the other.
+        """Carry out block copies, with the result of doing one after the other.
 
         Raises:
-            InvalidArgumentError: an op names a block outside the pool or more tokens than a block has; nothing was
-                copied.
+            InvalidArgumentError: an op names a block outside the pool or more tokens than a block has; nothing was copied.
         """
         for op in ops:
             if not (0 <= op.src < self.num_blocks and 0 <= op.dst < self.num_blocks):
@@ -162,7 +160,7 @@ def _difference(layer: int, values: Tensor, others: Tensor) -> BlockDifference:
 
 
 def pool_token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype, kv_format: KVFormat | None = None) -> int:
-    """Bytes that one token takes over all layers, scales included. Latents are stored as they are."""
+    """Bytes that one token takes over all layers, including scales. Latents are stored unrounded."""
     return sum(_token_bytes(layer, dtype, None if layer.is_latent else kv_format) for layer in layers)
 
 
@@ -189,8 +187,8 @@ def _allocate(
 def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:
     """Split `ops` into runs whose copies may happen in any order or at once. O(number of ops).
 
-    Within a run no block is written twice, and none that is written is read. Copies of a block to itself, and of no
-    tokens, are dropped.
+    Within a run no block is written twice, and no written block is read. Copies of a block to itself, and of no tokens, are
+    dropped.
     """
     batch: list[Copy] = []
     read: set[int] = set()

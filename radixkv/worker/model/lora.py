@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) beside one model, chosen per row of a batch.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) of one model, chosen per row of a batch.
 
     a batch    [ rows of no adapter | rows of a | rows of b ]
     a module   y = W x               y += B_a (A_a x)   y += B_b (A_b x)      each on its own rows alone
 
-Every module that some adapter changes gets a hook behind its forward, whatever kernel that is; a step without adapters costs a
-look at each, a model without adapters nothing. The KV of an adapter's requests lies in `namespaces` of its own.
+Every module changed by some adapter gets a hook after its forward, for any kernel. A step without adapters costs a check per
+hook, a model without adapters nothing. KV of an adapter's requests is cached in separate `namespaces`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load_adapters(folders: Mapping[str, Path]) -> Adapters:
     """Read the adapters in these folders, by name.
 
     Raises:
-        InvalidArgumentError: a name that cannot be one.
+        InvalidArgumentError: an invalid name.
         ModelError: as `read_adapter`.
     """
     for name in folders:
@@ -44,7 +44,7 @@ def load_adapters(folders: Mapping[str, Path]) -> Adapters:
 
 
 class _Update(NamedTuple):
-    """A `LowRank` as it is multiplied with: `down` [inputs, rank], `up` [rank, outputs]."""
+    """A `LowRank` ready to multiply: `down` [inputs, rank], `up` [rank, outputs]."""
 
     down: Tensor
     up: Tensor
@@ -54,8 +54,8 @@ class Adapters:
     """Adapters of one model. One thread runs steps.
 
     Attributes:
-        names: as requests name them.
-        nbytes: of the tensors that were put beside the model.
+        names: as used in requests.
+        nbytes: of the tensors added to the model.
     """
 
     def __init__(self, files: Sequence[AdapterFile] = ()) -> None:
@@ -63,20 +63,20 @@ class Adapters:
         self.nbytes = 0
         self._files = files
         self._is_steady = False
-        self._updates: dict[str, dict[str, _Update]] = {}  # by module, by adapter, where the model computes
-        self._rows: Mapping[str, Tensor | None] = {}  # of the step: positions in the batch by adapter, None for all
-        self._kept: Mapping[str, Tensor | None] = {}  # the same among those that give logits
-        self._seen: dict[str, list[bool]] | None = None  # while probing: each time a module ran, whether on all rows
+        self._updates: dict[str, dict[str, _Update]] = {}  # by module, by adapter, on the model's device
+        self._rows: Mapping[str, Tensor | None] = {}  # of the step: positions by adapter, None for all
+        self._kept: Mapping[str, Tensor | None] = {}  # the same, of positions with logits
+        self._seen: dict[str, list[bool]] | None = None  # while probing: per run of a module, whether on all rows
 
     def changes(self, module: str) -> bool:
-        """Whether an adapter changes modules of this name."""
+        """Whether an adapter changes modules with this name."""
         return any(path.rpartition(".")[2] == module for file in self._files for path in file.updates)
 
     def check(self, model: torch.nn.Module) -> None:
-        """See that all that is to be changed is there, before any of its layers is replaced.
+        """Check that every changed module exists, before layers are replaced.
 
         Raises:
-            ModelError: a module does not exist, is no linear layer, or has other widths.
+            ModelError: a module does not exist, is not a linear layer, or has other widths.
         """
         modules = dict(model.named_modules())
         for file in self._files:
@@ -92,11 +92,11 @@ class Adapters:
                     )
 
     def attach(self, model: Any, dtype: torch.dtype, device: torch.device, *, is_steady: bool = False) -> None:
-        """Put the updates beside the model's modules, as they are now: in `dtype`, but on a CPU in fp32.
+        """Attach the updates to the model's modules as they are now: in `dtype`, or in fp32 on a CPU.
 
         With `is_steady` a step's products have its number of rows, however many of them have the adapter.
 
-        A product of so few columns takes 2 to 6 us there in fp32, and 17 to 21 through what multiplies in bf16.
+        A product of so few columns takes 2 to 6 us on a CPU in fp32, and 17 to 21 us through the bf16 kernels.
         """
         self._is_steady = is_steady
         dtype = torch.float32 if device.type == "cpu" else dtype
@@ -113,10 +113,10 @@ class Adapters:
 
     @contextmanager
     def probing(self) -> Iterator[None]:
-        """See, in a forward of two rows of which one gives logits, that every module runs once and on all rows.
+        """Check, in a forward of two rows with logits of one, that every module runs once and on all rows.
 
         Raises:
-            ModelError: one does not, so that rows cannot be told apart in it.
+            ModelError: a module does not, so that its rows cannot be separated.
         """
         self._seen = {path: [] for path in self._updates}
         yield
@@ -127,7 +127,7 @@ class Adapters:
 
     @contextmanager
     def step(self, row_adapters: Sequence[str], row_lens: Sequence[int], kept: Tensor) -> Iterator[None]:
-        """Apply each row's adapter within. `row_lens`: tokens of each row of the batch; `kept`: those that give logits."""
+        """Apply each row's adapter within. `row_lens`: tokens of each row of the batch; `kept`: tokens with logits."""
         named = [name for name in dict.fromkeys(row_adapters) if name]
         if not named:
             yield
@@ -172,7 +172,7 @@ def _positions(mask: Any, device: torch.device) -> Tensor | None:
 
 
 def _widths(module: torch.nn.Module | None) -> tuple[int, int] | None:
-    """Inputs and outputs of a linear layer; None of anything else."""
+    """Inputs and outputs of a linear layer; None for another module."""
     from transformers.pytorch_utils import Conv1D
 
     if type(module) is torch.nn.Linear or isinstance(module, RoundedLinear):

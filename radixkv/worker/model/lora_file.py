@@ -3,8 +3,8 @@
     base_model.model.<module>.lora_A.weight    [rank, inputs]
     base_model.model.<module>.lora_B.weight    [outputs, rank]
 
-The configuration gives the scale of each module's update. What it asks for beyond that is refused by name: an adapter that is
-applied in part gives another model than was trained.
+The configuration gives the scale of each module's update. Unsupported settings are rejected by name: an adapter applied in part
+would be another model than was trained.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _UNSUPPORTED = (
     "use_bdlora",
     "arrow_config",
 )
-"""Settings of peft that change what is computed and have no place here; each is off where it is absent, false or empty."""
+"""Settings of peft that change the computation and are not supported; each is off where absent, false or empty."""
 
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
-"""Ways to begin training that leave the model's own weights as they are."""
+"""Initialisations that leave the model's own weights unchanged."""
 
 
 class LowRank(NamedTuple):
@@ -63,7 +63,7 @@ def read_adapter(name: str, folder: Path) -> AdapterFile:
     """Read the adapter in `folder`.
 
     Raises:
-        ModelError: it is no whole adapter, or asks for what is not supported.
+        ModelError: the adapter is incomplete, or uses an unsupported setting.
     """
     config = _read_config(name, folder)
     _check_config(name, config)

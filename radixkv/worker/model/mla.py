@@ -1,21 +1,20 @@
-"""Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over latents as they are cached, not over heads made of them.
+"""Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over the cached latents, without expanding them to heads.
 
-    a token keeps one row    [c, r]          c [rank], of which each head makes its K and V; r, the rotated part of every K
+    a token keeps one row    [c, r]          c [rank], from which each head makes K and V; r, the rotated part of every K
     expanded to heads        k = [W_UK c, r]    v = W_UV c             p = softmax(scale q . k)            o = sum p v
     absorbed by queries      q' = [q_plain W_UK, q_rotated]            p = softmax(scale q' . [c, r])      o = W_UV sum p c
 
-transformers has the expansion of rows to heads in a method of its own, `expand_kv`, which servers are meant to bypass (pull
-request 47460 there). So only that is replaced here; projections, norms, rotary embeddings and scale stay the module's own code.
+transformers expands rows to heads in a separate method, `expand_kv`, which servers are meant to bypass (pull request 47460
+there). So only that method is replaced here; projections, norms, rotary embeddings and scale stay the module's own code.
 
-Cost, of H heads of DeepSeek's widths: a token takes 576 numbers in place of H x 320. A query absorbs W_UK and W_UV with as many
-products as its own K and V would have taken; then 576 + 512 products per head and key take the place of 192 + 128. So attention
-computes up to 3.4 times as much and reads far less: a gain where reading bounds it, as in decoding on a GPU. On a CPU core it
-is a gain of memory alone: with two layers of DeepSeek-V2-Lite's widths a decoding step takes 0.8 to 1.4 times as long as over
-heads kept expanded, a chunk of 256 queries 1.3 to 1.6 times at the start of a prompt and 2.5 to 3.6 times behind 1,800 tokens.
+Cost, for H heads of DeepSeek's widths: a token takes 576 numbers instead of H x 320. A query absorbs W_UK and W_UV with as many
+products as its own K and V would take; then 576 + 512 products per head and key replace 192 + 128. So attention computes up to
+3.4 times as much and reads far less: faster where reading is the bound, as in decoding on a GPU. On a CPU core only memory is
+saved: with two layers of DeepSeek-V2-Lite's widths a decoding step takes 0.8 to 1.4 times as long as over expanded heads, a
+chunk of 256 queries 1.3 to 1.6 times at the start of a prompt and 2.5 to 3.6 times after 1,800 tokens.
 
-Chunks are absorbed too, by the one path: to expand the cached rows anew for a chunk of T queries takes 512 x 256 products per
-head for each of L tokens of context, which is less than absorbing takes only where T > L / (1 + L / 171), and memory for all
-those heads at once.
+Chunks are absorbed too, on the same path. Expanding the cached rows for a chunk of T queries takes 512 x 256 products per head
+for each of L tokens of context, less than absorbing only where T > L / (1 + L / 171), and memory for all those heads at once.
 """
 
 from __future__ import annotations
@@ -36,30 +35,30 @@ _KNOWN = frozenset(
         "YoutuAttention",
     }
 )
-"""Classes of transformers that hand what `expand_kv` answers, and queries [plain, rotated], to the attention function as they
-are. `planner.shape` has the model types.
+"""Classes of transformers that pass the result of `expand_kv`, and queries [plain, rotated], unchanged to the attention
+function. `planner.shape` has the model types.
 """
 
 _SIZES = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 
 
 class LatentHeads(torch.nn.Module):
-    """What makes K and V of latents, W_UK [H, plain, rank] and W_UV [H, Dv, rank]; in place of the module's `kv_b_proj`."""
+    """Expands latents to K and V, W_UK [H, plain, rank] and W_UV [H, Dv, rank]; replaces the module's `kv_b_proj`."""
 
     def __init__(self, weight: Tensor, key_dim: int) -> None:
         """`weight` [H, key_dim + Dv, rank]."""
         super().__init__()
-        # Apart, since products with a part of a matrix in bf16 copy it in every call: 1.0 ms in place of 0.1 for W_UV.
+        # Separate buffers: a bf16 product with part of a matrix copies it in every call, 1.0 ms instead of 0.1 for W_UV.
         self.register_buffer("keys", weight[:, :key_dim].clone())
         self.register_buffer("values", weight[:, key_dim:].clone())
 
     @property
     def rank(self) -> int:
-        """Columns of a row that values are made of."""
+        """Columns of a row that values are computed from."""
         return self.get_buffer("values").shape[2]
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Queries [T, H, plain + rotated] as they meet rows: [T, H, rank + rotated]."""
+        """Queries [T, H, plain + rotated] projected to rows: [T, H, rank + rotated]."""
         keys = self.get_buffer("keys")
         plain, rotated = query.tensor_split((keys.shape[1],), dim=2)
         return torch.cat((torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1), rotated), dim=2)
@@ -70,13 +69,13 @@ class LatentHeads(torch.nn.Module):
 
 
 def absorb_latents(model: torch.nn.Module) -> int:
-    """Let every latent attention that is known here answer rows as its keys, and have its heads absorbed by queries and output.
+    """Make every known latent attention return rows as its keys, with its heads absorbed by queries and output.
 
-    Takes the memory of the matrices it replaces, and of one layer's while it does. They keep their dtype, also where other
-    layers are rounded later. Attention that is not known is left to expand its latents.
+    Takes as much memory as the matrices it replaces, plus one layer's meanwhile. They keep their dtype, even if other layers
+    are rounded later. Unknown attention still expands its latents.
 
     Returns:
-        How many modules were changed.
+        The number of changed modules.
     """
     modules: list[Any] = [module for module in model.modules() if _is_known(module)]
     for module in modules:
@@ -88,7 +87,7 @@ def absorb_latents(model: torch.nn.Module) -> int:
 
 
 def latent_heads_of(module: torch.nn.Module) -> LatentHeads | None:
-    """What `absorb_latents` put into this attention, if it did."""
+    """The heads that `absorb_latents` put into this attention; None if it did not."""
     heads = getattr(module, "kv_b_proj", None)
     return heads if isinstance(heads, LatentHeads) else None
 
@@ -98,7 +97,7 @@ def _is_known(module: Any) -> bool:
     if cls.__name__ not in _KNOWN or not cls.__module__.startswith("transformers.models."):
         return False
     if not hasattr(module, "expand_kv") or type(module.kv_b_proj) is not torch.nn.Linear:
-        return False  # an earlier transformers, or weights that were quantised when they were loaded
+        return False  # an earlier transformers, or weights quantised when loaded
     num_heads, rank, key_dim, value_dim = _sizes(module)
     return module.kv_b_proj.bias is None and module.kv_b_proj.weight.shape == (num_heads * (key_dim + value_dim), rank)
 
@@ -108,6 +107,6 @@ def _sizes(module: Any) -> tuple[int, ...]:
 
 
 def _keep_rows(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-    """In place of `expand_kv`: [1, 1, T, rank] and [1, 1, T, rotated] as rows [1, 1, T, rank + rotated], for K and for V."""
+    """Replaces `expand_kv`: [1, 1, T, rank] and [1, 1, T, rotated] to rows [1, 1, T, rank + rotated], for K and for V."""
     rows = torch.cat((latents, rotated), dim=-1)
     return rows, rows

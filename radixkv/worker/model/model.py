@@ -60,11 +60,11 @@ class ModelRunner:
         vocab_size: width of the logits; every token id is below it.
         max_model_len: longest sequence that the model's positions allow, in tokens.
         eos_token_ids: ids with which the model ends a reply.
-        widest_output: elements that are at most made of one position, embeddings and logits aside.
+        widest_output: most elements computed for one position, without embeddings and logits.
         weight_bytes: of the model's tensors and the adapters'.
-        quantization: what the linear layers' weights are in, ``"int4"`` (with others in int8), ``"int8"`` or ``"none"``.
-        kv_format: what K and V are stored in; None: `dtype`, as latents are always.
-        pool: the KV caches; `dtype` and `device` are where and in what the model computes.
+        quantization: of the linear layers' weights, ``"int4"`` (others in int8), ``"int8"`` or ``"none"``.
+        kv_format: of stored K and V; None: `dtype`, as always for latents.
+        pool: the KV caches; `dtype` and `device` are the model's.
     """
 
     pool: KVPool
@@ -85,32 +85,31 @@ class ModelRunner:
         cuda_graphs: bool = True,
         progress: bool = False,
     ) -> None:
-        """Load `model` (a folder or hub id as `resolve_model` answers) and allocate its pool.
+        """Load `model` (a folder or hub id as returned by `resolve_model`) and allocate its pool.
 
         Args:
-            model: or one that is loaded already, which is then the runner's to change; it stays in its dtype.
+            model: or a loaded model, which the runner may change; it keeps its dtype.
             num_blocks: blocks of the pool; None: `allocate_pool` is called before the first forward.
             block_size: token slots of a block.
-            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 where the device computes in
-                it.
+            dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 where the device computes in it.
             device: ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
-            max_model_len: longest sequence to be served; None: what the model allows.
-            quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``: where
-                `dtype` is auto too and the device computes in bfloat16, which rounds no less, those of 4 bits of a GGUF file as
-                they are, and others in int8.
-            kv_dtype: what K and V are stored in: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of what the model
-                computes in: that, as which latents are stored always.
+            max_model_len: longest sequence to be served; None: the model's bound.
+            quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``. Auto
+                keeps a GGUF file's 4-bit weights and rounds others to int8, but only where `dtype` is auto too and the device
+                computes in bfloat16, which rounds no less.
+            kv_dtype: of stored K and V: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of the model's dtype: that
+                dtype, as always for latents.
             adapters: folders of low-rank adapters by name; they are not rounded.
-            deterministic: whether logits are to be the same to the bit whatever else is in a step, however a prompt is cut, and
-                whatever of it was found in the cache. With adapters the native decoder then runs nothing.
+            deterministic: whether logits are bitwise independent of the rest of a step, of the cuts of a prompt, and of the
+                cached part of it. With adapters the native decoder is then not used.
             cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `cuda_graphs`. Not with
                 `deterministic`, whose steps are cut into tiles.
-            progress: show a progress bar on standard error while the weights of a GGUF file are read.
+            progress: show a progress bar on standard error while reading a GGUF file's weights.
 
         Raises:
-            InvalidArgumentError: an argument is outside its bound.
+            InvalidArgumentError: an argument is out of bounds.
             ModelError: the model cannot be loaded, its architecture cannot be served from a block table, or an adapter does
-                not fit it; or with `deterministic` its own code answers a row otherwise beside others.
+                not fit it; or with `deterministic` its own code computes a row differently next to others.
         """
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device) if isinstance(model, str) else model.dtype
@@ -160,11 +159,11 @@ class ModelRunner:
         is_steady: bool,
         progress: bool,
     ) -> None:
-        """The model with its own code, and the native decoder where that computes the same."""
+        """Load the model with its own code, and the native decoder where both compute the same."""
         self._model = load_model(model, self.dtype, self.device, quantization if rounds else "none", progress)
         self.num_parameters = num_parameters_of(self._model)
         self._adapters.check(self._model)
-        if not self._adapters.changes("kv_b_proj"):  # what is absorbed does not run, and cannot be added to
+        if not self._adapters.changes("kv_b_proj"):  # absorbed projections do not run, so no update can be added
             absorb_latents(self._model)
         config = self._model.config.get_text_config()
         head = self._model.get_output_embeddings()
@@ -192,7 +191,7 @@ class ModelRunner:
         max_model_len: int | None,
         progress: bool,
     ) -> None:
-        """Its weights and the native decoder alone; what else there is to know was found by an earlier start."""
+        """Load the weights and the native decoder alone, with facts from an earlier start."""
         self._model = load_known(known, folder, self.dtype, quantization, progress=progress)
         self.num_parameters = known.num_parameters
         self.vocab_size, self.widest_output = known.vocab_size, known.widest_output
@@ -210,12 +209,12 @@ class ModelRunner:
 
     @property
     def is_native(self) -> bool:
-        """Whether the native decoder runs the model in place of its own code."""
+        """Whether the native decoder runs the model instead of its own code."""
         return self._native is not None
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """What rows may name."""
+        """Adapters that rows may name."""
         return self._adapters.names
 
     @property
@@ -225,35 +224,35 @@ class ModelRunner:
 
     @property
     def gathered_token_bytes(self) -> int:
-        """Bytes of one token's K and V in a layer, on average, once they are gathered; codes become numbers in fp32."""
+        """Average bytes of one token's K and V in a layer once gathered; codes are expanded to fp32."""
         return pool_token_bytes(self._layers, torch.float32 if self.kv_format else self.dtype) // self.num_layers
 
     @property
     def kv_dtype(self) -> str:
-        """Name of what K and V are stored in."""
+        """Name of the storage of K and V."""
         return self.kv_format.value if self.kv_format else dtype_name(self.dtype)
 
     def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        """Make a new pool of the model's layers, in place of the one there may be.
+        """Make a new pool of the model's layers, replacing the current one.
 
         Raises:
             InvalidArgumentError, ModelError: as `KVPool`.
         """
         sizes = (num_blocks, block_size, self.dtype, self.device, num_host_blocks)
         self.pool = KVPool(self._layers, *sizes, kv_format=self.kv_format)
-        self._batch: AttentionBatch | None = None  # of the last step that was planned for itself
+        self._batch: AttentionBatch | None = None  # of the last step outside the static steps
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out the block ops of one answer, in order; see `KVPool.carry_out`."""
         self.pool.carry_out(ops)
 
     def release_pool(self) -> None:
-        """Give the pool's memory back, and that of what was made over it; `allocate_pool` makes another."""
+        """Free the pool and all that depends on it; `allocate_pool` makes another."""
         self._batch = self._steps = None
         del self.pool
 
     def prepare(self, num_rows: int) -> None:
-        """Make what decoding up to so many rows at once needs, on CUDA graphs, now rather than at its first use."""
+        """Capture the CUDA graphs for decoding up to so many rows at once now, not at first use."""
         if steps := self._take_steps():
             steps.prepare(num_rows)
 
@@ -261,7 +260,7 @@ class ModelRunner:
         """Compute all rows in one pass over the weights. On CUDA the host does not wait for it.
 
         Returns:
-            float32 [sum of `num_logits`, vocab_size], in the order of `rows` and positions; good until the next call.
+            float32 [sum of `num_logits`, vocab_size], in the order of `rows` and positions; valid until the next call.
         """
         if self._steady is not None:
             tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
@@ -273,13 +272,13 @@ class ModelRunner:
         return self._step(rows) if logits is None else logits
 
     def _step(self, rows: Sequence[ForwardRow]) -> Tensor:
-        """As `forward`, planned for these rows alone."""
+        """As `forward`, planned for these rows only."""
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
         ends = batch.host_query_starts[1:]
         kept = [at for row, end in zip(rows, ends, strict=True) for at in range(end - row.num_logits, end)]
         row_adapters = [row.adapter for row in rows]
-        if self._native is not None and not any(row_adapters):  # it knows no adapters
+        if self._native is not None and not any(row_adapters):  # it has no adapters
             return self._native.forward(inputs, kept, self.pool, batch)
         ids, at, written = upload(inputs, self.device)
         wanted = upload(kept, self.device, torch.int64)
@@ -305,7 +304,7 @@ class ModelRunner:
         )
 
     def _take_steps(self) -> DecodeSteps | None:
-        """Static steps over the pool that there is, where its caches are those of the device's kernels."""
+        """Static steps over the current pool; None if its caches are not for the device's kernels."""
         if not self._uses_steps or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
             return None
         if self._steps is None or self._steps.pool is not self.pool:
@@ -314,7 +313,7 @@ class ModelRunner:
         return self._steps if self._steps.is_usable else None
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
-        """Lay the linear layers' weights out for a CPU's kernels; the `quantization` that came of it."""
+        """Pack the linear layers' weights for a CPU's kernels. Returns the resulting `quantization`."""
         if self.device.type == "cpu":
             pack_linears(self._model, "int8" if rounds else "none")
         bits = {layer.quantised.bits for layer in self._model.modules() if isinstance(layer, RoundedLinear)}
@@ -326,7 +325,7 @@ class ModelRunner:
         return f"int{min(bits)}" if bits else "none"
 
     def _find_tile_sizes(self) -> tuple[int, ...]:
-        """How many tokens the steps may have in which the model's own code answers a row alike."""
+        """Numbers of tokens per step for which the model's own code computes a row alike."""
         use_steady_experts(self._model)
         self._steady = BatchInvariantModel(self._model)
         self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
@@ -335,7 +334,7 @@ class ModelRunner:
         return sizes
 
     def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
-        """None also where all that the model keeps is latents."""
+        """The format; None also if the model keeps only latents."""
         if kv_format is None:
             return None
         check_heads(kv_format, self._layers)
@@ -346,12 +345,12 @@ class ModelRunner:
         return kv_format
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
-        """By the model's own code, in float32."""
+        """Run the model's own code; float32."""
         with torch.inference_mode():
             return self._answer(token_ids, positions, kept, site).float()
 
     def _answer(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
-        """The same in the dtype that the model answers in."""
+        """As `_run`, in the model's output dtype."""
         with torch.inference_mode(), self._steady.scope() if self._steady else nullcontext():
             logits: Tensor = self._model(
                 input_ids=token_ids[None],
@@ -368,7 +367,7 @@ class ModelRunner:
         try:
             with self._adapters.probing():
                 logits = self._run(token_ids, positions, kept, probe)
-        except (TypeError, ValueError) as error:  # a forward that does not know our keywords
+        except (TypeError, ValueError) as error:  # the model's forward does not accept our keywords
             raise ModelError(f"the model cannot be run from a block table: {one_line(error)}") from error
         if logits.shape != (1, self.vocab_size):
             raise ModelError("the model does not answer logits for chosen positions alone, so it cannot be served")

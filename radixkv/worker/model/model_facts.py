@@ -1,4 +1,4 @@
-"""What a loaded transformers model says of itself, as a worker needs it."""
+"""Facts about a loaded transformers model, from its configuration and weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def widest_output_of(model: Any, vocab_size: int) -> int:
 
 
 def num_parameters_of(model: Any) -> int:
-    """Elements of all weights as they were loaded; those that two layers share count once."""
+    """Elements of all weights as loaded; weights shared by two layers count once."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     rounded = [layer for layer in model.modules() if isinstance(layer, RoundedLinear)]
     if getattr(config, "tie_word_embeddings", False):
@@ -39,8 +39,8 @@ def num_parameters_of(model: Any) -> int:
 
 
 def max_model_len_of(config: Any) -> int:
-    """Positions the model was made for. Where its rotary frequencies would change with the length, those before they
-    do: one KV cache cannot hold keys of two frequencies.
+    """Positions the model was made for. If its rotary frequencies change with the length, positions before the change: one KV
+    cache cannot hold keys of two frequencies.
     """
     longest = int(getattr(config, "max_position_embeddings", None) or _MAX_LEN_WITHOUT_CONFIG)
     rope = getattr(config, "rope_parameters", None) or {}

@@ -21,17 +21,17 @@ __all__ = ["load_model", "one_line"]
 def load_model(
     model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device, quantization: str, progress: bool
 ) -> Any:
-    """The model in eval mode on `device`, its attention handed to the registered function.
+    """The model in eval mode on `device`, with its attention calling the registered function.
 
-    Nothing that comes with a model is run: no code of its repository, no pickle. Its weights are safetensors or in GGUF.
+    No code that comes with a model is run: none of its repository, no pickle. Its weights are safetensors or in GGUF.
 
     Args:
-        model: a folder or hub id as `resolve_model` answers, or one that is loaded already.
-        dtype: of what is not rounded.
+        model: a folder or hub id as returned by `resolve_model`, or a loaded model.
+        dtype: of weights that are not rounded.
         quantization, progress: of a GGUF file's weights, see `load_gguf`.
 
     Raises:
-        ModelError: it cannot be loaded, or has an encoder.
+        ModelError: the model cannot be loaded, or has an encoder.
     """
     if not isinstance(model, str):
         register_attention()
@@ -60,5 +60,5 @@ def load_model(
 
 
 def one_line(error: BaseException) -> str:
-    """What it says."""
+    """The error's text in one line, cut to 400 characters."""
     return " ".join(str(error).split())[:400]

@@ -1,7 +1,7 @@
-"""A model of the Llama family, run by the native decoder in place of its own code.
+"""A model of the Llama family, run by the native decoder instead of its own code.
 
-Only models whose classes are known are taken, and only where all their matrices are of 8 or 4 bits. Before it is used, a
-short prompt is run both ways. Whatever does not fit, is left to the model itself.
+Only known model classes are taken, and only if all their matrices are of 8 or 4 bits. Before use, a short prompt is run both
+ways. Any model that does not fit runs its own code.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["NativeModel", "find_native_model", "make_native_model"]
 _LOG = logging.getLogger(__name__)
 
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-"""Decoders of one shape: RMS norms, rotated halves of heads, gated MLPs, nothing else between the matrices."""
+"""Decoders of one shape: RMS norms, rotated halves of heads, gated MLPs, and nothing else between the matrices."""
 
 _ACTIVATIONS = ("silu", "swish")
-"""What transformers calls the one activation that the decoder knows."""
+"""transformers' names of the one activation that the decoder has."""
 
 _CPU = torch.device("cpu")
 _NUM_COMPARED = 8
@@ -56,14 +56,14 @@ class NativeModel:
     def forward(
         self, inputs: npt.NDArray[np.int64], kept: Sequence[int], pool: KVPool, batch: AttentionBatch
     ) -> Tensor:
-        """Float32 logits of those in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V."""
+        """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V."""
         cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
             return self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch)
 
 
 class _Angles:
-    """Cosines and sines of all positions so far, by the model's own code, which takes longer than looking them up."""
+    """Cosines and sines of all positions so far, from the model's own code and cached: lookups are faster."""
 
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
@@ -88,13 +88,13 @@ def find_native_model(
     run: Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor],
     kv_format: KVFormat | None = None,
 ) -> NativeModel | None:
-    """The model by the native decoder, or None where that cannot be.
+    """The model on the native decoder, or None if it does not fit.
 
     Args:
         model: on a CPU, its linear layers packed.
-        layers, specs: what its attention keeps and computes, per layer.
-        run: ids, positions, tokens kept and a site, by the model's own code; answers logits.
-        kv_format: of the pools that it will be given. The two ways are compared over plain ones, where they differ least.
+        layers, specs: stored shape and attention of each layer.
+        run: ids, positions, tokens kept and a site, by the model's own code; returns logits.
+        kv_format: of its later pools. The two ways are compared over plain pools, where they differ least.
     """
     if type(model).__name__ not in _FAMILY or model.config.hidden_act not in _ACTIVATIONS:
         return None
@@ -113,10 +113,10 @@ def find_native_model(
 def make_native_model(
     model: Any, layers: Sequence[LayerShape], specs: Sequence[AttentionSpec], kv_format: KVFormat | None
 ) -> NativeModel:
-    """As `find_native_model`, of a model of which it is known that it can be.
+    """As `find_native_model`, of a model that is known to fit.
 
     Raises:
-        InvalidArgumentError, _NotRoundedError: it cannot be.
+        InvalidArgumentError, _NotRoundedError: the model does not fit.
     """
     decoder = NativeDecoder(_weights(model, layers, specs))
     decoder.check_caches(KVPool(layers, 1, _NUM_COMPARED, decoder.dtype, _CPU, kv_format=kv_format).caches)
@@ -171,7 +171,7 @@ def _linear(module: Any, pages: HugePages) -> Linear:
 
 
 def _joined(pages: HugePages, *modules: Any) -> Linear:
-    """Matrices of the same inputs as one, as far as they are of one kind; the modules go on with their parts of its memory."""
+    """Matrices with the same inputs as one, as far as of one kind; the modules keep parts of its memory."""
     for module in modules:
         if not isinstance(module, RoundedLinear):
             raise _NotRoundedError(f"a matrix is a {type(module).__name__}")
@@ -189,7 +189,7 @@ def _joined(pages: HugePages, *modules: Any) -> Linear:
 
 @contextmanager
 def _float32_between_matrices(model: Any) -> Iterator[None]:
-    """What a model passes on is float32, of which its matrices multiply what they would."""
+    """Pass float32 between a model's matrices, each of which rounds its inputs as usual."""
     hooks = [model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.float())]
     for module in model.modules():
         if isinstance(module, RoundedLinear):
@@ -212,10 +212,10 @@ def _compare(
     layers: Sequence[LayerShape],
     run: Callable[[Tensor, Tensor, Tensor, StepAttention], Tensor],
 ) -> float:
-    """How far the two ways' logits of a short prompt are apart, relative to their norm.
+    """Difference of the two ways' logits of a short prompt, relative to their norm.
 
-    The model keeps float32 between its matrices meanwhile, as the decoder does: rounded there to bfloat16, its own logits of
-    the 30 layers of SmolLM2 are 0.04 to 0.08 off.
+    The model keeps float32 between its matrices meanwhile, like the decoder. Rounded to bfloat16 there, its own logits for the
+    30 layers of SmolLM2 are 0.04 to 0.08 off.
     """
     token_ids = np.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED).astype(np.int64)
     positions = np.arange(_NUM_COMPARED)

@@ -1,4 +1,4 @@
-"""One sequence's share of a model step, what a model reads of all of them, and steps cut into tiles of a few sizes."""
+"""One sequence's share of a model step, the model's inputs for all rows, and steps cut into tiles of a few sizes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["ForwardRow", "cut_into_tiles", "step_inputs"]
 class ForwardRow(NamedTuple):
     """One sequence's share of a step: compute positions [start, start + len(token_ids)).
 
-    `block_table`: logical block index -> block id (int32), covering every position up to the last one computed; KV
-    of the positions below `start` lies there already. Positions below `num_stored` are computed but not written. The logits of
-    the last `num_logits` positions are answered. `adapter`: by name; empty: the model alone.
+    `block_table`: logical block index -> block id (int32), covering every position up to the last computed; it already has the
+    KV of positions below `start`. Positions below `num_stored` are computed but not written. The logits of the last
+    `num_logits` positions are returned. `adapter`: by name; empty: the model alone.
     """
 
     token_ids: Sequence[int]
@@ -29,13 +29,13 @@ class ForwardRow(NamedTuple):
 
     @property
     def wants_logits(self) -> bool:
-        """Whether any logits are answered."""
+        """Whether any logits are returned."""
         return self.num_logits > 0
 
 
 def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.int64]:
-    """[3, T] of the rows' T tokens: ids, positions, and the slots that their K and V go to, -1 for those that are stored.
-    O(T), without an object per token of a prompt.
+    """[3, T] of the rows' T tokens: ids, positions, and slots for their K and V, -1 for those stored. O(T), without an object
+    per token of a prompt.
     """
     lengths = [len(row.token_ids) for row in rows]
     inputs = np.empty((3, sum(lengths)), dtype=np.int64)
@@ -43,7 +43,7 @@ def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.i
     first = 0
     for row, length in zip(rows, lengths, strict=True):
         start, end = row.start, first + length
-        if length == 1:  # as most rows are, of which numpy makes more of an effort
+        if length == 1:  # the common case, which numpy makes slower
             block, offset = divmod(start, block_size)
             token_ids[first], positions[first] = row.token_ids[0], start
             slots[first] = -1 if start < row.num_stored else row.block_table[block] * block_size + offset
@@ -57,9 +57,9 @@ def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.i
 
 
 def cut_into_tiles(rows: Sequence[ForwardRow], sizes: Sequence[int], block_size: int) -> list[list[ForwardRow]]:
-    """The rows in their order, in steps of exactly one of `sizes` (ascending) tokens: each the least that holds what is left.
+    """The rows in order, in steps of exactly one of `sizes` (ascending) tokens: each the smallest that holds the rest.
 
-    A row that is cut goes on in the next tile. The last tile is filled up by a row that writes nothing and reads block 0.
+    A cut row continues in the next tile. The last tile is filled up by a row that writes nothing and reads block 0.
     """
     left = sum(len(row.token_ids) for row in rows)
     tiles: list[list[ForwardRow]] = []

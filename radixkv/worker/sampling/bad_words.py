@@ -1,4 +1,4 @@
-"""Words that a reply does not say, by the tokens that spell them."""
+"""Words that a reply must not contain, by the tokens that spell them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["BadWords", "spellings"]
 
 
 class BadWords:
-    """Which tokens would complete a word behind a reply.
+    """Tokens that would complete a word after a reply.
 
     Args:
-        words: the token ids of each, none empty.
+        words: token ids of each, none empty.
 
     Attributes:
-        num_looked_back: tokens of a reply that matter, at its end.
+        num_looked_back: last tokens of a reply that matter.
     """
 
     __slots__ = ("_by_beginning", "_lengths", "num_looked_back")
@@ -27,7 +27,7 @@ class BadWords:
         self.num_looked_back = self._lengths[-1]
 
     def banned(self, last: Sequence[int]) -> Collection[int]:
-        """The tokens that would complete a word behind a reply that ends with `last`. O(lengths of words)."""
+        """Tokens that would complete a word after a reply ending with `last`. O(lengths of words)."""
         found: set[int] = set()
         for length in self._lengths:
             if length <= len(last):
@@ -36,7 +36,7 @@ class BadWords:
 
 
 def spellings(word: str, encode: Callable[[str], list[int]]) -> list[list[int]]:
-    """The token ids of a word at the beginning of a text and behind a space; once where the space is a token of its own."""
+    """Token ids of a word at the start of a text and after a space; only the first if the space is a separate token."""
     bare = encode(word.lstrip())
     spaced = encode(" " + word.lstrip())
     is_another = bool(bare and spaced) and spaced[0] != bare[0] and len(spaced) == len(bare)

@@ -1,11 +1,11 @@
-"""Draws on a device that the host does not wait for: what `Sampler` answers, launched in one go and read in one copy.
+"""Draws on a device without waiting: the same tokens as `Sampler`, launched together and read in one copy.
 
     host                       device                                                       host
     packed parameters ---->    adjusted logits -> softmax -> bounds -> first entry past u
                                log probabilities, the most likely                ---->      one packed answer
 
-Shapes depend on nothing that the device finds. The bounds of top-k and top-p are therefore looked for among a fixed number of
-most likely entries; a row that keeps more than those says so in its answer, and is drawn again by `Sampler` when it is read.
+Shapes do not depend on the device's results. So the bounds of top-k and top-p are searched among a fixed number of most likely
+entries. A row that keeps more entries is marked in the answer, and `Sampler` draws it again when it is read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["LaunchedDraws", "launch_draws"]
 
 
 class _Parameters(NamedTuple):
-    """Of the rows that draw, and which rows do what; on the device, views of one buffer.
+    """Parameters of the rows, and the indices of the rows of each kind; on the device, views of one buffer.
 
-    `forced`: token id of every row that has one, else 0.
+    `forced`: token id of every row that has one, otherwise 0.
     """
 
     sources: Tensor
@@ -36,7 +36,7 @@ class _Parameters(NamedTuple):
     greedy: Tensor
     drawing: Tensor
     ranked: Tensor
-    telling: Tensor
+    reporting: Tensor
     uniforms: Tensor
     temperatures: Tensor
     top_k: Tensor
@@ -45,16 +45,16 @@ class _Parameters(NamedTuple):
 
 
 class LaunchedDraws:
-    """Tokens that a device is choosing. The logits must stay as they are until they are read."""
+    """Tokens that a device is choosing. The logits must not change until they are read."""
 
     def __init__(self, logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> None:
         """As `launch_draws`."""
         self._rows = rows
         self._sources = sources
         self._logits = logits
-        self._telling = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
+        self._reporting = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
         self._width = min(
-            max((rows[index].params.logprobs or 0 for index in self._telling), default=0), logits.shape[1]
+            max((rows[index].params.logprobs or 0 for index in self._reporting), default=0), logits.shape[1]
         )
         packed = self._launch()
         on_device = logits.device.type != "cpu"
@@ -68,12 +68,12 @@ class LaunchedDraws:
         """One per row, once the device has chosen them."""
         if self._copied is not None:
             self._copied.synchronize()
-        num_rows, num_told = len(self._rows), len(self._telling)
+        num_rows, num_reporting = len(self._rows), len(self._reporting)
         answer = self._answer.numpy()
         ids, is_found = answer[:num_rows].astype(np.int64).tolist(), answer[num_rows : 2 * num_rows]
         tokens = [SampledToken(token_id, None, ()) for token_id in ids]
-        told = answer[2 * num_rows :].reshape(num_told, 1 + 2 * self._width)
-        for index, line in zip(self._telling, told.tolist(), strict=True):
+        told = answer[2 * num_rows :].reshape(num_reporting, 1 + 2 * self._width)
+        for index, line in zip(self._reporting, told.tolist(), strict=True):
             count = min(self._rows[index].params.logprobs or 0, self._width)
             top_ids, values = map(int, line[1 : 1 + count]), line[1 + self._width : 1 + self._width + count]
             tokens[index] = SampledToken(ids[index], line[0], tuple(zip(top_ids, values, strict=True)))
@@ -81,7 +81,7 @@ class LaunchedDraws:
         return tokens
 
     def _draw_again(self, indices: Sequence[int], tokens: list[SampledToken]) -> None:
-        """Rows that keep more entries than were looked at."""
+        """Draw rows again that keep more entries than were searched."""
         if indices:
             sources = upload([self._sources[index] for index in indices], self._logits.device, torch.int64)
             rows = [self._rows[index] for index in indices]
@@ -91,7 +91,7 @@ class LaunchedDraws:
                 tokens[index] = token
 
     def _launch(self) -> Tensor:
-        """[2 * rows + telling * (1 + 2 * width)] float64: ids, whether found; per telling row its log probability, the most
+        """[2 * rows + reporting * (1 + 2 * width)] float64: ids, whether found; per reporting row its log probability, the most
         likely ids, and theirs.
         """
         rows = self._rows
@@ -115,15 +115,15 @@ class LaunchedDraws:
             token_ids.index_copy_(0, parameters.drawing, drawn)
             is_found.index_copy_(0, parameters.drawing, found)
         parts = [token_ids.double(), is_found.double()]
-        if self._telling:
-            logprobs = torch.log_softmax(_take(own, parameters.telling), dim=-1)
-            told = logprobs.gather(1, token_ids.index_select(0, parameters.telling)[:, None])
+        if self._reporting:
+            logprobs = torch.log_softmax(_take(own, parameters.reporting), dim=-1)
+            told = logprobs.gather(1, token_ids.index_select(0, parameters.reporting)[:, None])
             top = torch.topk(logprobs, self._width, dim=-1)
             parts.append(torch.cat([told.double(), top.indices.double(), top.values.double()], dim=1).flatten())
         return torch.cat(parts)
 
     def _draw(self, logits: Tensor, parameters: _Parameters, num_ranked: int) -> tuple[Tensor, Tensor]:
-        """Token ids of the drawing rows, and whether their bounds were among the entries looked at."""
+        """Token ids of the drawing rows, and whether their bounds were among the searched entries."""
         probabilities = torch.softmax(logits / parameters.temperatures.float()[:, None], dim=-1)
         is_found = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
         drawing = [row for row in self._rows if row.forced_id is None and not row.params.is_greedy]
@@ -141,7 +141,7 @@ class LaunchedDraws:
         return inverse_cdf(probabilities, parameters.uniforms), is_found
 
     def _upload(self, greedy: Sequence[int], drawing: Sequence[int], ranked: Sequence[int]) -> _Parameters:
-        """`ranked` is told as places among `drawing`."""
+        """Upload the parameters. `ranked` is uploaded as indices into `drawing`."""
         rows, place = self._rows, {index: at for at, index in enumerate(drawing)}
         integers = (
             self._sources,
@@ -149,7 +149,7 @@ class LaunchedDraws:
             greedy,
             drawing,
             [place[index] for index in ranked],
-            self._telling,
+            self._reporting,
             [min(rows[index].params.top_k or 2**62, 2**62) for index in ranked],
         )
         floats = (
@@ -168,10 +168,10 @@ class LaunchedDraws:
 
 
 def launch_draws(logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> LaunchedDraws:
-    """Begin to choose one token per row, as `Sampler.sample` would from the logits `logits[sources]`.
+    """Start to choose one token per row, the same as `Sampler.sample` on `logits[sources]`.
 
     Args:
-        logits: float32 [any, vocab], which are not to change until the tokens were read.
+        logits: float32 [any, vocab], which must not change until the tokens are read.
         rows: at least one.
         sources: [len(rows)] the row of the logits that each draws from.
     """
@@ -185,8 +185,8 @@ def _take(rows: Tensor, indices: Tensor) -> Tensor:
 def _rank_bounds(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
     """Per row the least probability that top-k and then top-p keep, and whether it was found.
 
-    The mass that top-p takes its share of is that of what top-k kept; where it keeps all, it is 1, or the sum where all entries
-    had to be looked at: as `Sampler` has it, to the bit.
+    top-p takes its share of the mass that top-k keeps. If top-k keeps all, that mass is 1, or the sum if all entries had to be
+    searched: bitwise the same as in `Sampler`.
     """
     num_entries = probabilities.shape[-1]
     few, size = NUM_CANDIDATES[0], min(NUM_CANDIDATES[-1], num_entries)

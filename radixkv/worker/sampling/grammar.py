@@ -1,12 +1,11 @@
-"""Grammars that a reply's text is held to, token by token, by llguidance.
+"""Grammars that constrain a reply's text, token by token, by llguidance.
 
-A grammar not met before is tried in a process of its own, see `grammar_trial`: compiling it may take any time and memory, and
-end the process. One that stays within the bounds is compiled here and kept; one that does not is refused, at once the next
-time. Each branch then has a matcher of its own, which tells what may come next and is advanced with every token. Where a
-grammar has been fulfilled and allows nothing more the reply ends; where it could end, the model's end of reply is allowed
-beside what could go on.
+A new grammar is tried in a process of its own, see `grammar_trial`: compiling it may take any time and memory, and end the
+process. A grammar within the bounds is compiled here and kept. Another is rejected, the next time at once. Each branch has a
+matcher of its own, which returns the allowed tokens and advances with every token. The reply ends where a grammar is fulfilled
+and allows nothing more. Where the reply may end, the model's end tokens are allowed in addition to continuations.
 
-A grammar holds one reply from its first token. To go on inside one, begin with the tokens so far as `forced_token_ids`.
+A grammar constrains a reply from its first token. To continue inside one, put the tokens so far in `forced_token_ids`.
 """
 
 from __future__ import annotations
@@ -39,52 +38,52 @@ _KINDS = {
     "regex": "regular expression",
     "lark": "grammar in Lark's notation",
 }
-"""Of grammars, as refusals call them."""
+"""Names of grammars in error messages."""
 
 MAX_GRAMMAR_CHARACTERS = 256 * 1024
 
 NUM_TRIALS, MAX_WAITING, MAX_WAIT_S = 4, 8, 10.0
-"""Trials at once, of which a namespace has one; its grammars that may wait for it, and for how long."""
+"""Concurrent trials, at most one per namespace; a namespace's grammars that may wait for it, and for how long."""
 
 NUM_KEPT, KEPT_BYTES = 64, 2 << 20
-"""Compiled grammars kept at most, and what each counts for at least; see `NamespaceStore` for which is forgotten first."""
+"""Most compiled grammars kept, and the least that each counts for; `NamespaceStore` chooses which is dropped."""
 TAKEN_BYTES, MAX_TAKEN = 16 << 10, 2048
-"""What a token may add to a compiled grammar, as much as was seen; tokens after which it is compiled anew."""
+"""Growth of a compiled grammar per token, as measured; tokens after which it is recompiled."""
 NUM_REFUSED, REFUSED_S = 1024, 300.0
-"""Refusals remembered, and for how long: what was at its bound on a busy machine is tried again then."""
+"""Rejections remembered, and for how long: a grammar that exceeded its bound on a busy machine is then tried again."""
 
 EASY_MASK_S, MASK_CREDIT_S = 0.001, 0.03
-"""CPU time that a token may cost the engine's thread, and what those beyond it may cost a branch together: past that it ends
-with an error, and its grammar is refused from then on. It had cost far less in its trial."""
+"""CPU time per token on the engine's thread that is free, and the excess that a branch may cost in total. Beyond it the branch
+ends with an error, and its grammar is rejected from then on: it cost far less in its trial."""
 
 
 class GrammarMatcher(Protocol):
-    """How far one reply has come in its grammar."""
+    """Progress of one reply in its grammar."""
 
     fault: str
-    """Why it can go no further, where that is the grammar's fault; else empty."""
+    """Error of the grammar after which the reply cannot continue; otherwise empty."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar is fulfilled and nothing more may come."""
+        """Whether the grammar is fulfilled and no token may follow."""
 
     def allowed(self) -> bytes:
-        """One bit per token id, least significant first: what may come next."""
+        """Tokens that may come next: one bit per token id, least significant first."""
 
     def take(self, token_id: int) -> bool:
         """Advance by a token. Returns whether the grammar allows it."""
 
     def copy(self) -> GrammarMatcher:
-        """One that has come as far, and goes its own way from here."""
+        """An independent copy at the same point."""
 
 
 class CompiledMatcher:
     """A matcher by llguidance.
 
     Args:
-        matcher: its own.
+        matcher: llguidance's, owned.
         on_taken: called with every token taken.
-        on_slow: called once, with the fault, where the grammar costs too much to follow.
+        on_slow: called once, with the fault, if the grammar costs too much per token.
     """
 
     def __init__(self, matcher: LLMatcher, on_taken: Callable[[], None], on_slow: Callable[[str], None]) -> None:
@@ -95,11 +94,11 @@ class CompiledMatcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar is fulfilled and nothing more may come."""
+        """Whether the grammar is fulfilled and no token may follow."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def allowed(self) -> bytes:
-        """One bit per token id, least significant first: what may come next."""
+        """Tokens that may come next: one bit per token id, least significant first."""
         began_s = time.thread_time()
         bits = self._matcher.compute_bitmask()
         self._charge(time.thread_time() - began_s)
@@ -127,14 +126,14 @@ class CompiledMatcher:
             self.fault = first_line(self._matcher.get_error())
 
     def copy(self) -> CompiledMatcher:
-        """One that has come as far, and goes its own way from here."""
+        """An independent copy at the same point."""
         twin = copy(self)
         twin._matcher = self._matcher.deep_copy()
         return twin
 
 
 class _Kept:
-    """A compiled grammar, and how many tokens its matchers have taken: what they share grows with them."""
+    """A compiled grammar, and the tokens that its matchers have taken: their shared state grows with them."""
 
     __slots__ = ("matcher", "memory_bytes", "num_taken")
 
@@ -152,13 +151,13 @@ class _Kept:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and keeps some. Any thread may call it; `close` it at the end.
+    """Compiles grammars for one tokenizer and keeps some. Thread-safe; `close` it at the end.
 
     Args:
         tokenizer: the model's, a fast one of transformers.
         vocab_size: width of the logits.
         eos_token_ids: ids with which the model ends a reply.
-        num_kept: compiled grammars kept at most.
+        num_kept: most compiled grammars kept.
         clock: seconds, monotonic.
     """
 
@@ -186,12 +185,12 @@ class GrammarCompiler:
         self.num_compiled = 0
 
     def matcher(self, grammar: Grammar, namespace: str = DEFAULT_NAMESPACE) -> CompiledMatcher:
-        """A matcher at the beginning of `grammar`. One that its namespace has not met before takes its turn among those.
+        """A matcher at the start of `grammar`. A grammar that is new to its namespace takes a turn.
 
         Raises:
-            InvalidArgumentError: the grammar is no such thing, too large, or costs too much time or memory to compile or to
-                follow; grammars cannot be used with this model.
-            LimitError: too many that were not met before wait already, or the machine is too busy to try it.
+            InvalidArgumentError: the grammar is malformed, too large, or costs too much time or memory to compile or to follow;
+                grammars cannot be used with this model.
+            LimitError: too many new grammars wait already, or the machine is too busy to try it.
             UnavailableError: closed, or the trial was lost.
         """
         if len(grammar.text) > MAX_GRAMMAR_CHARACTERS:
@@ -208,7 +207,7 @@ class GrammarCompiler:
         if is_mine:
             try:
                 underway.set_result(self._meet(grammar, namespace, kept))
-            except BaseException as error:  # everybody's who waits for it; a panic of llguidance is no `Exception`
+            except BaseException as error:  # raised for all that wait; a panic of llguidance is no `Exception`
                 underway.set_exception(error)
             finally:
                 with self._lock:
@@ -220,7 +219,7 @@ class GrammarCompiler:
             raise LimitError(message, retry_after_s=1.0) from None
 
     def start(self) -> None:
-        """Read the tokenizer and start the process of trials, if that was not done yet; else the first grammar does it.
+        """Read the tokenizer and start the process of trials, unless done already; otherwise the first grammar does.
 
         Raises:
             InvalidArgumentError, UnavailableError: as `matcher`.
@@ -228,21 +227,21 @@ class GrammarCompiler:
         self._read_tokenizer()
 
     def close(self) -> None:
-        """End the process of trials and wait for it. May be repeated."""
+        """End the process of trials and wait for it. Idempotent."""
         with self._reading:
             self._is_closed = True
             if self._trials is not None:
                 self._trials.close()
 
     def _known(self, grammar: Grammar, namespace: str) -> _Kept | None:
-        """What is kept of it; raises where it was refused lately. The lock is held."""
+        """The kept grammar, or None; raises if it was rejected recently. The lock is held."""
         bound, until_s = self._refused.get(namespace, _digest(grammar)) or ("", 0.0)
         if self._clock() < until_s:
             raise _refusal(grammar, bound)
         return self._kept.get(namespace, grammar)
 
     def _meet(self, grammar: Grammar, namespace: str, kept: _Kept | None) -> _Kept:
-        """Try and compile what was not kept; compile anew what was."""
+        """Try and compile a new grammar; recompile a kept one."""
         trials, _ = self._read_tokenizer()
         source = grammar_source(grammar)
         if kept is not None:
@@ -258,7 +257,7 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar, namespace: str, source: str, memory_bytes: int) -> _Kept:
         _, trie = self._read_tokenizer()
         compiled = new_matcher(source, trie)
-        compiled.compute_bitmask()  # here, and not on the engine's thread: what it finds is shared by all copies
+        compiled.compute_bitmask()  # here, not on the engine's thread: all copies share the result
         if compiled.is_error():
             raise self._refuse(grammar, namespace, f"a {_KINDS[grammar.kind]}: {first_line(compiled.get_error())}")
         kept = _Kept(memory_bytes)
@@ -297,7 +296,7 @@ class GrammarCompiler:
                 eos: Any = self._eos_token_ids or self._tokenizer.eos_token_id
                 told = fast.to_str()
                 trials = GrammarTrials(told, self._vocab_size, eos)
-                trials.start()  # it reads the tokenizer beside this thread
+                trials.start()  # reads the tokenizer in parallel with this thread
                 self._trie = LLTokenizer(told, n_vocab=self._vocab_size, eos_token=eos)
             except (ValueError, RuntimeError, AttributeError) as error:
                 if trials is not None:

@@ -1,6 +1,6 @@
-"""How llguidance is told a grammar: its source and the limits of following it. A trial and the worker tell it the same.
+"""llguidance's source of a grammar, and the limits of following it, the same for a trial and the worker.
 
-No token is forced where the grammar allows one text alone: forcing would go through all of a long constant, or through
+No token is forced where the grammar allows a single text: forcing would walk through all of a long constant, or through
 `(a{1000}){1000}`, at every mask.
 """
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["first_line", "grammar_source", "new_matcher"]
 
 MAX_READINGS, MAX_STEP_ITEMS, MAX_STEP_FUEL = 500, 20_000, 50_000
-"""Ways at once in which a text may be read so far; parser items and nodes of expressions per token: beyond, the reply ends
-with an error. With them a mask of an ambiguous grammar takes some 5 ms at the worst."""
+"""Concurrent parses of a text so far; parser items and expression nodes per token: above them the reply ends with an error.
+With them a mask of an ambiguous grammar takes at most about 5 ms."""
 MAX_LEXER_STATES = 50_000
-"""States that the replies to one grammar may lead its lexer to, some 700 bytes each: about 1 for each character."""
+"""Lexer states that the replies to one grammar may reach, some 700 bytes each: about 1 per character."""
 
 _ANY_OBJECT = {"type": "object"}
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""Between the parts of a JSON text. Without a bound a small model may write blanks until its reply is full."""
+"""Between the parts of a JSON text. Without a bound a small model may write blanks up to its token limit."""
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
-"""At the end: the last such line holds."""
+"""Appended: the last such line wins."""
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """What llguidance compiles. O(length); whether it can be compiled shows only then.
+    """Source for llguidance. O(length); only compiling shows whether it is valid.
 
     Raises:
         InvalidArgumentError: a schema is not a JSON object.
@@ -69,7 +69,7 @@ def _schema(grammar: Grammar) -> dict[str, Any]:
 
 
 def new_matcher(source: str, trie: LLTokenizer) -> LLMatcher:
-    """Compile; the matcher is in error where the source is no grammar. Without a bound on time: see `grammar_trials`."""
+    """Compile a source; the matcher is in error if the source is invalid. Unbounded in time: see `grammar_trials`."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -83,5 +83,5 @@ def new_matcher(source: str, trie: LLTokenizer) -> LLMatcher:
 
 
 def first_line(text: str) -> str:
-    """Of an error's text."""
+    """First line of an error's text."""
     return text.strip().partition("\n")[0][:300]

@@ -1,4 +1,4 @@
-"""What is kept of grammars, each namespace's apart: time tells nobody what others use, and none pushes out what others keep."""
+"""A store of grammars with separate namespaces: timing reveals no other namespace's use, and none evicts another's share."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _Value = TypeVar("_Value")
 
 
 class NamespaceStore(Generic[_Key, _Value]):
-    """Keeps what was used last, up to `capacity` in all. The namespace that takes most of it loses its least recently used.
+    """Keeps the most recently used values, up to `capacity` in all. The namespace with the highest cost evicts its oldest.
 
     Args:
-        capacity: bound on the sum of what all values cost.
-        cost: of a value; may grow while it is kept, and is looked at when another comes.
+        capacity: bound on the sum of all values' costs.
+        cost: of a value; may grow while it is kept, and is read again on each `put`.
     """
 
     def __init__(self, capacity: int, cost: Callable[[_Value], int] = lambda _: 1) -> None:
@@ -26,7 +26,7 @@ class NamespaceStore(Generic[_Key, _Value]):
         self._kept: dict[str, OrderedDict[_Key, _Value]] = {}
 
     def get(self, namespace: str, key: _Key) -> _Value | None:
-        """What is kept, now the most recently used of its namespace. O(1)."""
+        """The kept value, now the most recently used of its namespace. O(1)."""
         kept = self._kept.get(namespace)
         if kept is None or key not in kept:
             return None
@@ -34,7 +34,7 @@ class NamespaceStore(Generic[_Key, _Value]):
         return kept[key]
 
     def put(self, namespace: str, key: _Key, value: _Value) -> None:
-        """Keep it; others are forgotten where there is no room, and what is larger than the store itself. O(kept)."""
+        """Keep a value; evict others for room. A value above the capacity is evicted too. O(kept)."""
         kept = self._kept.setdefault(namespace, OrderedDict())
         kept[key] = value
         kept.move_to_end(key)
@@ -47,7 +47,7 @@ class NamespaceStore(Generic[_Key, _Value]):
                 del self._kept[largest], costs[largest]
 
     def drop(self, namespace: str, key: _Key) -> None:
-        """Keep it no longer; harmless where it is not kept."""
+        """Remove a value, if kept."""
         kept = self._kept.get(namespace)
         if kept is not None and kept.pop(key, None) is not None and not kept:
             del self._kept[namespace]

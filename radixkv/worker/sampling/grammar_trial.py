@@ -1,10 +1,10 @@
-"""Tries grammars in processes of their own: `python -m radixkv.worker.sampling.grammar_trial`, which `grammar_trials` starts.
+"""Tries grammars in separate processes: `python -m radixkv.worker.sampling.grammar_trial`, which `grammar_trials` starts.
 
     worker -- tokenizer, grammars -->  server, which has read the tokenizer  -- fork -->  a trial: limits, compile, masks
            <-- ready, verdicts -----                                         <-- pipe --
 
-A frame is 4 bytes of length, least significant first, and JSON. The server ends with its input, and its trials with it.
-A trial runs under limits that the kernel holds it to, whatever llguidance does; which one it met its end tells.
+A frame is 4 bytes of length, least significant first, and JSON. The server ends with its input, and its trials with it. The
+kernel enforces a trial's limits, whatever llguidance does; the trial's exit shows which limit it exceeded.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["MAX_CPU_S", "MAX_MASK_S", "MAX_MEMORY_BYTES", "MAX_WALL_S", "encode_
 MAX_CPU_S = 1.0
 """Of a trial: compiling and the first masks."""
 MAX_MEMORY_BYTES = 64 << 20
-"""That a trial may take above what the server has."""
+"""Memory that a trial may take above the server's."""
 MAX_STACK_BYTES = 1 << 20
 """Of a trial; a thread of the worker, which compiles the same afterwards, has at least twice as much."""
 MAX_MASK_S = 0.01
 """CPU time of one mask in a trial."""
 MAX_WALL_S = 10.0
-"""A trial that has not ended by then, on a busy machine, is ended without a verdict."""
+"""A trial that runs longer, on a busy machine, is ended without a verdict."""
 
 NUM_WALKS, NUM_STEPS, MAX_WALKS_S = 6, 24, 0.006
-"""Replies at random whose masks a trial looks at, tokens of each, CPU time of all at which it has seen enough."""
+"""Random replies whose masks a trial measures, tokens of each, and CPU time of all after which it stops."""
 
 _POLITE_AFTER_S = 0.1
-"""CPU time after which a trial gives way to everything else."""
+"""CPU time after which a trial runs at the lowest priority."""
 _LOOK_S = 0.05
 _LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
@@ -68,17 +68,17 @@ _ENDS = {
     signal.SIGTRAP: _BROKEN,
     signal.SIGFPE: _BROKEN,
 }
-"""What the kernel ends a trial with, and the bound that it was beyond."""
+"""Signals that the kernel ends a trial with, and the bound that it exceeded."""
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """As it goes through a pipe."""
+    """The bytes of a message in a pipe."""
     body = json.dumps(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 def split_frames(buffer: bytearray) -> list[dict[str, Any]]:
-    """The messages that are complete, taken out of the buffer."""
+    """Remove and return the complete messages in the buffer."""
     messages = []
     while len(buffer) >= _LENGTH.size:
         end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
@@ -99,13 +99,13 @@ class _Running:
 
 
 class _Server:
-    """One thread: reads grammars, forks trials, tells how they ended."""
+    """One thread: reads grammars, forks trials, reports their verdicts."""
 
     def __init__(self, trie: LLTokenizer, source: int, target: int) -> None:
         self._trie = trie
         self._structure = sorted({token for char in _STRUCTURE for token in trie.greedy_tokenize(char)})
         self._source, self._target = source, target
-        self._running: dict[int, _Running] = {}  # by the pipe of each
+        self._running: dict[int, _Running] = {}  # by pipe
         self._buffer = bytearray()
 
     def run(self) -> None:
@@ -136,7 +136,7 @@ class _Server:
         return reader
 
     def _has_ended(self, pipe: int) -> bool:
-        """Take what a trial tells, or how it ended."""
+        """Read a trial's verdict, or report how it ended."""
         trial = self._running[pipe]
         data = os.read(pipe, 1 << 16)
         if data:
@@ -153,11 +153,11 @@ class _Server:
         return True
 
     def _look(self) -> None:
-        """Trials that take long give way to others, and are ended when their time is over."""
+        """Lower the priority of long trials, and end those over the time limit."""
         now_s = time.monotonic()
         for trial in self._running.values():
             if now_s > trial.until_s:
-                os.kill(trial.pid, signal.SIGKILL)  # not waited for yet, so the id is still its own
+                os.kill(trial.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
             elif not trial.is_polite and _cpu_s(trial.pid) > _POLITE_AFTER_S:
                 trial.is_polite = True
                 os.setpriority(os.PRIO_PROCESS, trial.pid, 19)
@@ -190,7 +190,7 @@ def _become_trial(writer: int, trie: LLTokenizer, source: str, structure: list[i
             verdict = _verdict(trie, source, structure)
         except MemoryError:
             verdict = {"bound": _TOO_LARGE}
-        except BaseException as error:  # llguidance's own panics are none of `Exception`
+        except BaseException as error:  # a panic of llguidance is no `Exception`
             verdict = {"bound": f"{_BROKEN}: {first_line(str(error))}"}
         _write_all(writer, json.dumps(verdict).encode())
     finally:
@@ -198,9 +198,9 @@ def _become_trial(writer: int, trie: LLTokenizer, source: str, structure: list[i
 
 
 def _set_limits() -> None:
-    is_linux = sys.platform == "linux"  # elsewhere its time is bounded, its memory is not
+    is_linux = sys.platform == "linux"  # elsewhere only its time is bounded
     if is_linux:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # ends with the server, however that ends
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the trial ends with the server
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -217,7 +217,7 @@ def _set_limits() -> None:
 
 
 def _memory_bytes(name: str) -> int:
-    """Of this process, as the kernel tells it; 0 where it does not."""
+    """Memory of this process by the kernel's status; 0 where there is none."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/status") as file:
@@ -243,7 +243,7 @@ def _verdict(trie: LLTokenizer, source: str, structure: list[int]) -> dict[str, 
 
 
 def _walk(matcher: LLMatcher, rng: random.Random, structure: list[int]) -> float:
-    """The slowest mask, or token taken, of a random reply; what marks the parts of a text comes often in it."""
+    """The slowest mask, or token taken, of a random reply; structural tokens of JSON are frequent in it."""
     slowest_s = 0.0
     for _ in range(NUM_STEPS):
         began_s = time.thread_time()
@@ -280,12 +280,12 @@ def main() -> None:
     """Serve standard input until it ends."""
     from llguidance import LLTokenizer
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker handles it
     source, target = os.dup(0), os.dup(1)
     told = json.loads(_read_exactly(source, *_LENGTH.unpack(_read_exactly(source, _LENGTH.size))))
     trie = LLTokenizer(told["tokenizer"], n_vocab=told["vocab_size"], eos_token=told["eos_token_ids"])
     del told
-    gc.freeze()  # a trial copies less of what it shares with the server
+    gc.freeze()  # so that a trial copies fewer shared pages
     _Server(trie, source, target).run()
 
 

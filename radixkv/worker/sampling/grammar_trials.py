@@ -1,6 +1,6 @@
-"""The worker's side of `grammar_trial`: one process that tries grammars, started when the first one comes.
+"""The worker's client of `grammar_trial`: one process that tries grammars, started for the first grammar.
 
-It ends with the worker, however that ends, and a new one is started where it has ended before.
+The process ends with the worker, even if that is killed. If it ended early, the next grammar starts another.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from radixkv.worker.sampling.grammar_trial import MAX_WALL_S, encode_frame, spli
 __all__ = ["GrammarTrials", "Verdict"]
 
 _START_S = 30.0
-"""For a process to start and to read a tokenizer, on a busy machine."""
+"""For a process to start and read a tokenizer, on a busy machine."""
 _END_S = 5.0
 _RETRY_S = 2.0
 _LOST = "the process that tries grammars has ended; try again"
 
 
 class Verdict(NamedTuple):
-    """What a trial found.
+    """Result of a trial.
 
-    problem: why it is no grammar; empty if it is one. bound: which bound it is beyond; empty: none. memory_bytes: what compiled
-    it takes.
+    problem: why the grammar is invalid; empty: it is valid. bound: the bound that it exceeds; empty: none. memory_bytes: of the
+    compiled grammar.
     """
 
     problem: str
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
 
 
 class GrammarTrials:
-    """Tries grammars for one tokenizer. Any thread may call it; `close` it at the end.
+    """Tries grammars for one tokenizer. Thread-safe; `close` it at the end.
 
     Args:
         tokenizer: of the `tokenizers` package, as JSON.
@@ -64,20 +64,20 @@ class GrammarTrials:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last; 0 before."""
+        """Id of the last process started; 0: none."""
         return 0 if self._process is None else self._process.pid
 
     def run(self, source: str) -> Verdict:
-        """Try one grammar, for `MAX_WALL_S` at most once the process runs.
+        """Try one grammar, for at most `MAX_WALL_S` once the process runs.
 
         Raises:
-            LimitError: the time was over before a verdict: the machine is busy.
+            LimitError: no verdict in time: the machine is busy.
             UnavailableError: closed, or the process has ended meanwhile.
         """
         return self._running().run(source)
 
     def close(self) -> None:
-        """End the process and wait for it. May be repeated."""
+        """End the process and wait for it. Idempotent."""
         with self._lock:
             self._is_closed = True
             process = self._process
@@ -97,7 +97,7 @@ class GrammarTrials:
 
 
 class _Process:
-    """One life of the process, and the thread that reads its answers and waits for its end."""
+    """One run of the process, and the thread that reads its answers and waits for its end."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         folders = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
@@ -106,13 +106,13 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
-            process_group=0,  # a terminal's signals are for the worker
+            process_group=0,  # a terminal's signals go to the worker only
         )
         self.pid = self._process.pid
         self.has_ended = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
-        self._lock = threading.Lock()  # of what waits
+        self._lock = threading.Lock()  # of `_waiting`
         self._writing = threading.Lock()
         self._is_told = threading.Event()
         threading.Thread(target=self._tell, args=(told,), name="radixkv-grammar-start", daemon=True).start()
@@ -134,7 +134,7 @@ class _Process:
         try:
             told = answer.result(_START_S + MAX_WALL_S)
         except FutureTimeoutError:
-            self._process.kill()  # stuck: all that wait are told by the reader
+            self._process.kill()  # stuck: the reader ends all waiting calls
             raise UnavailableError(_LOST) from None
         if not told["is_final"]:
             raise LimitError("a grammar could not be tried in time: the machine is busy", retry_after_s=_RETRY_S)
@@ -154,7 +154,7 @@ class _Process:
                 self._process.stdin.write(encode_frame(message))
                 self._process.stdin.flush()
             except (OSError, ValueError):
-                return  # it has ended: the reader tells
+                return  # the process has ended: the reader reports it
 
     def _end_input(self) -> None:
         assert self._process.stdin
@@ -162,7 +162,7 @@ class _Process:
             try:
                 self._process.stdin.close()
             except OSError:
-                return  # it has ended before it took what was written
+                return  # the process has ended before it read all
 
     def _read(self) -> None:
         assert self._process.stdout

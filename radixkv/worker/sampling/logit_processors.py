@@ -1,8 +1,8 @@
-"""What a request does to the logits of a row before anything is chosen from them.
+"""Changes to the logits of a row before a token is chosen.
 
-    logits + bias, divided or multiplied where repeated, - penalties, then -inf for what is banned or not allowed
+    logits + bias, divided or multiplied where repeated, - penalties, then -inf for tokens banned or not allowed
 
-Rows that ask for nothing are left as they are, and cost nothing.
+Rows without changes stay as they are, at no cost.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ __all__ = ["Addend", "Adjustment", "Repetition", "adjust"]
 
 
 class Addend(NamedTuple):
-    """`values` float32 to be added to the logits of the token ids `ids` int64, each of which occurs once."""
+    """`values` float32 to add to the logits of the token ids `ids` int64, each of which occurs once."""
 
     ids: npt.NDArray[np.int64]
     values: npt.NDArray[np.float32]
 
 
 class Repetition(NamedTuple):
-    """Logits of the ids `ids` int64, each of which occurs once, are divided by `factor` where above 0, else multiplied."""
+    """Logits of the ids `ids` int64, each of which occurs once, are divided by `factor` if above 0, otherwise multiplied."""
 
     ids: npt.NDArray[np.int64]
     factor: float
 
 
 class Adjustment(NamedTuple):
-    """What is done to one row.
+    """Changes to one row.
 
-    bias, penalties: what is added; None for nothing. repetition: what is done between the two.
+    bias, penalties: to add; None: none. repetition: applied between the two.
     banned_ids: token ids that must not be chosen.
-    allowed: one bit per token id, least significant first, set where it may be chosen; None where all may. Ids behind its
-        end may not.
+    allowed: one bit per token id, least significant first, set if it may be chosen; None: all may. Ids past its end may
+        not.
     """
 
     bias: Addend | None = None
@@ -51,7 +51,7 @@ class Adjustment(NamedTuple):
 
 
 def adjust(logits: Tensor, adjustments: Sequence[Adjustment | None]) -> Tensor:
-    """`logits` [rows, vocab] with one adjustment per row made; the tensor itself where there is none, else a new one.
+    """`logits` [rows, vocab] with one adjustment per row; the same tensor if there is none, otherwise a new one.
 
     O(rows · vocab) for the copy and the bit masks, O(entries) for the rest.
     """

@@ -1,15 +1,15 @@
-"""The next token of each row, drawn by that row's own parameters and nothing else of the batch.
+"""The next token of each row, drawn by that row's own parameters, independent of the rest of the batch.
 
-    logits, adjusted as the row asks (see `logit_processors`)
+    logits, adjusted by the row's parameters (see `logit_processors`)
     p = softmax(logits / temperature)
     kept = the entries no less likely than each bound: the top_k-th entry; the entry at which the mass of the most
-           likely ones reaches top_p (of what top_k kept); min_p times the most likely one. Ties with a bound are kept.
+           likely ones reaches top_p (of the mass that top_k keeps); min_p times the most likely one. Ties are kept.
     token = the first entry, in vocabulary order, at which the cumulated mass of the kept passes u
 
-`u` is a hash of (seed, branch, position): no generator has a state that would have to be kept, so a sequence that is
-preempted and computed again, alone or in another batch, draws the same.
+`u` is a hash of (seed, branch, position). No generator state has to be kept, so a preempted and recomputed sequence, alone or
+in another batch, draws the same.
 
-Log probabilities that are told are of the distribution before any of this.
+Reported log probabilities are of the distribution before any of this.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from radixkv.worker.sampling.logit_processors import Adjustment, adjust
 __all__ = ["NUM_CANDIDATES", "Sampler", "SamplerRow", "inverse_cdf", "is_filtered", "uniform"]
 
 NUM_CANDIDATES = (128, 1024)
-"""Most likely entries that are sorted first, and next; a row that keeps more has its whole vocabulary sorted."""
+"""Most likely entries that are sorted first, and next; if a row keeps more, its whole vocabulary is sorted."""
 
 _CHUNK = 256
-"""Entries whose mass is summed first, so that only one chunk per row is cumulated entry by entry."""
+"""Entries whose mass is summed at once, so that only one chunk per row is cumulated entry by entry."""
 
 
 class SamplerRow(NamedTuple):
-    """Whose draw this is.
+    """Parameters of one draw.
 
     branch: index among the request's branches. position: of the token to be drawn, in the sequence.
-    adjustment: what is done to the logits first; None for nothing.
-    forced_id: the token that it must be; None where it is drawn.
-    is_scored: whether its log probability is wanted even where the request asks for none.
+    adjustment: changes to the logits; None: none.
+    forced_id: the token to return without a draw; None: draw one.
+    is_scored: whether its log probability is needed even if the request does not ask for any.
     """
 
     params: SamplingParams
@@ -57,7 +57,7 @@ class SamplerRow(NamedTuple):
 
 
 class Sampler:
-    """Draws tokens. It has no state: everything comes in with the rows."""
+    """Draws tokens. Stateless: the rows have all parameters."""
 
     def sample(self, logits: Tensor, rows: Sequence[SamplerRow]) -> list[SampledToken]:
         """One token per row. `logits` is float32 [len(rows), vocab]; O(len(rows) * vocab)."""
@@ -70,11 +70,11 @@ class Sampler:
             for index, token_id in zip(choosing, choose(adjusted, rows, choosing), strict=True):
                 token_ids[index] = token_id
         tokens = [SampledToken(token_id, None, ()) for token_id in token_ids]
-        telling = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
-        if telling:
-            chosen = torch.tensor([token_ids[index] for index in telling], device=logits.device)
-            num_top = [rows[index].params.logprobs or 0 for index in telling]
-            for index, answer in zip(telling, _with_logprobs(_take(logits, telling), chosen, num_top), strict=True):
+        reporting = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
+        if reporting:
+            chosen = torch.tensor([token_ids[index] for index in reporting], device=logits.device)
+            num_top = [rows[index].params.logprobs or 0 for index in reporting]
+            for index, answer in zip(reporting, _with_logprobs(_take(logits, reporting), chosen, num_top), strict=True):
                 tokens[index] = answer
         return tokens
 
@@ -94,7 +94,7 @@ def _choose_natively(
 
 
 def _choose(logits: Tensor, rows: Sequence[SamplerRow], choosing: Sequence[int]) -> list[int]:
-    """As `_choose_natively`, by torch."""
+    """As `_choose_natively`, with torch."""
     token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     greedy = [index for index in choosing if rows[index].params.is_greedy]
     drawing = [index for index in choosing if not rows[index].params.is_greedy]
@@ -110,7 +110,7 @@ def _take(rows: Tensor, indices: Sequence[int]) -> Tensor:
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
-    """Token ids [rows] int64. Every operation treats each row apart, so no draw depends on its neighbours."""
+    """Token ids [rows] int64. Every operation is per row, so no draw depends on its neighbours."""
     temperatures = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32, device=logits.device)
     probabilities = torch.softmax(logits / temperatures[:, None], dim=-1)
     filtered = [index for index, row in enumerate(rows) if is_filtered(row.params)]
@@ -123,12 +123,12 @@ def _draw(logits: Tensor, rows: Sequence[SamplerRow]) -> Tensor:
 
 
 def is_filtered(params: SamplingParams) -> bool:
-    """Whether not every entry may be drawn."""
+    """Whether some entries may not be drawn."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
 def _lower_bounds(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """[rows]: the least probability that each row keeps."""
+    """[rows]: the least probability kept in each row."""
     min_p = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=probabilities.device)
     bounds = probabilities.amax(-1) * min_p
     pending = [index for index, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
@@ -144,9 +144,9 @@ def _lower_bounds(probabilities: Tensor, params: Sequence[SamplingParams]) -> Te
 
 
 def _rank_bounds(ordered: Tensor, params: Sequence[SamplingParams], *, is_whole: bool) -> tuple[Tensor, Tensor]:
-    """Per row the last probability that top-k and then top-p keep, and whether it lies among those in `ordered`.
+    """Per row the last probability that top-k and then top-p keep, and whether it is among those in `ordered`.
 
-    `ordered` [rows, size] holds the most likely entries, falling; with `is_whole` all there are.
+    `ordered` [rows, size] holds the most likely entries, falling; with `is_whole` all entries.
     """
     size = ordered.shape[-1]
     top_k = torch.tensor([p.top_k or 2**62 for p in params], dtype=torch.int64, device=ordered.device)
@@ -163,14 +163,14 @@ def _rank_bounds(ordered: Tensor, params: Sequence[SamplingParams], *, is_whole:
 
 
 def uniform(row: SamplerRow) -> float:
-    """53 random bits as a number in [0, 1), the same for the same (seed, branch, position) everywhere and always."""
+    """53 random bits as a number in [0, 1), always the same for the same (seed, branch, position)."""
     message = struct.pack("<QQQ", row.seed, row.branch, row.position)
     digest = hashlib.blake2b(message, digest_size=8, person=b"radixkv-draw").digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """[rows] int64: first entry at which the cumulated mass passes uniform * total, so never an entry without mass."""
+    """[rows] int64: first entry at which the cumulated mass exceeds uniform * total, so never an entry without mass."""
     num_rows, num_entries = probabilities.shape
     if num_entries % _CHUNK:
         probabilities = torch.nn.functional.pad(probabilities, (0, -num_entries % _CHUNK))
@@ -184,9 +184,7 @@ def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(rising: Tensor, targets: Tensor) -> Tensor:
-    """[rows, 1]: first index whose value lies above the target, which is moved below the last value if rounding put
-    it there.
-    """
+    """[rows, 1]: first index whose value is above the target. A target that rounding lifted to the last value is lowered."""
     last = rising[:, -1:]
     return torch.searchsorted(rising, torch.minimum(targets, torch.nextafter(last, torch.zeros_like(last))), right=True)
 

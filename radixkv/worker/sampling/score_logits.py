@@ -1,4 +1,4 @@
-"""From logits to how likely given tokens were, a few rows at a time, so that nothing as wide as they are is made of all."""
+"""Log probabilities of given tokens from logits, a few rows at a time, so that temporaries stay small."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["SLICE_BYTES", "launch_scores"]
 
 SLICE_ROWS = 32
 SLICE_BYTES = 4 * 4 * SLICE_ROWS
-"""Of what is made beside the logits, per entry of the vocabulary: a copy, log probabilities, a comparison, room for sorting."""
+"""Of temporaries, per entry of the vocabulary: a copy, log probabilities, a comparison, room for sorting."""
 
 
 def launch_scores(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int], num_top: int) -> Callable[[], Scores]:
-    """Begin to score one token per row; what is answered waits for the device and gives them. O(rows · vocabulary).
+    """Start to score one token per row; the returned function waits for the scores. O(rows · vocabulary).
 
     Args:
         logits: float32 [any, vocabulary].
-        rows, token_ids: [n] which rows of them, and the token whose probability each is to tell.
-        num_top: most likely tokens per row, at least 1; no more than the vocabulary has.
+        rows, token_ids: [n] rows of the logits, and the token to score in each.
+        num_top: most likely tokens per row, at least 1; bounded by the vocabulary.
     """
     num_top = min(num_top, logits.shape[-1])
     at, wanted = upload(list(rows), logits.device, torch.int64), upload(list(token_ids), logits.device, torch.int64)
@@ -40,7 +40,7 @@ def launch_scores(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int],
 
 
 def _score(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The columns of `Scores`; no row's depend on the others."""
+    """The columns of `Scores`; each row is independent."""
     logprobs = torch.log_softmax(logits, dim=-1)
     own = logprobs.gather(1, token_ids[:, None])
     ranks = (logprobs > own).sum(-1, dtype=torch.int32) + 1

@@ -1,11 +1,11 @@
-"""How likely the tokens of prompts are: what is known of one prompt, and what is remembered of all that were scored.
+"""Log probabilities of prompts' tokens: the known part of one prompt, and the memory of all scored prompts.
 
     prompt    t0 t1 t2 t3 t4 t5 t6 t7        the log probability of t5 follows from the logits of t4
               |--- known ----|- left -|
                              ^next           positions from next - 1 on are run, whatever of their KV is cached
 
-Logits are not cached. The log probabilities that follow from them are remembered, so that of many prompts under one prefix each
-runs its own tokens and the last one of the prefix.
+Logits are not cached. The log probabilities computed from them are remembered: among many prompts with one prefix, each runs
+only its own tokens and the last one of the prefix.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from radixkv.generation.stream import PromptLogprobs
 __all__ = ["PromptScores", "ScoreMemory", "Scores"]
 
 REMEMBERED_TOKENS = 131_072
-"""Tokens whose log probabilities a worker remembers: 3 MiB, and what the tree takes."""
+"""Tokens whose log probabilities a worker remembers: 3 MiB, plus the tree."""
 
 MAX_PIECE = 1024
 """Positions of one event."""
 
 
 class Scores(NamedTuple):
-    """Of n tokens that follow one another: logprobs [n] float32 and ranks [n] int32; of the k >= 1 most likely ones at each
-    position, most likely first, top_ids [n, k] int32 and top_logprobs [n, k] float32.
+    """Of n consecutive tokens: logprobs [n] float32 and ranks [n] int32; of the k >= 1 most likely tokens at each position,
+    most likely first, top_ids [n, k] int32 and top_logprobs [n, k] float32.
     """
 
     logprobs: npt.NDArray[np.float32]
@@ -42,31 +42,31 @@ class Scores(NamedTuple):
     top_logprobs: npt.NDArray[np.float32]
 
     def of(self, at: slice | npt.NDArray[np.int32]) -> Scores:
-        """Those of some of the tokens."""
+        """Scores of some of the tokens."""
         return Scores(self.logprobs[at], self.ranks[at], self.top_ids[at], self.top_logprobs[at])
 
 
 class ScoreMemory:
-    """Log probabilities of the prompt tokens that were scored last, each by its namespace and all that it stands behind.
+    """Log probabilities of the last scored prompt tokens, each by its namespace and the tokens before it.
 
-    A prefix cache of blocks of one token keeps the books: shared prefixes are kept once, and the least recently used branches
-    are forgotten first, from their ends. Of the most likely tokens it remembers one. For one thread.
+    Held in a prefix cache of blocks of one token: shared prefixes are kept once, and the least recently used branches are
+    evicted first, from their ends. Remembers one most likely token per position. For one thread.
 
     Args:
-        num_tokens: that are remembered at most.
+        num_tokens: most tokens remembered.
     """
 
     def __init__(self, num_tokens: int = REMEMBERED_TOKENS) -> None:
         self._cache = PrefixCache(num_tokens, block_size=1, eviction="lru")
         self._known = Scores(
-            np.empty(num_tokens, np.float32),  # NaN: not known, what stands behind it is
+            np.empty(num_tokens, np.float32),  # NaN: not known, but a token after it is
             np.empty(num_tokens, np.int32),
             np.empty((num_tokens, 1), np.int32),
             np.empty((num_tokens, 1), np.float32),
         )
 
     def recall(self, namespace: str, tokens: bytes, start: int) -> Scores:
-        """Of the tokens from position `start` on, as far as they are remembered without a gap. O(tokens)."""
+        """Scores of the tokens from position `start` on, up to the first that is not remembered. O(tokens)."""
         num_matched = self._cache.match(tokens, namespace=namespace).num_tokens
         if num_matched <= start:
             return self._known.of(slice(0))
@@ -77,7 +77,7 @@ class ScoreMemory:
         return found.of(slice(unknown[0])) if len(unknown) else found
 
     def keep(self, namespace: str, tokens: bytes, start: int, scores: Scores) -> None:
-        """Remember those of the tokens from position `start` on; nothing where they are too many. O(tokens)."""
+        """Remember the scores of the tokens from position `start` on; nothing if they are too many. O(tokens)."""
         end = start + len(scores.logprobs)
         with suppress(OutOfBlocksError):
             sequence = self._cache.acquire(tokens[: end * TOKEN_BYTES], namespace=namespace)
@@ -90,16 +90,16 @@ class ScoreMemory:
 
 
 class PromptScores:
-    """What is known of one prompt. For the thread of its memory.
+    """Known scores of one prompt. For the thread of its memory.
 
     Args:
-        namespace, prompt: packed tokens and where they are cached.
-        start: the first position whose token is asked about.
-        num_top: most likely tokens that are asked for.
-        memory: of what was scored before; None: the prompt shares nothing with others.
+        namespace, prompt: packed tokens and their namespace.
+        start: first position to score.
+        num_top: most likely tokens requested.
+        memory: of earlier scores; None: the prompt shares nothing with others.
 
     Attributes:
-        next: the first position whose token is not known yet.
+        next: first position not scored yet.
     """
 
     def __init__(self, namespace: str, prompt: bytes, start: int, num_top: int, memory: ScoreMemory | None) -> None:
@@ -112,16 +112,16 @@ class PromptScores:
 
     @property
     def num_left(self) -> int:
-        """Tokens asked about that are not known yet."""
+        """Tokens still to score."""
         return max(0, self._length - self.next)
 
     def recall(self) -> Iterator[PromptLogprobs]:
-        """Take what is remembered; it is known from now on."""
+        """Emit remembered scores; they are known from now on."""
         if self._memory is not None and self.num_top <= 1 and self.num_left:
             yield from self._tell(self._memory.recall(self._namespace, self._prompt, self.next))
 
     def take(self, start: int, scores: Scores) -> Iterator[PromptLogprobs]:
-        """Take what was computed of the tokens from position `start` on, of which some may be known."""
+        """Emit scores computed for the tokens from position `start` on, except known ones."""
         new = scores.of(slice(self.next - start, None))
         assert start <= self.next, "positions are run in their order"
         if self._memory is not None and len(new.logprobs):

@@ -2,14 +2,14 @@
 
 scheduler        the whole: admission, batches, ends
 queue            branches that wait
-admission        which branch begins
+admission        the branch to acquire next
 fair_queue       turns between owners
 quota_wait       namespaces at their quota
 running          branches that hold sequences
 batch            positions of the next forward
 length_estimate  expected output length
-preempt          blocks for running branches that can go no further
-preemption       which branch is preempted
+preempt          blocks for stuck running branches
+preemption       choice of the victim
 swap             preempted KV in host memory
 arena, spans     histories in contiguous spans
 limits           bounds of scheduling

@@ -1,9 +1,9 @@
-"""Who may begin: the queue, those that wait for a prefix, and what is reserved for a branch before it starts.
+"""Admission: the queue, branches that wait for a prefix, and the blocks reserved for a branch before it starts.
 
-What a branch may need is counted by the cache itself: its acquire asks for the blocks of its history and reserves those that
-it is expected to grow into. Who is refused lets others try; from the moment that it is due, nobody of its owner is admitted
-before it, nor of others that have been given as much and hold as much.
-Who is refused for the quota of its namespace holds up nobody but that namespace: see `quota_wait`.
+The cache counts a branch's need: its acquire takes the blocks of its history and reserves those of its expected output. A
+branch refused for lack of blocks lets others try. Once it is due, no branch of its owner is admitted before it, nor of an
+owner that was served as much and holds as much. A branch refused by the quota of its namespace delays that namespace alone: see
+`quota_wait`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from radixkv.worker.scheduling.quota_wait import QuotaWaiters
 __all__ = ["Admission"]
 
 _MAX_REFUSALS = 4
-"""Branches of one owner that may be refused for lack of blocks before none of it is tried any more until something is freed."""
+"""Branches of one owner refused for lack of blocks before the owner is passed over until blocks are freed."""
 
 _MAX_REFUSED = 16
-"""Such owners, before nobody is tried any more."""
+"""Such owners before no branch is tried until blocks are freed."""
 
 
 class Admission:
-    """O(log queued) per call but for `noticed`, which is O(woken · log queued).
+    """O(log queued) per call; `noticed` is O(woken · log queued).
 
     Args:
-        growth: how much a branch is expected to generate.
-        num_held_by: blocks that the branches of an owner hold or ask for.
+        growth: estimates the output of a branch.
+        num_held_by: blocks that the branches of an owner hold or have requested.
 
     Attributes:
-        num_freed: how often blocks may have become free; who was refused before the last time may be tried again at once.
+        num_freed: how often blocks may have become free; a branch refused before the last time may be retried at once.
     """
 
     def __init__(self, growth: OutputLengthEstimator, num_held_by: Callable[[str], int]) -> None:
@@ -46,14 +46,14 @@ class Admission:
         self._growth = growth
         self._num_held_by = num_held_by
         self._refusals: Counter[str] = Counter()
-        self._recovering: set[str] = set()  # owners of which a branch was preempted
-        self._exclusive: Branch | None = None  # due and refused before: while it is tried again, nobody else is
-        self._favoured: Branch | None = None  # for whom another gave its blocks up: it is tried first
+        self._recovering: set[str] = set()  # owners with a preempted branch
+        self._exclusive: Branch | None = None  # due and refused before: no other branch is tried meanwhile
+        self._favoured: Branch | None = None  # a branch was preempted for it: it is tried first
 
     def next(self, now_s: float, may_begin: Callable[[Branch], bool], *, is_idle: bool) -> Branch | None:
-        """Take the branch that is to be acquired now out of the queue; None if nobody may be.
+        """Take the branch to be acquired now out of the queue; None if there is none.
 
-        `may_begin`: whether a branch may be acquired. `is_idle`: nobody holds anything.
+        `may_begin`: whether a branch may be acquired. `is_idle`: no branch holds blocks.
         """
         if is_idle:
             self.freed()
@@ -82,7 +82,7 @@ class Admission:
         return head
 
     def _waits_for_refused(self, head: Branch, now_s: float) -> bool:
-        """Whether one that was refused and is due is to be admitted before `head`."""
+        """Whether a refused branch that is due has to be admitted before `head`."""
         for refused in self.queue.refused:
             if refused.due_s > now_s:
                 continue
@@ -95,11 +95,11 @@ class Admission:
         return False
 
     def reserve(self, branch: Branch) -> int:
-        """Tokens to reserve behind a branch's history."""
+        """Tokens to reserve after a branch's history."""
         return self._growth.num_tokens(branch.max_room - len(branch.tokens)) if branch.is_reserving else 0
 
     def refused(self, branch: Branch, num_freed: int) -> None:
-        """Its acquire found too few blocks, when `num_freed` was as given."""
+        """Its acquire, sent at `num_freed`, found too few blocks."""
         branch.was_refused = True
         self.queue.bring_one_back(branch)
         if num_freed == self.num_freed:
@@ -107,7 +107,7 @@ class Admission:
             self._refusals[branch.owner] += 1
 
     def refused_by_quota(self, branch: Branch, num_freed: int) -> None:
-        """Its acquire passed the quota of its namespace, when `num_freed` was as given."""
+        """Its acquire, sent at `num_freed`, exceeded the quota of its namespace."""
         if num_freed == self.num_freed:
             branch.phase = Phase.QUEUED
             self.tenants.refused(branch)
@@ -115,7 +115,7 @@ class Admission:
             self.queue.bring_one_back(branch)
 
     def matched(self, branch: Branch, num_tokens: int) -> None:
-        """So much of a QUEUED branch's history is cached now."""
+        """Set how many tokens of a QUEUED branch's history are cached now."""
         if branch in self.tenants:
             branch.num_matched = num_tokens
         else:
@@ -127,7 +127,7 @@ class Admission:
         return len(self.queue) + len(self.tenants)
 
     def discard(self, branch: Branch) -> None:
-        """A QUEUED or PENDING branch waits no longer."""
+        """Remove a QUEUED or PENDING branch."""
         if branch.phase is Phase.PENDING:
             self.pending.discard(branch)
         elif branch in self.tenants:
@@ -138,7 +138,7 @@ class Admission:
             self.queue.discard(branch)
 
     def noticed(self, notices: Iterable[Notice]) -> None:
-        """Prefixes were published, or their providers are gone: who waits for them is queued again."""
+        """Prefixes were published, or their providers are gone: queue the branches that wait for them."""
         for notice in notices:
             for branch in self.pending.take(notice.seq_id, notice.num_tokens):
                 if notice.kind == "published":
@@ -147,12 +147,12 @@ class Admission:
                 self.queue.add(branch)
 
     def requeue_pending(self) -> None:
-        """Nobody's prefix will come any more."""
+        """Queue all branches that wait for a prefix: no provider is left."""
         for branch in self.pending.take_all():
             self.queue.add(branch)
 
     def finished(self, branch: Branch) -> None:
-        """A branch that held a sequence has ended."""
+        """Account for a branch that held a sequence and has ended."""
         prompt_length = num_tokens(branch.generation.prompt)
         self._growth.finished(len(branch.tokens) - prompt_length, branch.max_length - prompt_length)
         self._recovering.clear()
@@ -160,25 +160,23 @@ class Admission:
         self.tenants.freed(branch.owner)
 
     def preempted(self, owner: str) -> None:
-        """A running branch needed blocks that had been given away, and got those of `owner`, of which nobody is admitted until
-        a branch has finished.
-        """
+        """A branch of `owner` was preempted for a running one. No branch of that owner is admitted until one has finished."""
         self._growth.was_too_small()
         self._recovering.add(owner)
 
     def gave_way(self, branch: Branch) -> None:
-        """A branch that waits for others has given up its blocks for them."""
+        """A branch that waits for others has been preempted for them."""
         self._recovering.clear()
         self.freed()
         self.tenants.freed(branch.owner)
 
     def gave_way_to(self, branch: Branch) -> None:
-        """A running branch has given up its blocks for one that was refused."""
+        """A running branch has been preempted for a refused one."""
         self.freed()
         self._favoured = branch
 
     def freed(self) -> None:
-        """Blocks may have become free: those that were refused may be tried again."""
+        """Blocks may have become free: refused branches may be retried."""
         self.num_freed += 1
         self._refusals.clear()
         self.queue.bring_back()

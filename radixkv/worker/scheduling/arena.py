@@ -1,21 +1,22 @@
-"""The arena: keeps lines in spans of their own, between the rounds of an engine and the cache of its pool.
+"""The arena: keeps lines in spans of their own, between the engine's rounds and the cache of its pool.
 
-    rounds   -- Step --> arena -- what concerns blocks --> cache
+    rounds   -- Step --> arena -- ops on blocks -------> cache
     rounds <-- answers --  |   <-------- answers ---------
 
-A Step goes through the arena, which answers by itself what concerns a line; to the scheduler a line is a sequence as any other,
-whose block table happens to count upwards. What becomes of an acquire:
+A Step goes through the arena, which answers the ops on lines itself. To the scheduler a line is a sequence whose block table
+counts upwards. An acquire is handled as the first of these that applies:
 
-- It goes on from an idle line: it runs on in the span.
-- A line shares so much with it that it is worth it: the line is moved into blocks, and the acquire finds it there. Where it is
-  still being computed, the acquire waits for it; who runs on the line stays in the span until it ends, and then follows.
-- Nothing of the kind, nor in the cache: a new line, in a free span or that of the line least recently used, which is moved into
-  blocks, or dropped where these are short. What the cache has of it is asked before.
-- Otherwise, and for what forks by itself: an acquire of blocks.
+- It continues an idle line: the branch runs in the line's span.
+- It shares enough with a line (see `is_worth_sharing`): the line is moved into blocks and shared from there. If that part is
+  still being computed, the acquire waits for it. A branch that runs on the line stays in the span until it ends; then the rest
+  is moved.
+- Neither a line nor the cache has enough of it: a new line opens in a free span, or in that of the least recently used idle
+  line, which is moved into blocks, or dropped if these are short. The cache is asked first how much it has.
+- Otherwise, and for branches that fork by themselves: an acquire of blocks.
 
-A move opens a sequence on the line's tokens, says that they are computed, and releases it: the cache then has them, and its
-answer tells which blocks to copy them to. Copies go out with the next answer that gives anybody blocks, ahead of all else,
-so that nobody reads a block that is not filled yet, and nobody writes to one that is to be filled.
+A move opens a sequence on the line's tokens, reports them as computed, and releases it. The answer has the blocks to copy to.
+Copies go out before all others with the next answer that gives blocks. So no branch reads a block before it is filled, or
+writes to one that is still to be filled.
 """
 
 from __future__ import annotations
@@ -50,29 +51,29 @@ from radixkv.worker.scheduling.spans import ContiguousSpan, LineAcquireOp, Move,
 __all__ = ["Arena"]
 
 _FIRST_OWN_ID = 1 << 62
-"""Sequence ids from here on are the arena's own; a scheduler counts from 1."""
+"""First sequence id of the arena's own sequences; a scheduler counts from 1."""
 
 _Results = list[StepResult]
 
 
 @dataclass(slots=True)
 class _Step:
-    """What of a Step goes to the cache, and how each of its own answers comes about, in order, once the cache has answered."""
+    """The ops of a Step for the cache, and functions that make the Step's answers, in order, of the cache's."""
 
     ops: list[StepOp] = field(default_factory=list)
     answers: list[Callable[[_Results], StepResult]] = field(default_factory=list)
-    moves: dict[int, list[tuple[int, Move]]] = field(default_factory=dict)  # by the answer that they come before
+    moves: dict[int, list[tuple[int, Move]]] = field(default_factory=dict)  # by the answer that they precede
     waiting: set[int] = field(default_factory=set)  # sequences that were not opened
-    notices: list[Notice] = field(default_factory=list)  # told no earlier than the answers that say who waits
+    notices: list[Notice] = field(default_factory=list)  # sent after the answers that name the waiting acquires
 
     def send(self, op: StepOp) -> int:
-        """Adds an op; where its answer will be."""
+        """Append an op. Returns the index of its answer."""
         self.ops.append(op)
         return len(self.ops) - 1
 
 
 class _Answer(Future[_Results]):
-    """The cache's answers, turned into those of the Step where they are taken, on the engine's thread."""
+    """The cache's answers, translated into the Step's on the engine's thread by the first call of `result`."""
 
     def __init__(self, translate: Callable[[_Results], _Results]) -> None:
         super().__init__()
@@ -91,12 +92,12 @@ class Arena:
     """Lines of one worker. Owned by the engine's thread. O(lines + open sequences) per acquire, O(1) per other op.
 
     Args:
-        first_block: the first block behind those of the cache.
+        first_block: first block after the cache's.
         num_lines, blocks_each: spans, and their length.
         block_size: token slots of a block.
 
     Attributes:
-        num_moves: times that a line, or what was new of it, was moved into blocks.
+        num_moves: times that a line, or a new part of it, was moved into blocks.
     """
 
     def __init__(self, first_block: int, num_lines: int, blocks_each: int, block_size: int) -> None:
@@ -105,7 +106,7 @@ class Arena:
         self._spans = Spans(first_block, num_lines, blocks_each)
         self._block_size = block_size
         self._running: dict[int, ContiguousSpan] = {}
-        self._others: dict[int, AcquireOp] = {}  # what was acquired in blocks, and is not released
+        self._others: dict[int, AcquireOp] = {}  # acquired in blocks and not released
         self._copies: list[Copy] = []
         self._notices: list[Notice] = []
         self._releases: list[ReleaseOp] = []
@@ -113,11 +114,11 @@ class Arena:
 
     @property
     def num_lines(self) -> int:
-        """Lines there are, run on or not."""
+        """Lines, running or idle."""
         return len(self._spans)
 
     def submit(self, holder: CacheHolder, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
-        """A Step of the holder, but for what concerns lines; see `CacheHolder.submit`."""
+        """Submit a Step to the holder, without the ops on lines; see `CacheHolder.submit`."""
         step = _Step(list(self._releases))
         self._releases.clear()
         for op in ops:
@@ -137,12 +138,12 @@ class Arena:
         return answer
 
     def take_notices(self) -> list[Notice]:
-        """As of a `CacheHolder`, of what waits for lines."""
+        """As of a `CacheHolder`, for acquires that wait for lines."""
         notices, self._notices = self._notices, []
         return notices
 
     def lose(self) -> None:
-        """The lease is gone: nobody runs on anything. Lines stay, with what was reported of them."""
+        """The lease is lost: no branch runs on a line. Lines stay, with the positions reported as computed."""
         for line in self._running.values():
             line.rest()
             if not line.num_computed:
@@ -152,14 +153,14 @@ class Arena:
         for told in (self._copies, self._notices, self._releases):
             told.clear()
 
-    # -- what is said
+    # -- ops of a Step
 
     def _say(self, op: StepOp, step: _Step) -> Callable[[_Results], StepResult]:
         if isinstance(op, AcquireOp):
             return self._acquire(op, step)
         if isinstance(op, MatchOp):
             return self._match(op, step)
-        if not isinstance(op, (ExtendOp, InsertOp, ForkOp, ReleaseOp)):  # of what stands in blocks
+        if not isinstance(op, (ExtendOp, InsertOp, ForkOp, ReleaseOp)):  # these ops concern a sequence
             return _answer_at(step.send(op))
         if op.seq_id in step.waiting:
             error = AbortedError("an earlier op of this Step waits")
@@ -201,7 +202,7 @@ class Arena:
         return self._run(op, self._spans.open(op.namespace, op.tokens, op.seq_id))
 
     def _goes_on(self, op: AcquireOp, line: ContiguousSpan, num_shared: int) -> bool:
-        """Whether an acquire can run on in the span of an idle line."""
+        """Whether an acquire can continue in the span of an idle line."""
         is_all = not line.seq_id and num_shared == num_tokens(line.tokens)
         return is_all and isinstance(op, LineAcquireOp) and self._fits(op) and num_shared >= (op.num_matched or 0)
 
@@ -209,7 +210,7 @@ class Arena:
         return max(op.max_tokens, num_tokens(op.tokens)) <= self._spans.blocks_each * self._block_size
 
     def _can_open(self, op: LineAcquireOp) -> bool:
-        """Whether a span can be had, and nobody else computes what it begins with."""
+        """Whether a span can be freed, and no other sequence computes the same beginning."""
         if not self._fits(op) or not (self._spans.has_free or self._spans.least_recent_idle()):
             return False
         length = num_tokens(op.tokens)
@@ -220,7 +221,7 @@ class Arena:
         )
 
     def _make_room(self, step: _Step) -> bool:
-        """Whether a span is free now."""
+        """Free a span if none is. Returns whether one is free now."""
         idle = None if self._spans.has_free else self._spans.least_recent_idle()
         if idle is not None:
             self._move(idle, step)
@@ -240,7 +241,7 @@ class Arena:
         return lambda _: answer
 
     def _pass_on(self, op: AcquireOp, step: _Step) -> Callable[[_Results], StepResult]:
-        """To the cache."""
+        """Send an acquire to the cache."""
         index, seq_id = step.send(op.in_blocks() if isinstance(op, LineAcquireOp) else op), op.seq_id
         if seq_id is None:
             return _answer_at(index)
@@ -254,7 +255,7 @@ class Arena:
         return answer
 
     def _ask_first(self, op: AcquireOp, step: _Step) -> Callable[[_Results], StepResult]:
-        """How much is cached: the acquire waits, for nothing but the answer."""
+        """Ask how much is cached: the acquire waits for that answer alone."""
         index, own_id = step.send(MatchOp(op.tokens, op.namespace)), next(self._own_ids)
         assert op.seq_id is not None
         step.waiting.add(op.seq_id)
@@ -271,7 +272,7 @@ class Arena:
     def _wait(
         self, op: AcquireOp, line: ContiguousSpan, num_shared: int, step: _Step
     ) -> Callable[[_Results], StepResult]:
-        """For what is still being computed of a line."""
+        """Let an acquire wait for positions of a line that are still being computed."""
         assert op.seq_id is not None
         step.waiting.add(op.seq_id)
         line.waits.add(num_shared)
@@ -291,7 +292,7 @@ class Arena:
 
         return answer
 
-    # -- of a line that somebody runs on
+    # -- ops on a running line
 
     def _extend(self, line: ContiguousSpan, op: ExtendOp) -> ExtendResult:
         first_changed = line.num_given
@@ -306,7 +307,7 @@ class Arena:
                 step.notices.append(Notice("published", line.seq_id, num_waited))
 
     def _fork(self, line: ContiguousSpan, op: ForkOp, step: _Step) -> Callable[[_Results], StepResult]:
-        """Moved as far as it is computed, and forked there; who runs on it stays."""
+        """Move a line as far as it is computed, and fork the moved sequence. The branch that runs on the line stays."""
         at_start = len(step.ops)
         own_id = self._open_move(line, step)
         index = step.send(ForkOp(own_id, op.position, op.n, op.reserve, op.seq_ids))
@@ -314,7 +315,7 @@ class Arena:
 
         def answer(results: _Results) -> StepResult:
             if isinstance(results[at_end], AbortedError) and not isinstance(results[at_start], RadixKVError):
-                self._releases.append(ReleaseOp(own_id))  # the fork was refused, and the sequence is still open
+                self._releases.append(ReleaseOp(own_id))  # the fork was refused, and the sequence is open
             return results[index]
 
         return answer
@@ -332,13 +333,13 @@ class Arena:
     # -- moves
 
     def _move(self, line: ContiguousSpan, step: _Step) -> None:
-        """Into blocks, as far as it is computed; its span is free then, if nobody runs on it."""
+        """Move a line into blocks, as far as it is computed. Its span is freed if no branch runs on it."""
         step.send(ReleaseOp(self._open_move(line, step)))
         if not line.seq_id:
             self._spans.free(line)
 
     def _open_move(self, line: ContiguousSpan, step: _Step) -> int:
-        """A sequence of the cache that has all that is computed of a line."""
+        """Open a sequence of the cache on the computed part of a line."""
         own_id, length = next(self._own_ids), line.num_computed
         tokens = bytes(line.tokens[: length * TOKEN_BYTES])
         index = step.send(AcquireOp(tokens, 0, line.namespace, own_id))
@@ -353,14 +354,14 @@ class Arena:
         for number, answer in enumerate(step.answers):
             for index, move in step.moves.get(number, ()):
                 opened = results[index]
-                if isinstance(opened, AcquireResult):  # else there was no room, and it is lost
+                if isinstance(opened, AcquireResult):  # otherwise no blocks were free, and the part is lost
                     self._copies += move.copies(opened, self._block_size)
             translated.append(self._with_copies(answer(results)))
         self._notices += step.notices
         return translated
 
     def _with_copies(self, result: StepResult) -> StepResult:
-        """Copies go with the first answer that gives blocks."""
+        """Attach the copies to the first answer that gives blocks."""
         copies = tuple(self._copies)
         match result:
             case AcquireResult() | ExtendResult():

@@ -1,4 +1,4 @@
-"""Which positions run in the next forward."""
+"""Positions of the next forward."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class Row(NamedTuple):
 
     @property
     def wants_logits(self) -> bool:
-        """Whether the next token follows from the logits of its last position."""
+        """Whether the next token is drawn from the logits of its last position."""
         return self.end == len(self.branch.tokens)
 
     @property
     def num_logits(self) -> int:
-        """How many of its last positions give logits, those in between that none are wanted of counted."""
+        """Number of its last positions with logits, including unneeded ones in between."""
         return max(0, self.end - max(self.start, self.branch.first_logit))
 
     @property
     def num_scored(self) -> int:
-        """How many positions of the prompt have logits that tell of the token behind; they are the first with logits."""
+        """Number of prompt positions whose logits score the next token; they are the first with logits."""
         end = min(self.end, self.branch.generation.num_prompt_tokens - 1)
         return max(0, end - max(self.start, self.branch.first_logit))
 
 
 def without_background(branches: Iterable[Branch], priority: Callable[[Branch], int]) -> list[Branch]:
-    """The branches that may run: those of the background rest while another one's prompt is run. O(n).
+    """The branches that may run: background branches rest while another branch's prompt is run. O(n).
 
-    `priority`: of a branch, or of those that wait for what it computes.
+    `priority`: of a branch, or of those that wait for its prefix.
     """
     running = list(branches)
     background = {b for b in running if b.is_background and priority(b) == BACKGROUND_PRIORITY}
@@ -54,12 +54,12 @@ def choose_rows(
     last_ran: Mapping[str, int],
     urgency: Callable[[Branch], tuple[float, ...]],
 ) -> list[Row]:
-    """All decodes that can run, in order of arrival, then prefill chunks within the budget: owners in turn, whose chunk ran
-    longest ago by `last_ran` first, and those of one owner by `urgency`, smallest first. Of more decodes than the budget allows
-    those run that ran longest ago, owners in turn.
+    """All decodes that can run, in order of arrival, then prefill chunks within the budget.
 
-    Chunks end at absolute multiples of the chunk size, so that they lie alike whatever was cached. Where prompts are scored
-    they end where `max_scored_tokens` positions of the batch give logits. O(n log n).
+    Prefill: owners take turns, least recent chunk by `last_ran` first; within an owner by `urgency`, smallest first. If more
+    decodes are ready than the budget allows, the least recently run ones run, owners in turn. Chunks end at absolute multiples
+    of the chunk size, so that their bounds do not depend on the cache. Chunks of scored prompts end where `max_scored_tokens`
+    positions of the batch have logits. O(n log n).
     """
     ready = sorted((branch for branch in branches if branch.can_run), key=lambda branch: branch.order)
     decoding = [branch for branch in ready if not branch.is_prefilling]

@@ -1,12 +1,12 @@
-"""Whose turn it is: owners that wait for the same place share it by what they were given, in tokens of their histories.
+"""Turns between owners: owners that wait for the same place share it by the tokens that they were served.
 
     owner a   ──[due first][then by rank]──┐   served  4,200
     owner b   ──[due first][then by rank]──┼─> 1,900   <- the least served goes first
     owner c   ──[due first][then by rank]──┘           7,000
 
-So a thousand requests of one owner keep a single one of another waiting no longer than one of them, whatever priorities and
-times they name: these order the requests of one owner. Who comes begins where the one served last began: what it did not ask
-for while it was away is not owed to it, and what it was given before is not forgotten until others have been given as much.
+So a thousand requests of one owner delay another owner's request by one of them at most, whatever priorities and times they
+name: these order the requests of one owner. An owner that joins starts at the count of the last one served: its absence earns
+no credit, and earlier service counts until others have been served as much.
 
 Source: P. Goyal, H. M. Vin and H. Cheng, "Start-time fair queueing", SIGCOMM 1996.
 """
@@ -22,11 +22,11 @@ from radixkv.worker.generations.branch import Branch
 __all__ = ["FairQueue"]
 
 MAX_ACCOUNTS = 4096
-"""Owners that do not wait and whose account is kept; past it the least served is forgotten."""
+"""Accounts kept of owners that do not wait; above it the least served is dropped."""
 
 
 class _Line:
-    """Branches of one owner. `served`: tokens given to it so far, on the scale of all."""
+    """Branches of one owner. `served`: tokens served so far, on the common scale."""
 
     __slots__ = ("by_due", "by_rank", "owner", "served")
 
@@ -46,12 +46,12 @@ class _Line:
 
 
 class FairQueue:
-    """Branches that wait, in a line per owner. O(log n) per call, amortised."""
+    """Waiting branches, in one line per owner. O(log n) per call, amortised."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
         self._by_served: SortedKeyList = SortedKeyList(key=lambda line: (line.served, line.by_due[0].order))
-        self._left: dict[str, int] = {}  # what owners without a line were served, where it is more than `_served_last`
+        self._left: dict[str, int] = {}  # served tokens of owners without a line, where above `_served_last`
         self._left_by_served: SortedList = SortedList()
         self._num_branches = 0
         self._served_last = 0
@@ -60,11 +60,11 @@ class FairQueue:
         return self._num_branches
 
     def branches(self) -> list[Branch]:
-        """All of them, the due first of each line first."""
+        """All branches, each line in order of due time."""
         return [branch for line in self._lines.values() for branch in line.by_due]
 
     def add(self, branch: Branch) -> None:
-        """A branch waits."""
+        """Append a branch."""
         line = self._lines.get(branch.owner)
         if line is None:
             line = self._lines[branch.owner] = _Line(branch.owner, self._forget(branch.owner))
@@ -76,7 +76,7 @@ class FairQueue:
         self._by_served.add(line)
 
     def discard(self, branch: Branch) -> None:
-        """It waits no longer."""
+        """Remove a branch."""
         line = self._lines[branch.owner]
         self._by_served.remove(line)
         line.by_due.remove(branch)
@@ -89,14 +89,14 @@ class FairQueue:
             self._remember(branch.owner, line.served)
 
     def matched(self, branch: Branch, num_tokens: int) -> None:
-        """So much of its history is cached now, which changes its rank."""
+        """Set how many tokens of its history are cached now, which changes its rank."""
         by_rank = self._lines[branch.owner].by_rank
         by_rank.remove(branch)
         branch.num_matched = num_tokens
         by_rank.add(branch)
 
     def head(self, now_s: float, passed: Collection[str] = ()) -> Branch | None:
-        """Who goes first: of the least served owner not `passed` over, the one due first or else the first by rank.
+        """Next branch, of the least served owner not in `passed`: the one due first, otherwise the first by rank.
 
         O(passed).
         """
@@ -107,19 +107,19 @@ class FairQueue:
         return None
 
     def served(self, owner: str) -> int:
-        """What an owner was given, on the scale of all."""
+        """Tokens that an owner was served, on the common scale."""
         line = self._lines.get(owner)
         return line.served if line is not None else self._left.get(owner, self._served_last)
 
     def charge(self, branch: Branch) -> None:
-        """A branch is given what it asks for."""
+        """Charge an owner for a branch's tokens."""
         self._served_last = max(self._served_last, self.served(branch.owner))
         self._give(branch.owner, len(branch.tokens))
         while self._left_by_served and self._left_by_served[0][0] <= self._served_last:
             del self._left[self._left_by_served.pop(0)[1]]
 
     def give_back(self, branch: Branch) -> None:
-        """It did not get it after all."""
+        """Undo `charge`: the branch was refused."""
         self._give(branch.owner, -len(branch.tokens))
 
     def _give(self, owner: str, num_tokens: int) -> None:
@@ -139,7 +139,7 @@ class FairQueue:
                 del self._left[self._left_by_served.pop(0)[1]]
 
     def _forget(self, owner: str) -> int:
-        """Drop the account of an owner without a line; what it was served."""
+        """Drop the account of an owner without a line. Returns its served tokens."""
         served = self._left.pop(owner, None)
         if served is None:
             return self._served_last

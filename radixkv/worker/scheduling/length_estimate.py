@@ -1,9 +1,9 @@
-"""How many tokens a branch is expected to generate, so that what it may need is counted before it starts.
+"""Expected output length of a branch, to reserve its blocks before it starts.
 
-To reserve the most that a branch may need would leave most of the pool empty: few replies are as long as they may be. To
-reserve nothing would admit branches that cannot all grow to their end, and one of them loses its work. So a share of the most
-is reserved: what finished branches used of theirs, by mean and deviation, moving with the load. After a preemption, which says
-that it was too little, the most is reserved, and less again with every branch that finishes.
+Reserving the longest possible reply would leave most of the pool empty: few replies are that long. Reserving nothing would
+admit branches that cannot all grow to their end, and one of them loses its work. So a share of the longest is reserved: the
+mean and deviation of the share that finished branches used, as moving averages. After a preemption, a sign of too small a
+share, the longest is reserved, and less again with every finished branch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _WEIGHT = 0.05
 """Of the latest finished branch, in the moving mean and deviation."""
 _NUM_DEVIATIONS = 2.0
 _CAUTION_KEPT = 0.9
-"""How much of the caution after a preemption is left after each branch that finishes."""
+"""Share of the caution after a preemption that each finished branch leaves."""
 
 
 class OutputLengthEstimator:
-    """The share of its longest reply that a branch is expected to use. O(1) per call.
+    """Share of its longest reply that a branch is expected to use. O(1) per call.
 
     Args:
         mean, deviation: of that share, before any branch has finished.
@@ -41,13 +41,13 @@ class OutputLengthEstimator:
         return math.ceil(self.share * num_most)
 
     def finished(self, num_generated: int, num_most: int) -> None:
-        """A branch that might have generated `num_most` tokens ended after `num_generated`."""
-        if num_most:  # else it was a prompt alone, which tells nothing of replies
+        """A branch with at most `num_most` tokens to generate ended after `num_generated`."""
+        if num_most:  # otherwise a prompt alone, without a reply to learn from
             used = num_generated / num_most
             self._deviation += _WEIGHT * (abs(used - self._mean) - self._deviation)
             self._mean += _WEIGHT * (used - self._mean)
         self._caution *= _CAUTION_KEPT
 
     def was_too_small(self) -> None:
-        """A branch was preempted: blocks had been given away that a running one needed."""
+        """A branch was preempted: too few blocks had been reserved."""
         self._caution = 1.0

@@ -1,4 +1,4 @@
-"""The bounds of scheduling, told once and passed down."""
+"""Bounds of scheduling, built once and passed down."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["SchedulerLimits"]
 class SchedulerLimits:
     """Bounds of a round.
 
-    max_running: sequences held at once by admission, with those that a generation is going to fork. One generation may exceed
-        it, and an owner that holds less than an equal part of it may begin one past it.
-    max_batch_tokens: positions per forward, decodes and prefill chunks together; decodes first, and one chunk at least. It
+    max_running: sequences held at once by admission, including a generation's coming forks. One generation may exceed it, and
+        an owner that holds less than an equal part of it may start one more.
+    max_batch_tokens: positions per forward, decodes and prefill chunks together; decodes first, and at least one chunk. It
         bounds the time between two tokens of a branch: by default that of a chunk and 64 decodes.
     chunk_tokens: prefill chunks end at multiples of it.
-    max_scored_tokens: positions of a forward whose logits tell how likely prompts are; each has the vocabulary's width.
-    max_wait_s: who has waited for so long is overtaken by nobody of its owner any more.
+    max_scored_tokens: positions of a forward whose logits score prompts; each has the vocabulary's width.
+    max_wait_s: after this wait no request of its owner overtakes a request.
     preemption: ``"recompute"`` or ``"swap"``.
-    swap_blocks: host slots for swapped blocks; where they are full, a branch is recomputed.
+    swap_blocks: host slots for swapped blocks; when they are full, a branch is recomputed.
     """
 
     max_running: int = 64

@@ -1,13 +1,13 @@
-"""How running branches come by blocks when they can go no further: somebody gives up its own.
+"""Preemption: picks a victim when a running branch cannot get the blocks it needs, or a refused branch has a better claim.
 
-- Where the pool is short, the least wanted of the owner that holds most gives way; where an owner is at its quota, the least
-  wanted of that owner, since blocks of others would not help it.
-- Who was refused takes the blocks of a lower priority of its own owner alone. Where its owner would have no more than an equal
-  part with it, or once it is due and its owner's turn has come, the owner that holds most gives way to it as well, as long as
-  that makes them more equal.
-- Who is left alone and still stuck begins anew once, and then fails with the reason.
+- Pool short: the victim is the least wanted branch of the owner that holds most. Owner at its quota: the least wanted branch of
+  that owner, since other owners' blocks would not help.
+- A refused branch takes blocks of lower-priority branches of its own owner. The owner that holds most also yields to it if the
+  refused branch's owner would hold at most an equal part, or once the branch is due and its owner has the turn, and only if
+  that makes the two more equal.
+- A branch left alone and still stuck restarts once, and then fails with the reason.
 - A line has no blocks to give.
-- Where all who could go on wait for branches that are not admitted, as beams do, the latest of them gives way.
+- If all running branches wait for branches that are not admitted, as beams do, the latest of them is preempted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["Preemptor"]
 
 
 class Preemptor:
-    """Acts upon the holders of a scheduler. O(holders + waiters) per call.
+    """Acts on the running set of a scheduler. O(running + waiters) per call.
 
-    `failures`: branches that can go no further, with the reason, until they are taken.
+    `failures`: branches that cannot continue, with the reason, until taken.
     """
 
     def __init__(self, running_set: RunningSet, admission: Admission, preemption: Preemption, block_size: int) -> None:
@@ -37,11 +37,11 @@ class Preemptor:
         self._block_size = block_size
 
     def is_wanted(self, now_s: float) -> bool:
-        """Whether `relieve` could take blocks from somebody."""
+        """Whether `relieve` may take blocks from a branch."""
         return any(branch.is_stuck for branch in self._running_set) or self._find_victim(now_s) is not None
 
     def relieve(self, now_s: float) -> None:
-        """Take blocks from the least wanted where running branches can go no further, or a more wanted one was refused."""
+        """Preempt the least wanted branch if running branches are stuck, or if a more wanted branch was refused."""
         stuck = [branch for branch in self._running_set if branch.is_stuck]
         short = [branch for branch in stuck if branch.over_quota is None]
         for owner in dict.fromkeys(branch.owner for branch in stuck if branch.over_quota is not None):
@@ -61,9 +61,11 @@ class Preemptor:
             self._admission.gave_way_to(refused)
 
     def _find_victim(self, now_s: float) -> tuple[Branch, Branch] | None:
-        """Who is to give its blocks up for one that was refused: one of a lower priority of its own owner; or, if that is due
-        and has its turn, or its owner would have no more than an equal part, one of the owner that holds most, and without it
-        no less than the other with what it asks for. Both are told.
+        """The victim for a refused branch, and that branch; None if there is none.
+
+        The victim has a lower priority and the same owner. If the refused branch is due and its owner has the turn, or if that
+        owner would hold at most an equal part, the victim may be of the owner that holds most. That owner then still holds no
+        less than the refused branch's owner with its request.
         """
         refused = sorted(self._admission.queue.refused, key=lambda branch: -branch.priority)
         in_blocks = self._in_blocks() if refused else []
@@ -88,20 +90,20 @@ class Preemptor:
         return (victim, first) if is_fairer else None
 
     def _num_with(self, refused: Branch, held: Counter[str]) -> int:
-        """Blocks of an owner with what one that was refused asks for."""
+        """Blocks of a refused branch's owner, including its request."""
         return held[refused.owner] + -(-len(refused.tokens) // self._block_size)
 
     def _in_blocks(self) -> list[Branch]:
         return [branch for branch in self._running_set if not branch.is_line]
 
     def _of_largest(self, branches: list[Branch]) -> list[Branch]:
-        """Those of the owner that holds most, the latest come among equals."""
+        """Branches of the owner that holds most; among equals, the owner of the latest branch."""
         held = self._running_set.num_blocks_by_owner()
         largest = max(branches, key=lambda branch: (held[branch.owner], branch.order)).owner
         return [branch for branch in branches if branch.owner == largest]
 
     def _relieve_tenant(self, owner: str, stuck: list[Branch], now_s: float) -> None:
-        """The same among the branches of one owner, who is at its quota."""
+        """As `relieve`, among the branches of one owner at its quota."""
         own, parked = self._running_set.of(owner), self.parked_of(owner)
         own = [branch for branch in own if not branch.is_line]
         if len(own) == 1:
@@ -111,8 +113,9 @@ class Preemptor:
             self._admission.tenants.gave_way(owner)
 
     def _free_for_the_last(self, stuck: Branch, parked: list[Branch]) -> None:
-        """Nobody else is left to give way: free what others have parked and begin anew, since a COPY that must leave its source
-        in place may need the one block that an acquire does not; if that does not help, give up.
+        """No other branch can yield: free the parked blocks and restart, or fail if that did not help.
+
+        A COPY that must leave its source in place may need the one block that an acquire does not.
         """
         for branch in parked:
             self.unpark(branch)
@@ -125,8 +128,8 @@ class Preemptor:
         self.requeue(stuck)
 
     def give_way(self, *, is_answered: bool) -> None:
-        """Where all holders only wait for branches that are not admitted, the latest gives up its blocks; `is_answered`: no
-        Step is under way. Where those of one namespace wait for its quota, the latest of these, whatever the others do.
+        """If all running branches wait for branches that are not admitted, preempt the latest. `is_answered`: no Step is
+        unanswered. If all of one namespace wait for its quota, preempt the latest of these, whatever the others do.
         """
         if (self._admission.num_queued or self._admission.pending) and is_answered:
             latest = _latest_of_idle(list(self._running_set))
@@ -141,20 +144,20 @@ class Preemptor:
                 self._admission.tenants.freed(owner)
 
     def parked_of(self, owner: str) -> list[Branch]:
-        """The branches of an owner that have parked something."""
+        """Branches of an owner with parked blocks."""
         return [branch for branch in self._preemption.parked if branch.owner == owner]
 
     def unpark(self, branch: Branch) -> None:
-        """Forget what a branch has parked, if it has."""
+        """Drop a branch's parked blocks, if any."""
         seq_id = self._preemption.unpark(branch)
         if seq_id:
             self._running_set.release_sequence(seq_id)
 
     def requeue(self, branch: Branch) -> None:
-        """A branch gives up its sequence and is acquired again later."""
+        """Release a branch's sequence and queue the branch again."""
         is_idle = branch.is_idle
         self._running_set.release(branch)
-        if is_idle:  # it is added again once there is something to run
+        if is_idle:  # added again once it has tokens to run
             branch.close(Phase.RESTING)
         else:
             branch.close(Phase.QUEUED)
@@ -174,7 +177,7 @@ class Preemptor:
 
 
 def _latest_of_idle(branches: list[Branch]) -> Branch | None:
-    """The latest come, where all of them are idle."""
+    """The latest branch, if all of them are idle."""
     if not all(branch.is_idle for branch in branches):
         return None
     return max(branches, key=lambda branch: branch.order, default=None)

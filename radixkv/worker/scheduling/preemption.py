@@ -1,8 +1,8 @@
-"""Who gives blocks up when running branches can go no further, and what becomes of its KV.
+"""Choice of the preempted branch, and its KV afterwards.
 
-Of the owner that holds most, least wanted first: who is not due, of the lowest priority, with the least computed tokens to
-lose, the latest come. By recompute it releases its sequence; what is not evicted until it comes back is found again. By swap
-it gives up as many blocks as are needed, from its end, and parks: see `swap`.
+Least wanted first, of the owner that holds most: not due, of the lowest priority, with the fewest computed tokens to lose, the
+latest arrived. By recompute the branch releases its sequence, and later reuses all that is not evicted. By swap it gives up as
+many blocks as needed, from its end, and parks: see `swap`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["Cut", "Preemption"]
 
 
 class Cut(NamedTuple):
-    """A sequence cut short: fork a child at `position` as the sequence that `parked` names, then release it.
+    """A sequence to cut short: fork a child at `position` as the sequence of `parked`, then release it.
 
-    `position` 0: nothing stays, so nothing is forked.
+    `position` 0: nothing is kept, so nothing is forked.
     """
 
     seq_id: int
@@ -30,7 +30,7 @@ class Cut(NamedTuple):
 
 
 class Preemption:
-    """The branches that were preempted by swap and are not back, and their saved blocks.
+    """Branches preempted by swap and not yet back, and their saved blocks.
 
     Args:
         block_size: token slots per block.
@@ -48,7 +48,7 @@ class Preemption:
 
     @staticmethod
     def choose(branches: Iterable[Branch], pending: PendingPrefixes, now_s: float) -> Branch:
-        """The least wanted of one owner's. O(branches + waiters)."""
+        """The least wanted of one owner's branches. O(branches + waiters)."""
 
         def key(branch: Branch) -> tuple[bool, int, int, int, int]:
             urgency = pending.urgency(branch)
@@ -58,7 +58,7 @@ class Preemption:
         return min(branches, key=key)
 
     def park(self, branch: Branch, num_blocks: int) -> Cut | None:
-        """Save `num_blocks` off the end of a running branch's table; None where it is to be computed again."""
+        """Save `num_blocks` from the end of a running branch's table; None: the branch must be recomputed."""
         self.num_preemptions += 1
         if not self.space.num_blocks or not branch.num_computed:
             return None
@@ -72,7 +72,7 @@ class Preemption:
         return Cut(branch.seq_id, min(num_kept * self._block_size, branch.num_computed), parked)
 
     def park_more(self, num_blocks: int, branches: Iterable[Branch]) -> Cut | None:
-        """Save further blocks off what one of these has parked, the latest come first; None if there is nobody to take from."""
+        """Save more blocks from the end of a parked branch, the latest arrived first; None if none has blocks left."""
         for branch in sorted(branches, key=lambda branch: branch.order, reverse=True):
             parked = self.parked[branch]
             num_held = len(parked.block_table)
@@ -94,25 +94,25 @@ class Preemption:
         return slots
 
     def take_saves(self) -> list[BlockMove]:
-        """Blocks to be saved before the next Step is sent; each is told once."""
+        """Blocks to save before the next Step is sent; each is returned once."""
         saves, self._saves = self._saves, []
         return saves
 
     @staticmethod
     def cut(parked: Parked, answer: AcquireResult) -> None:
-        """The fork that holds what stays was answered."""
+        """Apply the answer to the fork that holds the kept part."""
         if parked.seq_id == answer.seq_id:
             parked.block_table = answer.block_table
 
     def lose(self, seq_ids: Collection[int]) -> None:
-        """These sequences are gone; what was saved stays."""
+        """These sequences are lost; saved blocks stay."""
         for parked in self.parked.values():
             if parked.seq_id in seq_ids:
                 parked.seq_id = 0
                 del parked.block_table[:]
 
     def unpark(self, branch: Branch) -> int:
-        """Forget what a branch has parked; the sequence that is to be released then, 0 for none."""
+        """Drop a branch's parked blocks. Returns the sequence to release, 0 for none."""
         parked = self.parked.pop(branch, None)
         if parked is None:
             return 0
@@ -120,9 +120,9 @@ class Preemption:
         return parked.seq_id
 
     def bring_back(self, branch: Branch) -> BlockMove | None:
-        """A branch holds a sequence again: the blocks to be loaded into its table, whose positions then count as computed.
+        """Blocks to load into the table of a branch that has a sequence again. Their positions then count as computed.
 
-        None where there are none, or where what is cached does not end with a block of those saved: the rest is then computed.
+        None if there are none, or if the cached part does not end at one of the saved blocks: the rest is recomputed.
         """
         parked = self.parked.get(branch)
         if parked is None or not parked.slots or branch.num_stored >= parked.num_computed:

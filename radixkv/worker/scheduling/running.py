@@ -1,4 +1,4 @@
-"""The branches that hold sequences, and what is to be said to the cache about these sequences with the next Step."""
+"""Branches that hold sequences, and the ops on these sequences for the next Step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["RunningSet", "Sent"]
 
 
 class Sent(NamedTuple):
-    """An op and whom its answer concerns. `was_alone`: nobody else held a sequence; `was_only_tenant`: nobody else of its
-    namespace. `num_freed`: as `Admission` told then.
+    """An op and the branches that its answer concerns. `was_alone`: no other branch held a sequence; `was_only_tenant`: no
+    other branch of its namespace did. `num_freed`: of `Admission` at that time.
     """
 
     op: StepOp
@@ -39,7 +39,7 @@ _order = attrgetter("order")
 
 
 class RunningSet:
-    """OPENING and RUNNING branches by sequence id. What `ops` tells is ordered so that each op finds what it needs.
+    """OPENING and RUNNING branches by sequence id. Ops are ordered so that each finds the state it needs.
 
     Args:
         block_size: token slots per block.
@@ -62,27 +62,27 @@ class RunningSet:
         return iter(list(self._by_seq_id.values()))
 
     def of(self, owner: str) -> list[Branch]:
-        """Those of one owner. O(holders)."""
+        """Branches of one owner. O(running)."""
         return [branch for branch in self if branch.owner == owner]
 
     def has_any_of(self, owner: str) -> bool:
-        """Whether there are any. O(1)."""
+        """Whether an owner has any. O(1)."""
         return owner in self._num_of
 
     def num_blocks_by_owner(self) -> Counter[str]:
-        """Blocks that the branches of each owner hold or ask for, a shared one with each branch. O(holders)."""
+        """Blocks that the branches of each owner hold or have requested; shared blocks count once per branch. O(running)."""
         held: Counter[str] = Counter()
         for branch in self._by_seq_id.values():
             held[branch.owner] += 0 if branch.is_line else -(-branch.room_asked // self._block_size)
         return held
 
     def new_seq_id(self) -> int:
-        """An id that no sequence of this pool has had."""
+        """A new sequence id, unique in this pool."""
         self._last_seq_id += 1
         return self._last_seq_id
 
     def open(self, branch: Branch, num_tokens: int) -> None:
-        """An acquire or fork of `num_tokens` positions goes out for a branch."""
+        """Add a branch whose acquire or fork of `num_tokens` positions is submitted."""
         branch.open(self.new_seq_id(), num_tokens)
         self._by_seq_id[branch.seq_id] = branch
         self._num_of[branch.owner] += 1
@@ -95,13 +95,13 @@ class RunningSet:
         self._forks.append(_Fork(parent.seq_id, position, list(children)))
 
     def cut(self, cut: Cut) -> None:
-        """Cut a sequence short; see `Cut`. One that a branch holds is released with that branch."""
+        """Cut a sequence short; see `Cut`. A sequence held by a branch is released with that branch."""
         self._cuts.append(cut)
         if cut.seq_id not in self._by_seq_id:
             self.release_sequence(cut.seq_id)
 
     def release(self, branch: Branch) -> None:
-        """A branch gives up its sequence; what it computed is reported, and pinned, before."""
+        """Release a branch's sequence after its last report and pins."""
         if report := _report(branch):
             self._last_reports.append(Sent(report))
         self._last_reports += _pins(branch)
@@ -113,24 +113,24 @@ class RunningSet:
         self._releases.append(ReleaseOp(seq_id))
 
     def forget(self, branch: Branch) -> None:
-        """A branch's sequence was never opened."""
+        """Remove a branch whose sequence was never opened."""
         del self._by_seq_id[branch.seq_id]
         self._num_of[branch.owner] -= 1
         if not self._num_of[branch.owner]:
             del self._num_of[branch.owner]
 
     def clear(self) -> None:
-        """Every sequence is gone, and there is nothing to be said about any."""
+        """All sequences are lost: drop every branch and op."""
         for outstanding in (self._by_seq_id, self._num_of, self._forks, self._cuts, self._last_reports, self._releases):
             outstanding.clear()
 
-    # -- what is to be said
+    # -- ops of the next Step
 
     def take_reports(self, *, waits: bool) -> list[Sent]:
-        """What has been computed, and what of it is to be pinned; to be said before all else. O(holders).
+        """Reports of computed positions, and pins due; they come before all other ops. O(running).
 
-        With `waits` a branch that decodes tells of whole blocks alone: a Step for each token would cost the decode more than
-        the cache gains. Who of this worker could use less than a block says an op of its own, before which all is told.
+        With `waits`, a decoding branch reports whole blocks alone: a Step for each token would cost the decode more than the
+        cache gains. An op of this worker that could use less than a block has all reports before it.
         """
         sent = []
         for branch in self._by_seq_id.values():
@@ -140,11 +140,11 @@ class RunningSet:
         return sent
 
     def _is_due(self, branch: Branch) -> bool:
-        is_in_reply = branch.num_reported >= branch.num_known  # the history that it was opened with is published
+        is_in_reply = branch.num_reported >= branch.num_known  # its opening history is published
         return not is_in_reply or branch.num_computed // self._block_size > branch.num_reported // self._block_size
 
     def take_ops(self, reserve: Callable[[Branch], int]) -> list[Sent]:
-        """Last reports, forks, releases, asks for room. O(holders). `reserve`: tokens to reserve for a child."""
+        """Last reports, forks, releases, extends. O(running). `reserve`: tokens to reserve for a child."""
         sent = [*self._last_reports, *self._take_forks(reserve)]
         sent += [Sent(release) for release in self._releases]
         self._last_reports.clear()
@@ -167,10 +167,10 @@ class RunningSet:
         self._cuts.clear()
 
     def ask_for_room(self, branch: Branch) -> list[Sent]:
-        """Room up to the end of the block after the next, where less than a block of it is left or under way.
+        """Extend up to the end of the block after the next, if less than a block is left or requested.
 
-        Who was refused asks again, unless it only waits to be told how it goes on: several of them would have Steps under way
-        for ever, and who has to give way to whom is decided when none is.
+        A refused branch asks again, unless it is idle: several such branches would keep Steps unanswered for ever, and victims
+        are chosen when no Step is unanswered.
         """
         if branch.starved and branch.is_idle:
             return []
@@ -190,7 +190,7 @@ def _report(branch: Branch) -> InsertOp | None:
 
 
 def _pins(branch: Branch) -> list[Sent]:
-    """What is to be pinned of all that was reported of a branch and was not asked for yet."""
+    """Pins that are due for the reported part of a branch."""
     generation = branch.generation
     if branch.phase is not Phase.RUNNING or not generation.pinning.has_due:
         return []

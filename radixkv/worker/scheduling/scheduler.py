@@ -1,28 +1,28 @@
-"""Which branches hold blocks and which positions run next. Pure bookkeeping: no thread, no tensor, no I/O.
+"""Chooses the branches that hold blocks and the positions that run next. Pure bookkeeping: no thread, no tensor, no I/O.
 
 A round of the engine:
 
-    plan_step()   ops of one Step: report what was computed, fork, release, ask for room, acquire      -> holder.submit
+    plan_step()   ops of one Step: report computed positions, fork, release, extend, acquire           -> holder.submit
     apply()       answers of a Step, in order: block copies to carry out, block tables to use
-    noticed()     prefixes that somebody waited for are there, or will not come
+    noticed()     prefixes that branches wait for are published, or will not come
     plan_batch()  every decode, then prefill chunks under the token budget                             -> model
     ran()         those positions have KV now
 
 Rules:
 
-- Who is admitted next: see `queue`. What it is expected to generate is reserved with its prompt: see `length_estimate`.
-- Who is refused for lack of blocks lets others try, until it is due; then nobody of its owner is admitted before it, nor of
-  others that have been given as much and hold as much.
-- Single flight: an acquire whose next tokens another branch is computing waits for them, and lends that branch its priority.
-- Room is asked a block ahead, so that a decode rarely meets the end of its table before the answer is there.
-- Who is refused for the quota of its namespace waits for that namespace alone: see `quota_wait`.
-- Who cannot run another position for lack of blocks makes the owner that holds most give some up: see `preempt`. After that,
-  nobody of that owner is admitted until a branch has finished, so that the rest can come to their end.
-- Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share what is left of it, owners in turn, and end at
-  absolute multiples of the chunk size, whatever was found in the cache. So between two tokens of a branch lies at most one
-  batch of that size, where no more branches decode than it holds.
-- The background, of the lowest priority, rests while another one's prompt is run, and takes 3/4 of the places at most.
-- Priorities, due times and long prompts order and delay what is of the same owner; between owners turns decide.
+- Order of admission: see `queue`. A branch's expected output is reserved with its prompt: see `length_estimate`.
+- A branch refused for lack of blocks lets others try until it is due. Then no branch of its owner is admitted before it, nor of
+  an owner that was served as much and holds as much.
+- Single flight: an acquire whose next tokens another branch computes waits for them, and lends that branch its priority.
+- Blocks are requested one block ahead, so that a decode rarely reaches the end of its table before the answer.
+- A branch refused by the quota of its namespace waits for that namespace alone: see `quota_wait`.
+- For a branch that cannot run its next position for lack of blocks, the owner that holds most loses a branch: see `preempt`.
+  No branch of that owner is then admitted until a branch has finished, so that the rest can end.
+- Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share the rest, owners in turn, and end at absolute
+  multiples of the chunk size, whatever was cached. So between two tokens of a branch lies at most one batch of that size, if no
+  more branches decode than it holds.
+- The background, of the lowest priority, rests while another branch's prompt is run, and takes 3/4 of the places at most.
+- Priorities, due times and long prompts order and delay requests of the same owner; between owners turns decide.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ from radixkv.worker.scheduling.swap import BlockMove
 __all__ = ["Applied", "Scheduler"]
 
 MAX_OWNERS = 4096
-"""Owners of which it is known whose prefill ran last."""
+"""Owners whose last prefill turn is remembered."""
 
 _MATCHES_PER_STEP = 4
-"""Waiting branches whose cached prefix is asked for with every Step."""
+"""Waiting branches whose cached prefix is matched with every Step."""
 
 
 class Applied(NamedTuple):
-    """What a Step's answers ask for: `copies` and then `loads` to be carried out in order. Branches that hold a sequence now,
-    with what was cached already counted as computed; and those that failed, and why.
+    """Results of a Step's answers: `copies` and then `loads` to carry out in order. `opened`: branches that hold a sequence
+    now, with cached positions counted as computed. `failures`: branches that failed, with the reason.
     """
 
     copies: list[Copy]
@@ -92,7 +92,7 @@ class Applied(NamedTuple):
 
 
 class Scheduler:
-    """Queue, holders and the Steps under way. Every method is O(holders + waiters) and O(log queued) per branch admitted."""
+    """Queue, running set and unanswered Steps. Every method is O(running + waiters) and O(log queued) per admitted branch."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Scheduler:
         growth: OutputLengthEstimator | None = None,
         has_lines: bool = False,
     ) -> None:
-        """`has_lines`: whether what never forks is offered to an `Arena`."""
+        """`has_lines`: whether acquires that never fork are offered to an `Arena`."""
         self.limits = limits or SchedulerLimits()
         num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
         self._running_set = RunningSet(block_size)
@@ -118,11 +118,11 @@ class Scheduler:
         self._sent: deque[list[Sent]] = deque()
         self._loads: list[BlockMove] = []
         self._newly_opened: list[Branch] = []
-        self._last_ran: dict[str, int] = {}  # owners by when a prefill chunk of theirs ran last, the latest last
+        self._last_ran: dict[str, int] = {}  # turn of each owner's last prefill chunk, the latest last
         self._turns = itertools.count()
         self._preemptor = Preemptor(self._running_set, self._admission, self.preemption, block_size)
 
-    # -- what the engine tells
+    # -- input of the engine
 
     def add(self, branch: Branch) -> None:
         """Queue a branch."""
@@ -133,7 +133,7 @@ class Scheduler:
         self._running_set.fork(parent, position, children)
 
     def finish(self, branch: Branch) -> None:
-        """A branch has ended, however: it waits no longer, or its sequence is released with the next Step."""
+        """A branch has ended: remove it from the queue, or release its sequence with the next Step."""
         self._preemptor.unpark(branch)
         if branch.phase in {Phase.QUEUED, Phase.PENDING}:
             self._admission.discard(branch)
@@ -147,14 +147,14 @@ class Scheduler:
         self._admission.noticed(notices)
 
     def lose(self, seq_ids: Collection[int]) -> None:
-        """These sequences are gone: who held one is queued again."""
+        """These sequences are lost: queue their branches again."""
         self.preemption.lose(seq_ids)
         for branch in self._running_set:
             if branch.seq_id in seq_ids:
                 self._preemptor.requeue(branch)
 
     def lose_all(self) -> None:
-        """The lease is gone and every sequence with it: all holders are queued again, answers under way are dropped."""
+        """The lease and every sequence are lost: queue all running branches again, drop unanswered Steps."""
         for branch in list(self.preemption.parked):
             self.preemption.unpark(branch)
         self.preemption.take_saves()
@@ -165,11 +165,11 @@ class Scheduler:
         self._running_set.clear()
         self._sent.clear()
 
-    # -- what the engine asks
+    # -- output for the engine
 
     @property
     def num_running(self) -> int:
-        """Branches that hold a sequence or are about to."""
+        """Branches that hold a sequence or are being opened."""
         return len(self._running_set)
 
     @property
@@ -179,18 +179,18 @@ class Scheduler:
 
     @property
     def num_pending(self) -> int:
-        """Branches that wait for a prefix that another one is computing."""
+        """Branches that wait for a prefix that another branch computes."""
         return len(self._admission.pending)
 
     @property
     def takes_blocks(self) -> bool:
-        """Whether the next Step may take a sequence from a branch that runs."""
+        """Whether the next Step may preempt a running branch."""
         return self._preemptor.is_wanted(self._clock())
 
     def plan_step(self) -> list[StepOp]:
-        """Ops of the next Step, in the order that the cache must apply them; empty when there is nothing to say.
+        """Ops of the next Step, in the order that the cache must apply them; empty if there are none.
 
-        Before they are sent, the saves of `preemption` are to be carried out.
+        Carry out the saves of `preemption` before sending them.
         """
         now_s = self._clock()
         self._preemptor.give_way(is_answered=not self._sent)
@@ -208,10 +208,10 @@ class Scheduler:
         return [entry.op for entry in sent]
 
     def apply(self, results: Sequence[StepResult]) -> Applied:
-        """Take in the answers to the oldest unanswered Step.
+        """Apply the answers to the oldest unanswered Step.
 
         Raises:
-            LeaseError, UnavailableError: an answer says that the lease is lost; nothing more was applied.
+            LeaseError, UnavailableError: an answer reports a lost lease; no later answer was applied.
         """
         sent = self._sent.popleft()
         assert len(sent) == len(results), f"{len(sent)} ops were sent and {len(results)} answers came"
@@ -243,12 +243,12 @@ class Scheduler:
         return Applied(copies, loads, opened, self.take_failures())
 
     def take_failures(self) -> list[tuple[Branch, RadixKVError]]:
-        """Branches that can go no further, with the reason; each is told once."""
+        """Branches that cannot continue, with the reason; each is returned once."""
         failures, self._preemptor.failures = self._preemptor.failures, []
         return failures
 
     def plan_batch(self) -> list[Row]:
-        """Rows of the next forward: the decodes that can run, then prefill chunks, of each owner the most wanted first."""
+        """Rows of the next forward: the decodes that can run, then prefill chunks, the most wanted of each owner first."""
         now_s = self._clock()
         urgency = self._admission.pending.urgency
         running = without_background(self._running_set, lambda branch: urgency(branch).priority)
@@ -268,8 +268,8 @@ class Scheduler:
     # -- planning
 
     def _plan_admissions(self, sent: list[Sent], now_s: float) -> None:
-        num_ahead: Counter[tuple[str, bool]] = Counter()  # by owner, and whether it is its background
-        num_held: Counter[str] = Counter()  # with what is going to be forked
+        num_ahead: Counter[tuple[str, bool]] = Counter()  # by owner, and whether of its background
+        num_held: Counter[str] = Counter()  # including coming forks
         for branch in self._running_set:
             num_held[branch.owner] += 1 + branch.generation.num_to_come
             if branch.is_prefilling:
@@ -301,7 +301,7 @@ class Scheduler:
         tokens, reserve = branch.packed_tokens, self._admission.reserve(branch)
         shares, retention = terms.shares_prefix, terms.retention
         given = (tokens, reserve, generation.namespace, branch.seq_id, shares, shares, retention)
-        is_plain = shares and not retention and not generation.pinning.has_due  # what is pinned stands in blocks
+        is_plain = shares and not retention and not generation.pinning.has_due  # pinned prefixes are in blocks
         if not self._has_lines or not is_plain or generation.num_branches > 1 or generation.is_searching:
             return AcquireOp(*given)
         return LineAcquireOp(*given, branch.max_room, branch.num_matched if branch.was_matched else None)
@@ -313,7 +313,7 @@ class Scheduler:
             self.preemption.cut(entry.parked, answers[0])
         for branch, answer in zip(entry.branches, answers, strict=False):
             if branch.seq_id != answer.seq_id:
-                continue  # it was cancelled meanwhile; its release is on the way
+                continue  # cancelled meanwhile; its release is queued
             branch.opened(answer)
             self._admission.tenants.admitted(branch.owner)
             self._newly_opened.append(branch)
@@ -350,7 +350,7 @@ class Scheduler:
         elif isinstance(op, PinOp):  # over the budget: the request is served without it
             entry.branches[0].generation.pinning.answered(0)
         elif isinstance(op, ReleaseOp):
-            if isinstance(error, AbortedError):  # an op before it failed on the sequence, which is still open
+            if isinstance(error, AbortedError):  # an op before it failed, and the sequence is still open
                 self._running_set.release_sequence(op.seq_id)
         elif isinstance(op, (ExtendOp, InsertOp)):
             for branch in entry.branches:
@@ -366,7 +366,7 @@ class Scheduler:
             branch.room_asked = branch.room
         elif isinstance(error, InvalidArgumentError):
             self._preemptor.failures.append((branch, error))
-        else:  # the cache does not know the sequence any more
+        else:  # the cache has lost the sequence
             self._preemptor.requeue(branch)
 
     def _not_acquired(self, entry: Sent, op: AcquireOp, error: RadixKVError) -> None:
@@ -384,7 +384,7 @@ class Scheduler:
         elif not was_alone:
             refused = self._admission.refused_by_quota if isinstance(error, QuotaError) else self._admission.refused
             refused(branch, entry.num_freed)
-        elif op.reserve or parked:  # nobody is to finish, so it asks for less, or gets what others parked
+        elif op.reserve or parked:  # no branch will free blocks: reserve less, or take those parked
             branch.is_reserving = False
             for other in parked:
                 self._preemptor.unpark(other)
@@ -393,7 +393,7 @@ class Scheduler:
             self._preemptor.failures.append((branch, error))
 
     def _not_forked(self, entry: Sent, op: ForkOp) -> None:
-        """What cannot be forked is acquired as a history of its own."""
+        """Acquire children that could not be forked, each with its own history."""
         if entry.parked is not None and entry.parked.seq_id in (op.seq_ids or ()):
             entry.parked.seq_id = 0
         for branch, seq_id in zip(entry.branches, op.seq_ids or (), strict=False):

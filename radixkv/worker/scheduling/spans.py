@@ -1,10 +1,10 @@
-"""Lines: histories that have never branched, each in one contiguous span of blocks that the cache does not know of.
+"""Lines: histories that have never branched, each in one contiguous span of blocks outside the cache.
 
     the worker's blocks   |-- of the cache --|-- span of line 0 --|-- span of line 1 --| ...
                           0                  first_block
 
-A line's block table counts upwards, so its KV is read as from one piece of memory. At its first fork it is moved into blocks of
-the cache by copying, see `Move`; nothing is computed again.
+A line's block table counts upwards, so its KV is read as one piece of memory. At its first fork it is copied into blocks of the
+cache, see `Move`; nothing is recomputed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
 __all__ = ["ContiguousSpan", "LineAcquireOp", "Move", "Spans", "is_worth_sharing"]
 
 _WORTH_SHARING = 64
-"""Tokens in common from which two histories share blocks, whatever their lengths."""
+"""Common tokens from which two histories share blocks, whatever their lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineAcquireOp(AcquireOp):
-    """An acquire of what may be a line: it will not fork by itself, nor exceed `max_tokens`.
+    """An acquire that may become a line: it will not fork by itself, nor exceed `max_tokens`.
 
-    num_matched: how much of it was cached when last told; None: nobody was asked.
+    num_matched: cached tokens at the last match; None: never matched.
     """
 
     max_tokens: int = 0
     num_matched: int | None = None
 
     def in_blocks(self) -> AcquireOp:
-        """The same of what is no line."""
+        """The same acquire in blocks."""
         given = (self.tokens, self.reserve, self.namespace, self.seq_id)
         return AcquireOp(*given, self.waits, self.share_prefix, self.retention)
 
 
 def is_worth_sharing(num_shared: int, length: int) -> bool:
-    """Whether so many tokens of a prompt of `length` are to be read from blocks, and not computed again."""
+    """Whether so many tokens of a prompt of `length` should be read from blocks instead of recomputed."""
     return num_shared >= _WORTH_SHARING or 2 * num_shared >= max(1, length)
 
 
@@ -50,13 +50,13 @@ class ContiguousSpan:
 
     Attributes:
         first_block: of the span.
-        namespace: it is found within.
-        tokens: packed, as far as they are known.
-        seq_id: who runs on it; 0 for nobody, and then `tokens` are those that have KV.
+        namespace: of the history.
+        tokens: packed, as far as known.
+        seq_id: of the branch that runs on it; 0: idle, and then all `tokens` have KV.
         num_computed: positions reported as computed.
-        num_moved: of these, those that were moved into blocks because others read them.
-        num_given: blocks that who runs on it has in its table.
-        waits: positions that others wait for, see `Pending`.
+        num_moved: of these, positions moved into blocks because others read them.
+        num_given: blocks in the running branch's table.
+        waits: positions that acquires wait for, see `Pending`.
     """
 
     first_block: int
@@ -73,12 +73,12 @@ class ContiguousSpan:
         return common_prefix_bytes(tokens, 0, self.tokens, len(self.tokens)) // TOKEN_BYTES
 
     def give(self, num_blocks: int) -> array[int]:
-        """The next blocks of the table, up to `num_blocks` of it."""
+        """Blocks to append to the table so that it has `num_blocks`."""
         start, self.num_given = self.num_given, max(self.num_given, num_blocks)
         return array("i", range(self.first_block + start, self.first_block + self.num_given))
 
     def rest(self) -> None:
-        """Nobody runs on it any more."""
+        """The branch that ran on it has ended."""
         self.seq_id = self.num_given = self.num_moved = 0
         self.waits.clear()
         del self.tokens[self.num_computed * TOKEN_BYTES :]
@@ -91,8 +91,8 @@ class Move(NamedTuple):
     num_tokens: int
 
     def copies(self, answer: AcquireResult, block_size: int) -> Iterator[Copy]:
-        """Block ops that fill what the sequence does not find cached. Slots published before keep their bytes: those of a
-        partly filled block are copied to the span first, and back with the rest of their block.
+        """Block ops that fill the positions that the sequence did not find cached. Published slots keep their bytes: those of a
+        partly filled block are first copied to the span, and then back with the rest of their block.
         """
         yield from answer.ops
         if answer.num_stored_tokens >= self.num_tokens:
@@ -105,7 +105,7 @@ class Move(NamedTuple):
 
 
 class Spans:
-    """The spans and the lines in them. O(lines) per look-up.
+    """The spans and their lines. O(lines) per look-up.
 
     Attributes:
         blocks_each: length of a span.
@@ -128,29 +128,29 @@ class Spans:
         return bool(self._free)
 
     def open(self, namespace: str, tokens: bytes, seq_id: int) -> ContiguousSpan:
-        """A new line, in a free span."""
+        """Open a line in a free span."""
         line = ContiguousSpan(self._free.pop(), namespace, bytearray(tokens), seq_id)
         self._lines.append(line)
         return line
 
     def go_on(self, line: ContiguousSpan, tokens: bytes, seq_id: int) -> None:
-        """An idle line, which `tokens` begin with, runs on with the rest of them."""
+        """Continue an idle line, a prefix of `tokens`, with the rest of them."""
         line.tokens[:] = tokens
         line.seq_id = seq_id
         self._lines.remove(line)
         self._lines.append(line)
 
     def free(self, line: ContiguousSpan) -> None:
-        """Its span holds nothing of use any more."""
+        """Drop a line and free its span."""
         self._lines.remove(line)
         self._free.append(line.first_block)
 
     def least_recent_idle(self) -> ContiguousSpan | None:
-        """None where all of them run."""
+        """The least recently used idle line; None if all run."""
         return next((line for line in self._lines if not line.seq_id), None)
 
     def nearest(self, namespace: str, tokens: bytes) -> tuple[ContiguousSpan | None, int]:
-        """The line that shares most with `tokens`, and how many of them; of several an idle one that they go on from."""
+        """The line that shares most with `tokens`, and how many; among equals, an idle one that `tokens` continue."""
 
         def rank(found: tuple[ContiguousSpan, int]) -> tuple[int, bool]:
             line, num_shared = found

@@ -1,12 +1,12 @@
-"""Preemption by swap: the end of a branch's KV waits in host memory, its beginning stays locked in the cache.
+"""Preemption by swap: the end of a branch's KV is saved in host memory, its beginning stays locked in the cache.
 
     history   0 ............. keep ............. num_computed .. len
     device    [locked: parked)
     host                      [saved, by block )
     to run                                      [ ............. )
 
-A branch gives up no more blocks than are needed, from its end. Saved blocks are brought back once the branch has been
-acquired again; what is still cached of them by then is not.
+A branch gives up only the blocks needed, from its end. Once it has been acquired again, saved blocks are loaded, except
+those still cached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BlockMove(NamedTuple):
 
 @dataclass(slots=True)
 class Parked:
-    """What a preempted branch keeps.
+    """Kept state of a preempted branch.
 
     Attributes:
         seq_id: the sequence that locks the beginning; 0 for none.
@@ -56,11 +56,11 @@ class SwapSpace:
 
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing."""
+        """Slots that are free."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
-        """So many slots, at most `num_free`."""
+        """Take `count` slots, at most `num_free`."""
         assert count <= len(self._free), "asked for more slots than are free"
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
@@ -68,5 +68,5 @@ class SwapSpace:
         return taken
 
     def give_back(self, slots: Sequence[int]) -> None:
-        """These slots hold nothing of use any more."""
+        """Free slots."""
         self._free.extend(slots)
