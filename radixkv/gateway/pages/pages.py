@@ -1,8 +1,7 @@
-"""The pages that people look at, and the files that these load: read once from the package, served from memory.
+"""The pages and their files: read once from the package, served from memory.
 
-No page asks for anything from elsewhere, and none runs a script that is not a file of this package: the policy that goes out
-with each says so to the browser. A page holds nothing of anybody's; what it shows it asks for under `/v1/`, with a key where
-keys are asked for.
+Pages load nothing from other servers and run only scripts of this package; the Content-Security-Policy header enforces
+both. A page contains no user data; it loads that from `/v1/`, with a key where keys are required.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PAGES: Mapping[str, str] = {
     "/fragmentation": "fragmentation.html",
     "/docs": "docs.html",
 }
-"""Which file each page is."""
+"""File of each page, by path."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -43,7 +42,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    "Cache-Control": "no-cache",  # asked for again each time, answered with 304
+    "Cache-Control": "no-cache",  # revalidated each time, answered with 304
     "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
@@ -60,7 +59,7 @@ class _Asset(NamedTuple):
 
 @cache
 def assets() -> Mapping[str, _Asset]:
-    """Every file below `static/` that a browser loads, by its path there."""
+    """Return every file below `static/` that a browser loads, by its path there."""
     found: dict[str, _Asset] = {}
     folders: list[tuple[str, Traversable]] = [("", files("radixkv.gateway") / "static")]
     while folders:

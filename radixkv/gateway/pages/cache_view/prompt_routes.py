@@ -1,8 +1,8 @@
-"""What is cached of a prompt, why no more of it is, and its pins, for whoever has no gRPC. A tenant sees its own alone.
+"""A prompt's cached prefix, the reason it ends there, and pins, over HTTP. Own namespaces only.
 
-POST   /v1/radixkv/match      how many of its tokens are cached
-POST   /v1/radixkv/explain    where it parts from what is cached, and why
-POST   /v1/radixkv/pins       protect what is cached of it
+POST   /v1/radixkv/match      number of cached tokens
+POST   /v1/radixkv/explain    where it diverges from the cache, and why
+POST   /v1/radixkv/pins       pin its cached prefix
 DELETE /v1/radixkv/pins       end the longest pin that it begins with
 GET    /v1/radixkv/pins       the tenant's pins
 """
@@ -45,21 +45,21 @@ _Result = TypeVar("_Result")
 
 
 class CachedPrompt(ClosedModel):
-    """A text, token ids, or messages as they are put to the model, as a request with them has; or a branch that is kept."""
+    """A text, token ids, or messages as in a chat request; or a branch of a stored conversation."""
 
     model: ModelName | None = None
     prompt: str | TokenIds | None = None
     messages: ChatMessages | None = None
-    branch: Branch | None = Field(None, description="Beside it only `model` may be given, and a time.")
+    branch: Branch | None = Field(None, description="With it, only `model` and `ttl_s` may be given.")
     tools: ChatTools | None = None
     chat_template_kwargs: PlainObject | None = None
     cache_salt: CacheSalt = None
 
 
 class PinnedPrompt(CachedPrompt):
-    """What is to be pinned, and for how long."""
+    """A prompt to pin, and for how long."""
 
-    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds from each use.")] = 300.0
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds after each use.")] = 300.0
 
 
 async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) -> Place:
@@ -113,7 +113,7 @@ async def _ask(request: Request, call: Any) -> Any:
 
 @router.post("/match")
 async def match(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
-    """How many tokens of a prompt are cached; it is no use of them."""
+    """Number of cached tokens of a prompt. Does not count as a use: recency is unchanged."""
     tokens, namespace = await _place_of(body, request, exchange)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
     return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": found.num_tokens}
@@ -121,7 +121,7 @@ async def match(body: CachedPrompt, request: Request, exchange: CurrentExchange)
 
 @router.post("/explain")
 async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
-    """Where a prompt parts from what is cached, and why no more of it is found. Ask before it is sent."""
+    """Where a prompt diverges from the cache, and why. Call before sending the prompt."""
     tokens, namespace = await _place_of(body, request, exchange)
     told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
     return {
@@ -137,7 +137,7 @@ async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchang
 
 @router.post("/pins")
 async def pin(body: PinnedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
-    """Protect what is cached of a prompt from eviction; where nothing is, nothing is pinned."""
+    """Pin the cached prefix of a prompt; without one, nothing is pinned."""
     tokens, namespace = await _place_of(body, request, exchange)
     pinned = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
     return _told(await _ask(request, pinned))
@@ -145,7 +145,7 @@ async def pin(body: PinnedPrompt, request: Request, exchange: CurrentExchange) -
 
 @router.delete("/pins")
 async def unpin(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
-    """End the longest pin with whose tokens a prompt begins."""
+    """End the longest pin whose tokens a prompt begins with."""
     tokens, namespace = await _place_of(body, request, exchange)
 
     def end_longest(reader: RemoteReader) -> int:
@@ -161,7 +161,7 @@ async def unpin(body: CachedPrompt, request: Request, exchange: CurrentExchange)
 
 @router.get("/pins")
 async def pins(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The tenant's pins, those under its salts and adapters with them, at most 1,000."""
+    """The tenant's pins, including those under its salts and adapters; at most 1,000."""
     listed = await _ask(request, partial(RemoteReader.pins, namespace=tenant.namespace))
     return {"object": "list", "data": list(map(_told, listed[:MAX_PINS_TOLD])), "has_more": len(listed) > MAX_PINS_TOLD}
 
