@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: the Anthropic API's conversations, and the model's next turn."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens` of the Anthropic API."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ router = APIRouter(tags=["messages"], responses=ERRORS, route_class=JsonRoute)
 PING: Mapping[str, Any] = {"type": "ping"}
 
 _WISHES = {"is_on": "thinking", "effort": "output_config.effort", "budget_tokens": "thinking.budget_tokens"}
-"""What a `ThinkingWish` is made of, as requests call it."""
+"""Field names of a `ThinkingWish` in requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a request means. `tokens`: the whole prompt, read only where there are `pins` to be set in it."""
+    """A parsed request. `tokens`: the whole prompt, tokenized only where there are `pins` to set."""
 
     message_id: str
     model: ServedModel
@@ -71,7 +71,7 @@ class _Plan:
 
 @router.post("/v1/messages", response_model=None, responses=streamed_or(MessageAnswer))
 async def create_message(body: MessagesRequest, request: Request, exchange: CurrentExchange) -> Response:
-    """The model's next turn, at once or as it comes."""
+    """The model's next turn, as a whole or streamed."""
     state = request.app.state
     plan = await _make_plan(body, request, exchange)
     stream = await _start(plan, exchange, state.backend)
@@ -84,7 +84,7 @@ async def create_message(body: MessagesRequest, request: Request, exchange: Curr
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
 async def count_tokens(body: MessagesPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
-    """How many tokens the prompt has that a request with the same fields puts to the model."""
+    """The number of prompt tokens of a request with the same fields."""
     backend: Backend = request.app.state.backend
     body.check()
     model = await chat_model(request, body.model)
@@ -98,7 +98,7 @@ async def count_tokens(body: MessagesPrompt, request: Request, exchange: Current
 async def _keep_readable(
     body: MessagesPrompt, model: ServedModel, request: Request, exchange: Exchange
 ) -> Mapping[str, Any]:
-    """Leave in a body what the model reads, and tell what it does not; variables for its template."""
+    """Keep the parts of a body that the model reads, and note the others; returns variables for its template."""
     arguments, unread = thinking_arguments(model.info, body.thinking_wish)
     exchange.leave_out(_WISHES[name] for name in unread)
     keep = partial(keep_readable, body, thinks=model.info.thinking is not None)
@@ -151,7 +151,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         request_id=exchange.request_id,
         pins=plan.pins,
     )
-    # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
+    # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
     if plan.pins:
         asked = with_prompt(params, plan.tokens, plan.transcript)
         return await exchange.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
@@ -159,7 +159,7 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
 
 
 async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
-    """The whole answer, once it is there."""
+    """Return the whole response at the end of the generation."""
     reply, content = plan.new_reply(), MessageContent()
     prompt = b""
     async with stream:
@@ -183,7 +183,7 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
 async def _stream_events(
     plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
 ) -> AsyncIterator[bytes]:
-    """The answer piece by piece."""
+    """Yield the response as events."""
     reply, content = plan.new_reply(), MessageContent()
     prompt = b""
     async with stream:
@@ -212,7 +212,7 @@ async def _stream_events(
 
 
 def _message_start(plan: _Plan, prompt: bytes) -> dict[str, Any]:
-    """What was found in the cache is not known yet: the last usage of a stream tells it, and counts for the whole."""
+    """The cached tokens are not known yet: the last usage of a stream counts for the whole."""
     usage = usage_of(Usage(num_tokens(prompt), 0, 0, 0, 0.0)) | {"cache_creation": None}
     message = plan.message(MessageContent(), {"stop_reason": None, "stop_sequence": None}, usage)
     return {"type": "message_start", "message": message}

@@ -1,7 +1,7 @@
-"""What a request to create a response means: its items, its place in a stored conversation, its prompt.
+"""Parses a request to create a response: its items, its place in a stored conversation, its prompt.
 
 previous response, same instructions and tools    its exact token ids, then the new items   nothing is tokenised again
-previous response, other instructions or tools    the conversation's items, rendered anew   replies by `Transcripts`
+previous response, other instructions or tools    the conversation's items, rendered again  replies by `Transcripts`
 none                                              the items given                           replies by `Transcripts`
 """
 
@@ -42,18 +42,18 @@ from radixkv.generation.request import GenerateParams, Message, Prompt
 __all__ = ["Plan", "make_plan", "start"]
 
 _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
-"""What the worker calls what the request calls `input`."""
+"""The worker's argument names for the request's `input`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request that was understood.
+    """A parsed request.
 
     Attributes:
-        body: the response object as it begins.
-        items: the request's own input. before: what comes before it, where that is no stored response as a whole.
-        parent_id: the stored response that comes before it.
-        transcript: how the conversation is put to the model.
+        body: the initial response object.
+        items: the request's own input. before: items before it, unless those are a stored response as a whole.
+        parent_id: the stored response before it.
+        transcript: the conversation as input of the model.
         template_arguments: variables for its template.
     """
 
@@ -70,7 +70,7 @@ class Plan:
     before: Sequence[Item] = ()
 
     def new_reply(self) -> Reply:
-        """Reads the worker's events."""
+        """Return a reply that parses the worker's events."""
         ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
         return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
 
@@ -85,14 +85,14 @@ async def make_plan(
     transcripts: Transcripts,
     max_tokens: int,
 ) -> Plan:
-    """Understand a request. Changes nothing.
+    """Parse a request. Changes nothing.
 
     Args:
-        http: what brought it.
-        max_tokens: of a response that names no bound.
+        http: the HTTP request.
+        max_tokens: default length of a response.
 
     Raises:
-        ApiError: 400 and 404, with the field that is at fault.
+        ApiError: 400 and 404, with the faulty field.
     """
     await off_loop(http, request.check)
     exchange: Exchange = http.scope[EXCHANGE]
@@ -129,7 +129,7 @@ async def make_plan(
 async def _read_before(
     http: Request, request: ResponseRequest, store: ResponseStore, namespace: str, space: str
 ) -> tuple[Context | None, list[Item]]:
-    """The stored response that a request goes on from as a whole; else the items that come before its input."""
+    """Return the stored response that a request continues as a whole; else the items before its input."""
     response_id = request.previous_response_id
     if response_id is None:
         if request.conversation_id is None:
@@ -149,7 +149,7 @@ async def _read_before(
 
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
-    """The new items behind the parent's exact ids, where it is the same model and is told the same before them."""
+    """Append the new items to the parent's exact ids if model, instructions and tools are the same."""
     before = parent.response.body
     rest = to_messages(items)
     is_same = transcript.model == parent.model and told_of(before) == told_of(body)
@@ -197,7 +197,7 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
 
 
 def _told_tool(tool: ResponseTool) -> dict[str, Any]:
-    """As its caller gave it; a function has all its fields."""
+    """Return the tool as its caller gave it; a function has all its fields."""
     if tool.type == "function":
         return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
     return tool.model_dump(exclude_unset=True)
@@ -207,8 +207,8 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
     """Begin to generate.
 
     Raises:
-        ApiError: 400: the model does not take it, or it is too long.
-        RadixKVError: the worker cannot take it now.
+        ApiError: 400: the model rejects it, or it is too long.
+        RadixKVError: the worker rejects it for now.
     """
     params = _params(plan, exchange)
     may_shorten = plan.request.max_output_tokens is None
@@ -243,9 +243,9 @@ def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
 
 
 async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) -> list[Message]:
-    """The conversation without as many of its first turns as it takes to fit. O(log turns) tokenisations.
+    """Drop as many of the conversation's first turns as needed to fit. O(log turns) tokenizations.
 
-    Instructions stay; what is left begins with a user's turn. Raises `error` where the last one alone is too long.
+    Instructions stay; the rest begins with a user's turn. Raises `error` where the last turn alone is too long.
     """
     messages = plan.transcript.messages
     num_instructions = 1 if plan.request.instructions is not None else 0
@@ -271,4 +271,4 @@ async def _num_tokens(plan: Plan, backend: Backend, messages: Sequence[Message])
     except InvalidArgumentError as error:
         if ApiError.of(error).code != "context_length_exceeded":
             raise
-        return math.inf  # so many that they were not counted to the end
+        return math.inf  # too many to be counted

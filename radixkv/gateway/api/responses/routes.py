@@ -1,11 +1,11 @@
-"""`/v1/responses`: conversations that the server keeps, every stored response a point to go on from.
+"""`/v1/responses`: stored responses, each of which another request can continue.
 
-POST   /v1/responses                     previous_response_id: behind any stored one
-POST   /v1/responses/input_tokens        how many tokens the prompt of such a request has
-GET    /v1/responses/{id}                also its events again: ?stream=true&starting_after=N
+POST   /v1/responses                     previous_response_id: continues that stored response
+POST   /v1/responses/input_tokens        number of prompt tokens of such a request
+GET    /v1/responses/{id}                also replays its events: ?stream=true&starting_after=N
 POST   /v1/responses/{id}/cancel
 DELETE /v1/responses/{id}
-GET    /v1/responses/{id}/input_items    everything that it is a reply to
+GET    /v1/responses/{id}/input_items    all input of a response
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 @router.post("/v1/responses", response_model=None, responses=streamed_or(ResponseObject))
 async def create_response(body: ResponseRequest, request: Request, exchange: Admitted) -> Response:
-    """The model's reply to the input, behind a stored conversation or on its own."""
+    """The model's reply to the input, after a stored conversation or on its own."""
     state = request.app.state
     runs: Runs = state.runs
     assert exchange.tenant is not None
@@ -71,7 +71,7 @@ async def create_response(body: ResponseRequest, request: Request, exchange: Adm
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 async def count_input_tokens(body: ResponseRequest, request: Request, exchange: Admitted) -> dict[str, Any]:
-    """How many tokens the prompt has that a request with the same fields puts to the model."""
+    """The number of prompt tokens of a request with the same fields."""
     plan = await _plan_of(body, request, exchange)
     tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools, plan.template_arguments)
     return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
@@ -93,7 +93,7 @@ async def _plan_of(body: ResponseRequest, request: Request, exchange: Exchange) 
 
 
 async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
-    """Start the generation; a response that is to be stored is in the store before anybody learns of it."""
+    """Start the generation; a response to be stored is in the store before its first event is sent."""
     state = request.app.state
     store: ResponseStore = state.store
     stream = await start(plan, exchange, state.backend)
@@ -127,7 +127,7 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
 async def _keep(
     plan: Plan, body: dict[str, Any], reply: Reply, prompt: bytes, store: ResponseStore, transcripts: Transcripts
 ) -> None:
-    """Keep what has ended: its exact ids for what will go on from it, here or as a chat completion, and itself."""
+    """Store a finished response and cache its exact ids, so that responses and chats can continue it."""
     tokens = b""
     if body["status"] in ("completed", "incomplete"):
         exact = None
@@ -146,15 +146,15 @@ async def _add_to_conversation(plan: Plan, body: dict[str, Any], lists: ItemList
     assert plan.request.conversation_id is not None
     try:
         await lists.add(plan.namespace, plan.request.conversation_id, [*plan.items, *body["output"]])
-    except ApiError as refusal:  # it is gone or full by now; the response itself says all
+    except ApiError as refusal:  # deleted or full by now; the response itself is complete
         _LOG.warning("response %s is not added to its conversation: %s", body["id"], refusal)
 
 
 async def _finished(run: Run, request: Request) -> dict[str, Any]:
-    """The whole answer, once it is there.
+    """Return the whole response at the end of the generation.
 
     Raises:
-        ApiError: the generation failed. The stored response says so too.
+        ApiError: the generation failed. The stored response holds the same error.
     """
     try:
         body = await until_disconnected(request, run.wait())
@@ -170,8 +170,10 @@ async def retrieve_response(
     response_id: str,
     request: Request,
     tenant: Caller,
-    stream: Annotated[bool, Query(description="Its events again, of one made with background and stream.")] = False,
-    starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events behind this number.")] = None,
+    stream: Annotated[
+        bool, Query(description="Replay its events; only for a response created with background and stream.")
+    ] = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events after this number.")] = None,
 ) -> Response:
     """A stored response, or one under way."""
     runs: Runs = request.app.state.runs
@@ -190,7 +192,7 @@ async def retrieve_response(
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=_answer(ResponseObject))
 async def cancel_response(response_id: str, request: Request, tenant: Caller) -> Response:
-    """End a response that is under way; what it has written so far stays."""
+    """End a running response; its output so far stays."""
     run = request.app.state.runs.find(tenant.namespace, response_id)
     if run is not None:
         run.stop()
@@ -204,7 +206,7 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
 
 @router.delete("/v1/responses/{response_id}", response_model=None, responses=_answer(DeletedResponse))
 async def delete_response(response_id: str, request: Request, tenant: Caller) -> Response:
-    """Remove a response. Those that go on from it stay, with what was said before."""
+    """Remove a response. Responses that continue it stay, with their full history."""
     state = request.app.state
     run = state.runs.find(tenant.namespace, response_id)
     if run is not None:
@@ -228,9 +230,9 @@ async def list_input_items(
     tenant: Caller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    after: Annotated[str | None, Query(max_length=512, description="Items behind the one of this id.")] = None,
+    after: Annotated[str | None, Query(max_length=512, description="Items after the one with this id.")] = None,
 ) -> Response:
-    """Everything that a response is a reply to: its input, and the conversation that it goes on from."""
+    """All input of a response: its own, and the conversation before it."""
     try:
         items = await request.app.state.store.input_items(tenant.namespace, response_id)
     except UnknownResponseError as error:
