@@ -1,6 +1,6 @@
-"""`POST /v1/radixkv/generations/{id}/fork`: another reply from within one, while that is being written or a while after.
+"""`POST /v1/radixkv/generations/{id}/fork`: a reply that branches off a generation, running or recent.
 
-Every answer that was generated names its generation in a header. What both have in common is computed once.
+Every generated response names its generation in a header. The common prefix is computed once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ router = APIRouter(prefix="/v1/radixkv/generations", tags=["generations"], route
 
 
 class ForkRequest(ChatOptions):
-    """How to go on, which nothing of the other generation decides but its model."""
+    """Options of the new reply; it takes only the model from the other generation."""
 
-    branch: Annotated[Whole, Field(ge=0, lt=128)] = Field(0, description="Which of its replies, by their indices.")
+    branch: Annotated[Whole, Field(ge=0, lt=128)] = Field(0, description="Index of the reply to fork.")
     position: Annotated[Whole, Field(ge=0, lt=2**31)] | None = Field(
         None,
-        description="Characters of that reply's text to share, as it was generated; left out: all there are. Within a token, "
-        "what is before it is shared, and the rest is read as text.",
+        description="Characters of that reply's generated text to share; default: all so far. A token that the position cuts "
+        "is read as text.",
     )
-    messages: ChatMessages | None = Field(None, description="Turns behind it: it ends there, and these are replied to.")
+    messages: ChatMessages | None = Field(
+        None, description="Turns after it: the shared reply ends there, and the new one answers them."
+    )
 
     def check(self) -> None:
         if self.echo and self.messages:
@@ -51,7 +53,7 @@ class ForkRequest(ChatOptions):
 async def fork_generation(
     generation_id: str, body: ForkRequest, request: Request, exchange: CurrentExchange
 ) -> Response:
-    """A reply that shares the beginning of another one, as a chat completion of what is new."""
+    """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
     body.check()
     assert exchange.tenant is not None

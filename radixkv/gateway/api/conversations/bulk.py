@@ -21,7 +21,7 @@ _FLAGS: dict[str, dict[str, Value]] = {
 
 
 async def change_all(kept: Conversations, namespace: str, asked: BulkChange) -> dict[str, Any]:
-    """Change one after the other; what was changed, what is not there, and what was refused with the reason."""
+    """Change the conversations one by one; return changed ids, missing ids, and rejected ones with the reason."""
     done: list[str] = []
     missing: list[str] = []
     refused: list[dict[str, str]] = []

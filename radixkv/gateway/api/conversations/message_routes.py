@@ -1,15 +1,15 @@
-"""`/v1/radixkv/conversations/{id}/`: the messages of a kept conversation, their replies, and branches told anew.
+"""`/v1/radixkv/conversations/{id}/`: the messages of a stored conversation, their replies, and branches.
 
-POST   .../messages                 a turn; an edit is a sibling of what it edits
+POST   .../messages                 a turn; an edit is a sibling of the edited message
 POST   .../messages/{id}/replies
 POST   .../messages/{id}/stop
-POST   .../messages/{id}/alternatives  the most likely tokens at a place of a reply
+POST   .../messages/{id}/alternatives  the most likely tokens at a position of a reply
 PATCH  .../messages/{id}            its star and its name
-DELETE .../messages/{id}            and all below it, for good
-POST   .../messages/{id}/trash      the same for a while, and .../restore
-GET    .../trash                    the branches that are there; DELETE .../trash/{id}: for good
+DELETE .../messages/{id}            with its descendants, for good
+POST   .../messages/{id}/trash      the same, restorable for 30 days; .../restore
+GET    .../trash                    branches in the trash; DELETE .../trash/{id}: for good
 POST   .../branches                 a branch with other instructions, an edit, or a later beginning
-POST   .../costs                    of branches: their tokens, and what of them is cached now
+POST   .../costs                    of branches: their tokens, and how many are cached now
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ router = APIRouter(prefix="/v1/radixkv/conversations/{conversation_id}", tags=["
 
 @router.post("/messages", response_model=None, responses=answer_of(MessageList))
 async def add_message(conversation_id: str, body: NewMessage, request: Request, tenant: CurrentTenant) -> Response:
-    """Add a message, and begin replies to it where they are asked for. The message stays where no reply can be begun.
+    """Add a message, and begin replies to it if requested. The message stays even if no reply can begin.
 
-    The same message with the same id again changes nothing, and tells what is there.
+    Repeating the same message with the same id changes nothing, and returns the stored messages.
     """
     kept = kept_by(request)
     written = {"edited": True} if body.model is None else {"model": body.model}
@@ -81,9 +81,9 @@ async def add_message(conversation_id: str, body: NewMessage, request: Request, 
 async def add_replies(
     conversation_id: str, message_id: str, body: ReplyOptions, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Begin further replies to a user's message: a regenerated one, or several drafts at once.
+    """Begin more replies to a user's message: a regenerated one, or several drafts at once.
 
-    With `continue` the message is a reply, ended or still being written: the new ones are siblings that go on from its text.
+    With `continue` the message is a reply, finished or not: the new ones are siblings that continue its text.
     """
     replies = await begin_replies(request, tenant, Asked(conversation_id, message_id, body))
     return JSONResponse({"messages": [each.body() for each in replies]})
@@ -91,7 +91,7 @@ async def add_replies(
 
 @router.post("/messages/{message_id}/stop", response_model=None, responses=answer_of(MessageObject))
 async def stop_reply(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """End a reply that is being written; what was written stays. One that has ended stays as it is."""
+    """End a reply that is being written; its text so far stays. No effect on a finished reply."""
     message = await kept_by(request).stop(tenant.namespace, conversation_id, message_id)
     return JSONResponse(message.body())
 
@@ -100,9 +100,9 @@ async def stop_reply(conversation_id: str, message_id: str, request: Request, te
 async def tell_reply_alternatives(
     conversation_id: str, message_id: str, body: AlternativesAsked, request: Request, exchange: CurrentExchange
 ) -> Response:
-    """The token of a reply in which a position lies, and the most likely ones there: what the next reply may go on with.
+    """The token of a reply at a position, and the most likely tokens there, with any of which a new reply can continue.
 
-    Go on with one by `{"continue": true, "position": ..., "append": TEXT}`.
+    Continue with one by `{"continue": true, "position": ..., "append": TEXT}`.
     """
     assert exchange.tenant is not None
     place = exchange.tenant, conversation_id, message_id, body.position, body.top
@@ -111,7 +111,7 @@ async def tell_reply_alternatives(
 
 @router.delete("/messages/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def delete_message(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a message and everything below it for good; replies under way there are stopped."""
+    """Remove a message and its descendants for good; replies under way there are stopped."""
     return JSONResponse({"ids": await kept_by(request).remove(tenant.namespace, conversation_id, message_id)})
 
 
@@ -119,7 +119,7 @@ async def delete_message(conversation_id: str, message_id: str, request: Request
 async def mark_message(
     conversation_id: str, message_id: str, body: MessageMarks, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Give a message a star or a name, as which its branch is known."""
+    """Give a message a star, or a name for its branch."""
     if body.starred is None and body.name is None:
         raise not_possible("one of starred and name must be given", "body")
     place = tenant.namespace, conversation_id, message_id
@@ -129,28 +129,28 @@ async def mark_message(
 
 @router.post("/messages/{message_id}/trash", response_model=None, responses=answer_of(RemovedMessages))
 async def throw_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Throw away a message and everything below it: it comes back by `restore`, for 30 days. Replies there are stopped."""
+    """Move a message and its descendants to the trash: `restore` brings them back, for 30 days. Replies there are stopped."""
     trash = kept_by(request).trash
     return JSONResponse({"ids": await trash.throw_branch(tenant.namespace, conversation_id, message_id)})
 
 
 @router.post("/messages/{message_id}/restore", response_model=None, responses=answer_of(MessageList))
 async def restore_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Bring back a message that was thrown away, with all that went with it."""
+    """Restore a message from the trash with its descendants."""
     back = await kept_by(request).trash.restore_branch(tenant.namespace, conversation_id, message_id)
     return JSONResponse({"messages": [each.body() for each in back]})
 
 
 @router.get("/trash", response_model=None, responses=answer_of(TrashedBranches))
 async def list_trash(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """The branches that were thrown away, the last one first."""
+    """The branches in the trash, latest first."""
     branches = await kept_by(request).trash.branches(tenant.namespace, conversation_id)
     return JSONResponse({"branches": [each.body() for each in branches]})
 
 
 @router.delete("/trash/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def drop_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a branch from the trash, for good."""
+    """Remove a branch from the trash for good."""
     trash = kept_by(request).trash
     return JSONResponse({"ids": await trash.drop_branch(tenant.namespace, conversation_id, message_id)})
 
@@ -160,9 +160,9 @@ async def drop_branch(conversation_id: str, message_id: str, request: Request, t
 
 @router.post("/branches", response_model=None, responses=answer_of(BranchAnswer))
 async def add_branch(conversation_id: str, body: NewBranch, request: Request, tenant: CurrentTenant) -> Response:
-    """The branch that ends at `leaf` told anew: its own turns are copied as they are, no reply is generated.
+    """Copy the branch that ends at `leaf` with changes; its other turns are copied as they are, no reply is generated.
 
-    With `dry_run` nothing is added; `cost` tells what the next reply on it would compute.
+    With `dry_run` nothing is added; `cost` holds the tokens that the next reply on it would compute.
     """
     kept = kept_by(request)
     wanted = Wanted(body.system, start=body.start, leaf_id=body.id)
@@ -181,10 +181,10 @@ async def add_branch(conversation_id: str, body: NewBranch, request: Request, te
 
 @router.post("/costs", response_model=None, responses=answer_of(MessageCosts))
 async def tell_costs(conversation_id: str, body: BranchCosts, request: Request, tenant: CurrentTenant) -> Response:
-    """What the branches that end at these messages have in tokens, and how many of these are cached now; it is no use of them.
+    """Tokens of the branches that end at these messages, and how many of these are cached now; recency is unchanged.
 
-    Of a message of a user: for a reply to it. Of a reply: for going on from it. `cached_tokens` is null where the gateway knows
-    no cache service. Of branches beyond 4,000,000 characters in all nothing is told.
+    For a user's message: the prompt of a reply to it. For a reply: the prompt of its continuation. `cached_tokens` is null
+    without a cache service. Branches beyond 4,000,000 characters in total have null costs.
     """
     kept = kept_by(request)
     conversation = await kept.store.about(tenant.namespace, conversation_id)

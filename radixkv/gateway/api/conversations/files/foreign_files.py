@@ -1,4 +1,4 @@
-"""Conversations as other chat programs export them: Claude, Open WebUI, LibreChat, SillyTavern. None of it is trusted.
+"""Parsers of other chat programs' exports: Claude, Open WebUI, LibreChat, SillyTavern. All input is untrusted.
 
 Claude         {"uuid", "name", "created_at", "chat_messages": [{"uuid", "sender": "human", "text", "content", "attachments"}]}
 Open WebUI     {"id", "title", "chat": {"history": {"messages": {id: {"parentId", "role", "content"}}, "currentId"}}}
@@ -31,7 +31,7 @@ _TOOL_KINDS = ("tool_use", "tool_result", "tool_call")
 
 
 class _Said(NamedTuple):
-    """What a message says, and the kinds of what is left out of it."""
+    """Text of a message, and the kinds of its omitted parts."""
 
     text: str
     left_out: tuple[str, ...]
@@ -45,7 +45,7 @@ def _id(value: Any, what: str) -> str:
 
 
 def _blocks(value: Any, what: str) -> _Said:
-    """The texts among the blocks of a message, in Claude's words or LibreChat's."""
+    """Return the texts among the blocks of a message, in Claude's or LibreChat's form."""
     texts: list[str] = []
     left_out: list[str] = []
     for block in read_list(value):
@@ -70,7 +70,7 @@ def _num_files(*values: Any) -> int:
 
 
 def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
-    """One of a list: a line of messages, or a tree where they name their parents."""
+    """Parse one conversation of a list: a chain of messages, or a tree where they name their parents."""
     entries = read_objects(document["chat_messages"], "chat_messages")
     known = {entry.get("uuid") for entry in entries if isinstance(entry.get("uuid"), str)}
     nodes: list[Node] = []
@@ -114,7 +114,7 @@ def _claude_node(entry: Mapping[str, Any], parent: str | None, what: str) -> Nod
 
 
 def read_open_webui(document: Mapping[str, Any], now_s: float) -> Imported:
-    """One of a list of chats."""
+    """Parse one chat of a list."""
     chat: Mapping[str, Any] = document["chat"]
     history = chat.get("history")
     if not isinstance(history, dict) or not isinstance(history.get("messages"), dict):
@@ -130,7 +130,7 @@ def _params(chat: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _instructed(document: Mapping[str, Any], nodes: list[Node], now_s: float, system: str, *, head: Any) -> Imported:
-    """An Open WebUI chat below its instructions, if it has some."""
+    """Return an Open WebUI chat below its instructions, if it has any."""
     key = "\0instructions"
     if system.strip():
         nodes = [node if node.parent is not None else replace(node, parent=key) for node in nodes]
@@ -177,7 +177,7 @@ def _model(value: Any, role: str | None) -> dict[str, Any] | None:
 
 
 def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
-    """A file of its own: messages that name their parents, or that stand within them."""
+    """Parse a file of one conversation: messages that name their parents, or are nested in them."""
     nodes: list[Node] = []
     found: list[tuple[str | None, Any]] = []
     waiting: list[tuple[str | None, Any]] = [
@@ -227,13 +227,13 @@ def _librechat_node(entry: Mapping[str, Any], parent: str | None) -> Node:
 
 
 def is_silly_tavern(lines: Sequence[Any]) -> bool:
-    """Whether these lines are one chat of it: the first tells who talks."""
+    """Whether these lines are a SillyTavern chat: the first names the speakers."""
     first = lines[0] if lines else None
     return isinstance(first, dict) and "mes" not in first and {"user_name", "character_name"} <= first.keys()
 
 
 def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
-    """A line of messages; what else a character said there are siblings of what was chosen."""
+    """Parse a chain of messages; unchosen swipes become siblings of the chosen ones."""
     header: Mapping[str, Any] = lines[0]
     nodes: list[Node] = []
     parent: str | None = None
@@ -266,7 +266,7 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
 
 
 def _swipes(entry: Mapping[str, Any], place: int) -> tuple[list[str], int]:
-    """All that was said in a message's place, and which of it was chosen."""
+    """Return all alternative texts of a message, and the index of the chosen one."""
     what = f"the text of line {place + 2}"
     text = read_text(entry.get("mes"), what)
     others = [read_text(each, what) for each in read_list(entry.get("swipes"))]

@@ -1,7 +1,7 @@
-"""What else might have stood at a place of a reply: the most likely tokens there, computed from the tokens it was generated as.
+"""The most likely tokens at a position of a reply, computed from the token ids that it was generated as.
 
 prompt | Hel | lo | , wor | ld |        position 4 lies in the token "lo", which begins at 3
-               └ scored behind all before it, which is cached: one token is computed
+               └ scored after its cached prefix: one token is computed
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["tell_alternatives"]
 
 
 class _Place(NamedTuple):
-    """A token of a reply. prefix: packed ids of all before it. position: where in the text it begins, in characters."""
+    """A token of a reply. prefix: packed ids before it. position: where it begins in the text, in characters."""
 
     prefix: bytes
     token: bytes
@@ -40,11 +40,11 @@ class _Place(NamedTuple):
 async def tell_alternatives(
     request: Request, exchange: Exchange, tenant: Tenant, conversation_id: str, message_id: str, position: int, top: int
 ) -> dict[str, Any]:
-    """The token of a reply in which a position lies, and the `top` most likely ones there, at temperature 1 and unfiltered.
+    """Return the token of a reply at a position, and the `top` most likely tokens there, at temperature 1, unfiltered.
 
     Raises:
-        ApiError: 404: there is no such message. 400: it is no reply, or ends before the position. 409: nobody knows its tokens.
-        RadixKVError: the worker cannot take it now.
+        ApiError: 404: no such message. 400: not a reply, or it ends before the position. 409: its token ids are unknown.
+        RadixKVError: the worker rejects the request for now.
     """
     with kept_by(request).lives.held(conversation_id) as live:
         begun = await find_reply(request, live, tenant, conversation_id, message_id, None)
@@ -66,12 +66,12 @@ async def tell_alternatives(
         async for event in stream:
             if isinstance(event, PromptLogprobs):
                 scored = event
-    assert scored is not None  # one position was asked about
+    assert scored is not None  # one position was requested
     return await _told(request.app.state.backend, model, begun, place, scored)
 
 
 async def _model_of(request: Request, begun: Begun) -> ServedModel:
-    """The one that wrote a reply, where it is still served; else the one that is."""
+    """Return the model that generated a reply, if it is still served; else the served one."""
     details = begun.reply.details or {}
     try:
         return await chat_model(request, (details.get("settings") or details).get("model"))
@@ -108,7 +108,7 @@ async def _told(
         if token_id in model.info.eos_token_ids:
             text = None
         if text is not None and loses_blank:
-            text = text.removeprefix(" ")  # as the tokenizer takes it from a first word
+            text = text.removeprefix(" ")  # as the tokenizer strips it before a first word
         return {"token": name, "text": text or None, "logprob": max(LEAST_LOGPROB, logprob)}
 
     return {
@@ -121,7 +121,7 @@ async def _told(
 
 
 def _text(spelled: bytes) -> str | None:
-    """None for a piece of a character."""
+    """Return the text of a token; None for part of a character."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:

@@ -1,5 +1,5 @@
-"""Replies to a user's message, or that go on from a reply's text: the path that leads there as a prompt, and a generation of as
-many branches as drafts are wanted.
+"""Begins replies to a user's message, or continuations of a reply: the path there is the prompt of one generation, with a
+branch per draft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Asked", "begin_replies"]
 
 
 class Asked(NamedTuple):
-    """Replies to be begun. `parent`: the message they reply to. `is_repeat`: that message was there before it was sent."""
+    """Replies to begin. `parent`: the message they answer. `is_repeat`: that message existed before this request."""
 
     conversation_id: str
     parent: str
@@ -36,12 +36,11 @@ class Asked(NamedTuple):
 
 
 async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[Message]:
-    """Begin to write replies, which goes on after the request; what the same request has begun before is told instead.
+    """Begin replies, which continue after the request ends; a repeated request returns those begun before.
 
-    Raises:
-        ApiError: 404, 409, or 400: there is no such message, it is none of a user's, or the model does not take the path to it.
-            With `continue`, it is none of an assistant's. 429: the tenant is at a limit.
-        RadixKVError: the worker cannot take it now.
+    ApiError: 404, 409, or 400: no such message, not a user's (with `continue`: not an assistant's), or the model rejects the
+        path to it. 429: the tenant is at a limit.
+        RadixKVError: the worker rejects the request for now.
     """
     conversations: Conversations = request.app.state.conversations
     with conversations.lives.held(asked.conversation_id) as live:
@@ -70,7 +69,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
 
 
 async def _there(conversations: Conversations, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
-    """What an earlier try of the same request has begun."""
+    """Return the replies that an earlier try of the same request has begun."""
     ids = asked.options.ids
     if ids is None and not asked.is_repeat:
         return []
@@ -122,7 +121,7 @@ async def _start(
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
-    """Store the replies, tell of them, and have them written."""
+    """Store the replies, send them to the followers, and start writing them."""
     state = request.app.state
     conversations: Conversations = state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
