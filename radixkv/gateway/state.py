@@ -1,6 +1,6 @@
-"""What a gateway keeps from request to request: stored responses, conversations, transcripts, batches, replies under way.
+"""State of a gateway across requests: stored responses, conversations, transcripts, batches, running replies.
 
-One file holds it.
+One file stores it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from radixkv.gateway.storage.transcripts import Transcripts
 __all__ = ["kept_state"]
 
 SWEEP_S = 300.0
-"""How often what has expired is removed. It is not answered any more from the moment it expires."""
+"""How often expired entries are removed, in seconds. An expired entry is never returned, removed or not."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`,
     `state.files`, `state.batches` and `state.jobs`.
 
-    At the end all that is under way is ended and stored.
+    At the end, everything under way is ended and stored.
 
     Raises:
         DatabaseError: the state file cannot be opened, e.g. because another gateway uses it.

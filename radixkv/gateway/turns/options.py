@@ -187,7 +187,7 @@ class GenerationOptions(ApiModel):
     )
     prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None,
-        description="Extension, as in vLLM. Returns log probabilities of prompt tokens and of the most likely ones; not streamed.",
+        description="Extension, as in vLLM. Returns log probabilities of prompt tokens and the most likely ones; not streamed.",
     )
     return_token_ids: bool | None = Field(
         None, description="Extension. Returns `prompt_token_ids`, and `token_ids` of each choice."
