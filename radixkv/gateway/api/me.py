@@ -28,7 +28,7 @@ class Limits(BaseModel):
 
 
 class Rate(BaseModel):
-    """What remains of a limit per minute, and the seconds until it is full again."""
+    """The rest of a limit per minute, and the seconds until it is full again."""
 
     kind: str
     limit: int

@@ -135,7 +135,7 @@ class Connection(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None
         self._turn: asyncio.Timeout | None = None
 
-    # -- what the middleware and the sweep use
+    # -- for the middleware and the sweep
 
     @property
     def is_gone(self) -> bool:
@@ -207,7 +207,7 @@ class Connection(HttpToolsProtocol):
         elif lasted_s > (IDLE_S if self._has_asked else FIRST_S):
             self.transport.close()
 
-    # -- what comes
+    # -- input
 
     def connection_made(self, transport: Any) -> None:
         """The connection is open."""
@@ -318,7 +318,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    # -- what goes
+    # -- output
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start a response only after the client has read the previous one."""

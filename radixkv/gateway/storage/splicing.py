@@ -1,7 +1,7 @@
 """A text that continues a reply, spliced from the reply's own token ids and the new rest.
 
 the reply, as generated     | Hel | lo | , wor | ld |
-the text to go on from        H e l l o ,   w o r t h
+the text to continue          H e l l o ,   w o r t h
 input of the model          | Hel | lo | + ", worth" encoded after them
 """
 

@@ -20,7 +20,7 @@ def root_key(model: bytes, namespace: str, tools: Sequence[Mapping[str, Any]], a
 
 
 def message_bytes(message: Message) -> bytes:
-    """Serialize what of a message matters to the model. Absent fields equal empty ones; ids made by the gateway are dropped."""
+    """Serialize a message as far as the model sees it. Absent fields equal empty ones; ids of the gateway are dropped."""
     fields = {name: value for name, value in message.items() if value not in (None, "", [], {})}
     if "tool_calls" in fields:
         fields["tool_calls"] = [_canonical_call(call) for call in fields["tool_calls"]]

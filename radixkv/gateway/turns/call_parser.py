@@ -122,7 +122,7 @@ class CallParser:
         self._call: FunctionCalled | None = None  # the open one
         self._end = _ObjectEnd()
         self._has_arguments = False  # the open call's arguments are complete
-        self._is_tagged = False  # whether the open or last call stands between tags
+        self._is_tagged = False  # the open or last call is between tags
         self._follows_call = False  # separators between and after calls are not text
 
     def push(self, text: str) -> tuple[str, list[CallPiece]]:

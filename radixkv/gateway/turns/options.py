@@ -108,8 +108,8 @@ class RetentionRange(ClosedModel):
 CacheSalt = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None,
     Field(
-        description="Extension. Prefixes computed under one salt match only requests with the same salt. They count against "
-        "your quota all the same. A secret: only its hash is kept."
+        description="Extension. Prefixes computed under one salt match only requests with the same salt. They still count "
+        "against your quota. A secret: only its hash is kept."
     ),
 ]
 

@@ -5,7 +5,7 @@ tools        of a server's: web_search_*, bash_*, ...            left out
 reply        thinking, where the model thinks itself             read; else left out
              calls that a server ran, their results              left out
 tool result  image, PDF, ...                                     [image: this model reads text alone]
-user         text, documents of text, search results             read; others are refused
+user         text, documents of text, search results             read; others are rejected
 """
 
 from __future__ import annotations

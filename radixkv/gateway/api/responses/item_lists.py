@@ -51,8 +51,8 @@ class ItemLists:
         max_lists, max_bytes: bounds of each namespace.
         clock: seconds since 1970.
 
-    Every call raises ApiError 404 where the list, or an item that it names, does not exist in this namespace, and 409 where a
-    bound would be exceeded; then nothing has changed.
+    Every call raises ApiError 404 where the list, or an item that it names, does not exist in this namespace. A call that
+    would exceed a bound raises 409 and changes nothing.
     """
 
     def __init__(
