@@ -11,7 +11,7 @@ from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import TokenIds
@@ -44,28 +44,28 @@ class DetokenizeRequest(ApiModel):
 
 
 @router.post("/v1/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, request: Request, context: CurrentContext) -> dict[str, Any]:
     """The token ids of a text, or of messages as in a chat request."""
     backend: Backend = request.app.state.backend
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     if (body.prompt is None) is (body.messages is None):
         raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
     if body.messages is None:
         model = await served_model(request, body.model)
-        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", exchange.tenant.namespace)
+        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.tenant.namespace)
     else:
         model = await chat_model(request, body.model)
-        exchange.leave_out(leave_noise_out(body.messages))
+        context.leave_out(leave_noise_out(body.messages))
         tools = await off_loop(request, partial(plan_tools, body.tools, None))
         messages = await off_loop(request, partial(template_messages, body.messages))
-        transcript = await request.app.state.transcripts.read(exchange.tenant.namespace, messages, tools.tools)
+        transcript = await request.app.state.transcripts.read(context.tenant.namespace, messages, tools.tools)
         tokens = await read_prompt(backend, transcript, tools.tools)
     ids = list(unpack_tokens(tokens))
     return {"count": len(ids), "max_model_len": model.info.max_length, "tokens": ids, "token_strs": None}
 
 
 @router.post("/v1/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request, _exchange: CurrentExchange) -> dict[str, str]:
+async def detokenize(body: DetokenizeRequest, request: Request, _context: CurrentContext) -> dict[str, str]:
     """The text of token ids."""
     model = await served_model(request, body.model)
     if max(body.tokens) >= model.info.vocab_size:

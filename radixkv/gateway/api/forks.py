@@ -16,7 +16,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import Whole
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
@@ -50,15 +50,13 @@ class ForkRequest(ChatOptions):
 
 
 @router.post("/{generation_id}/fork", response_model=None, responses=streamed_or(ChatCompletion))
-async def fork_generation(
-    generation_id: str, body: ForkRequest, request: Request, exchange: CurrentExchange
-) -> Response:
+async def fork_generation(generation_id: str, body: ForkRequest, request: Request, context: CurrentContext) -> Response:
     """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
     body.check()
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     generations: Generations = state.generations
-    told = generations.find(exchange.tenant.namespace, generation_id)
+    told = generations.find(context.tenant.namespace, generation_id)
     if told is None:
         message = f"generation {generation_id!r} does not run here and is not remembered any more"
         raise ApiError(404, message, code="not_found", param="generation_id")
@@ -69,17 +67,17 @@ async def fork_generation(
     if (body.cache_salt or "") != told.cache_salt:
         message = "the generation has another cache_salt, or none; name that one"
         raise ApiError(400, message, code="invalid_value", param="cache_salt")
-    grammar = exchange.hold(await off_loop(request, body.constraint))
+    grammar = context.hold(await off_loop(request, body.constraint))
     transcript = await _transcript(state.transcripts, told, body)
     if body.messages is not None:
-        exchange.leave_out(left_out_thoughts(body.messages, model.info))
+        context.leave_out(left_out_thoughts(body.messages, model.info))
         messages = await off_loop(request, partial(template_messages, body.messages))
         tokens = await read_prompt(state.backend, transcript, ())
         nothing = {"role": "assistant", "content": ""}
         await state.transcripts.remember(transcript, nothing, tokens, b"", text="")
         transcript = state.transcripts.behind(transcript, tokens, messages)
     plan = plan_turn(body, model, transcript, plan_tools(None, None), {}, grammar, state.config.max_tokens)
-    return await answer_plan(plan, request, exchange)
+    return await answer_plan(plan, request, context)
 
 
 async def _transcript(transcripts: Transcripts, told: ToldGeneration, body: ForkRequest) -> Transcript:

@@ -20,7 +20,7 @@ from radixkv.core.errors import RadixKVError
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.connections import Connection
 from radixkv.gateway.http.gate import Cost, Gate
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
@@ -69,7 +69,7 @@ class Admission:
         self._read_limiter = Limiter()
         self._reads = FairSemaphore(None, READS_AT_ONCE)
 
-    def enter(self, scope: Scope, exchange: Exchange, tenant: Tenant) -> Cost:
+    def enter(self, scope: Scope, context: RequestContext, tenant: Tenant) -> Cost:
         """Admit a request; each admitted request must `leave`.
 
         Raises:
@@ -79,10 +79,10 @@ class Admission:
         refusal = self._gate.refusal(tenant.name, cost)
         if refusal is not None:
             raise refusal
-        exchange.tenant = tenant
+        context.tenant = tenant
         try:
             if cost is Cost.WORK:
-                exchange.admit(tenant, self._limiter)
+                context.admit(tenant, self._limiter)
             elif tenant.limits.requests_per_minute is not None:
                 num_reads = READS_PER_REQUEST * tenant.limits.requests_per_minute
                 limits = TenantLimits(requests_per_minute=num_reads)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Scope
 
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.anthropic_errors import VERSION_HEADER
 
 __all__ = ["JOB", "Answer", "post"]
@@ -68,7 +68,7 @@ async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes) -> Answer:
     return Answer(
         start["status"],
         b"".join(message.get("body", b"") for message in rest),
-        scope[EXCHANGE].request_id,
-        scope[EXCHANGE].error_code,
+        scope[REQUEST_CONTEXT].request_id,
+        scope[REQUEST_CONTEXT].error_code,
         float(after) if after.isdigit() else 0.0,
     )

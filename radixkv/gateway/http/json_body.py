@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute
 
 from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.http.refusals import refusal_of
-from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.api_model import ApiModel, unknown_fields
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.util.json_text import read_json
@@ -64,7 +64,7 @@ class _JsonRequest(Request):
         text, self._text = self._text, b""
         read = await off_loop(self, partial(_read, text, self._field))
         self.refusal = read.refusal
-        self.scope[EXCHANGE].leave_out(read.unknown)
+        self.scope[REQUEST_CONTEXT].leave_out(read.unknown)
         return read.value
 
 

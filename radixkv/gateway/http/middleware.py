@@ -26,7 +26,7 @@ from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.paths import API_PREFIX, as_served
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import error_response
-from radixkv.gateway.http.request_context import EXCHANGE, Exchange
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.http.uploads import FORM_BYTES
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
@@ -88,11 +88,11 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
-        exchange = Exchange(
+        context = RequestContext(
             _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
         )
-        scope[EXCHANGE] = exchange
-        answer = _Answer(send, exchange, _id_headers(scope))
+        scope[REQUEST_CONTEXT] = context
+        answer = _Answer(send, context, _id_headers(scope))
         if job is not None:
             await self._serve_job(scope, receive, answer, job)
             return
@@ -144,7 +144,7 @@ class GatewayMiddleware:
         CALLER.set(tenant.namespace)
         try:
             self._check_length(scope)
-            cost = self._admission.enter(scope, scope[EXCHANGE], tenant)
+            cost = self._admission.enter(scope, scope[REQUEST_CONTEXT], tenant)
         except ApiError as refusal:
             async with self._strangers.turn((tenant.name,), connection):  # also paces a flood of rejections
                 await error_response(refusal, scope)(scope, receive, answer.send)
@@ -162,10 +162,10 @@ class GatewayMiddleware:
 
     async def _serve_job(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
         """Serve a request of a batch: the job runner bounds their number, so it takes no place of the gate."""
-        exchange: Exchange = scope[EXCHANGE]
-        scope[TENANT] = exchange.tenant = tenant
+        context: RequestContext = scope[REQUEST_CONTEXT]
+        scope[TENANT] = context.tenant = tenant
         try:
-            exchange.admit(tenant, self._limiter)
+            context.admit(tenant, self._limiter)
         except LimitError as error:
             await error_response(ApiError.of(error), scope)(scope, receive, answer.send)
         else:
@@ -185,17 +185,17 @@ class GatewayMiddleware:
                 await error_response(ApiError.of(fault), scope)(scope, receive, answer.send)
 
     def _end(self, scope: Scope, answer: _Answer) -> None:
-        exchange: Exchange = scope[EXCHANGE]
+        context: RequestContext = scope[REQUEST_CONTEXT]
         route = scope.get("route")
         path = route.path if isinstance(route, Route) else "other"  # paths that clients invent are no labels
-        exchange.tenant = scope.get(TENANT)
-        exchange.end(scope["method"], path, answer.status, log=self._config.log_requests)
+        context.tenant = scope.get(TENANT)
+        context.end(scope["method"], path, answer.status, log=self._config.log_requests)
 
     async def _serve_while_known(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
         """Let the application answer; revoking the caller's key meanwhile acts as a disconnect."""
         places = self._bodies if _upload_bytes(scope, self._config) is None else self._uploads
         body = _Body(scope, receive, _max_bytes(scope, self._config), places)
-        scope[EXCHANGE].let_body_go = body.close
+        scope[REQUEST_CONTEXT].let_body_go = body.close
         try:
             if self._keys.is_open:
                 await self._serve(scope, body.receive, answer)
@@ -292,9 +292,9 @@ class _Body:
 class _Answer:
     """The response: records the status, adds the gateway's headers."""
 
-    def __init__(self, send: Send, exchange: Exchange, id_headers: Sequence[str]) -> None:
+    def __init__(self, send: Send, context: RequestContext, id_headers: Sequence[str]) -> None:
         self._send = send
-        self._exchange = exchange
+        self._context = context
         self._id_headers = id_headers
         self.status = 499  # the client disconnected before the response began
         self.has_begun = self.has_ended = False
@@ -304,7 +304,7 @@ class _Answer:
             self.status = message["status"]
             self.has_begun = True
             names = {name for name, _ in message["headers"]}
-            own = dict.fromkeys(self._id_headers, self._exchange.request_id) | self._exchange.headers
+            own = dict.fromkeys(self._id_headers, self._context.request_id) | self._context.headers
             extra = [(k.encode(), v.encode()) for k, v in own.items() if k.encode() not in names]
             message = {**message, "headers": [*message["headers"], *extra]}
         else:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body, anthropic_status, speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError, error_body
 
@@ -41,9 +41,9 @@ MAX_PARAM_CHARACTERS = 200
 
 def error_response(error: ApiError, scope: Scope) -> JSONResponse:
     """Return the HTTP response of an error to the request of `scope`."""
-    scope[EXCHANGE].error_code = error.code
+    scope[REQUEST_CONTEXT].error_code = error.code
     if speaks_anthropic(scope):
-        body = anthropic_error_body(error, scope[EXCHANGE].request_id)
+        body = anthropic_error_body(error, scope[REQUEST_CONTEXT].request_id)
         return JSONResponse(body, anthropic_status(error), headers=error.headers)
     return JSONResponse(error_body(error), error.status, headers=error.headers)
 

@@ -29,9 +29,9 @@ from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams
 from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 from radixkv.net.limits import Limiter, Slot
 
-__all__ = ["EXCHANGE", "GENERATION_ID", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
+__all__ = ["GENERATION_ID", "LEFT_OUT", "REQUEST_CONTEXT", "CurrentContext", "RequestContext", "current_context"]
 
-EXCHANGE = "radixkv.exchange"
+REQUEST_CONTEXT = "radixkv.request_context"
 """Key of the context in the request's scope."""
 
 GENERATION_ID = "x-radixkv-generation-id"
@@ -50,7 +50,7 @@ TOO_LONG_FOR_POOL = "prompt + max_tokens"
 _LOG = logging.getLogger("radixkv.gateway")
 
 
-class Exchange:
+class RequestContext:
     """State of a request from its first byte to the last of its response. The middleware creates and ends it.
 
     Attributes:
@@ -217,8 +217,8 @@ class _Meter:
     """Counts, times and records one generation."""
 
     __slots__ = (
+        "_context",
         "_cost",
-        "_exchange",
         "_generations",
         "_last_s",
         "_metrics",
@@ -231,14 +231,14 @@ class _Meter:
 
     def __init__(
         self,
-        exchange: Exchange,
+        context: RequestContext,
         metrics: Metrics,
         recording: Recording,
         generations: Generations,
         params: GenerateParams,
         transcript: Transcript,
     ) -> None:
-        self._exchange = exchange
+        self._context = context
         self._metrics = metrics
         self._recording = recording
         self._generations = generations
@@ -250,17 +250,17 @@ class _Meter:
         self._last_s: float | None = None
 
     def watch(self, events: Sequence[GenerationEvent]) -> None:
-        exchange, cost = self._exchange, self._cost
+        context, cost = self._context, self._cost
         num_before = cost.num_generated_tokens
         for event in events:
-            exchange.charge(cost.add(event))
+            context.charge(cost.add(event))
             if isinstance(event, Delta):
                 if self._told is not None:
                     self._generations.grow(self._told, event)
                 if self._recorded is not None:
                     self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
-                exchange.num_prompt_tokens += cost.num_prompt_tokens
+                context.num_prompt_tokens += cost.num_prompt_tokens
                 self._metrics.prompted(cost.num_prompt_tokens)
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
                 self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
@@ -270,13 +270,13 @@ class _Meter:
                 self._recorded = self._recording.begin(
                     namespace,
                     place.removeprefix(namespace),
-                    exchange.started_s,
+                    context.started_s,
                     self._params.sampling.max_tokens,
                     event.prompt,
                 )
             elif isinstance(event, Completed):
                 num_cached = event.usage.num_cached_tokens
-                exchange.num_cached_tokens += num_cached
+                context.num_cached_tokens += num_cached
                 self._metrics.found(num_cached)
                 if self._recorded is not None:
                     self._recorded.num_found = num_cached
@@ -286,18 +286,18 @@ class _Meter:
     def _generated(self, num_new: int) -> None:
         now_s = time.perf_counter()
         if self._last_s is None:
-            self._metrics.first_token(now_s - self._exchange.started_s)
+            self._metrics.first_token(now_s - self._context.started_s)
         else:
             self._metrics.next_tokens(now_s - self._last_s)
         self._last_s = now_s
-        self._exchange.num_generated_tokens += num_new
+        self._context.num_generated_tokens += num_new
         self._metrics.generated(num_new)
 
 
-async def current_exchange(request: Request) -> Exchange:
+async def current_context(request: Request) -> RequestContext:
     """Dependency of routes that cost something: their request, counted before its body was read."""
-    exchange: Exchange = request.scope[EXCHANGE]
-    return exchange
+    context: RequestContext = request.scope[REQUEST_CONTEXT]
+    return context
 
 
-CurrentExchange = Annotated[Exchange, Depends(current_exchange)]
+CurrentContext = Annotated[RequestContext, Depends(current_context)]

@@ -11,7 +11,7 @@ from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts, ends_in_mark
 from radixkv.gateway.turns.models import ServedModel, served_model
@@ -98,20 +98,25 @@ def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -
 
 
 async def start_turn(
-    exchange: Exchange, backend: Backend, transcript: Transcript, params: GenerateParams, *, may_shorten: bool = False
+    context: RequestContext,
+    backend: Backend,
+    transcript: Transcript,
+    params: GenerateParams,
+    *,
+    may_shorten: bool = False,
 ) -> EventStream:
-    """Begin to generate a turn after a transcript. `params`: all but the prompt; `may_shorten`: as `Exchange.generate`."""
+    """Begin a turn after a transcript. `params`: all but the prompt; `may_shorten`: see `RequestContext.generate`."""
     if transcript.history:
         behind = replace(
             params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
         )
         try:
-            return await exchange.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
+            return await context.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
         except InvalidArgumentError as error:
             if error.argument != "messages":  # the template rejects these after a reply
                 raise
     whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
-    return await exchange.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
+    return await context.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
 
 
 async def remember_reply(

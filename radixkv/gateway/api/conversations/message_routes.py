@@ -47,7 +47,7 @@ from radixkv.gateway.api.conversations.schema import (
 )
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.turns.turns import chat_model
 
 __all__ = ["router"]
@@ -98,15 +98,15 @@ async def stop_reply(conversation_id: str, message_id: str, request: Request, te
 
 @router.post("/messages/{message_id}/alternatives", response_model=None, responses=answer_of(Alternatives))
 async def tell_reply_alternatives(
-    conversation_id: str, message_id: str, body: AlternativesAsked, request: Request, exchange: CurrentExchange
+    conversation_id: str, message_id: str, body: AlternativesAsked, request: Request, context: CurrentContext
 ) -> Response:
     """The token of a reply at a position, and the most likely tokens there, with any of which a new reply can continue.
 
     Continue with one by `{"continue": true, "position": ..., "append": TEXT}`.
     """
-    assert exchange.tenant is not None
-    place = exchange.tenant, conversation_id, message_id, body.position, body.top
-    return JSONResponse(await tell_alternatives(request, exchange, *place))
+    assert context.tenant is not None
+    place = context.tenant, conversation_id, message_id, body.position, body.top
+    return JSONResponse(await tell_alternatives(request, context, *place))
 
 
 @router.delete("/messages/{message_id}", response_model=None, responses=answer_of(RemovedMessages))

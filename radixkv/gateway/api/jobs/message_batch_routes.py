@@ -22,7 +22,7 @@ from radixkv.gateway.api.jobs.batches import ANTHROPIC, Batch, BatchStore
 from radixkv.gateway.api.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_message_request
 from radixkv.gateway.api.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.util.json_text import read_json
@@ -73,13 +73,13 @@ def _store(request: Request) -> BatchStore:
     responses=_answer(MessageBatch),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _REQUESTS}}}},
 )
-async def create_batch(request: Request, tenant: CurrentTenant, exchange: CurrentExchange) -> Response:
+async def create_batch(request: Request, tenant: CurrentTenant, context: CurrentContext) -> Response:
     """Create a batch. All its requests must have `custom_id` and `params`; invalid parameters fail in their results only."""
     state, store = request.app.state, _store(request)
     async with state.one_by_one.place(tenant.namespace):  # parsed JSON is larger than its text
         content = await request.body()
         lines, unknown = await state.body_calls.call(partial(_read, content))
-        exchange.leave_out(unknown)
+        context.leave_out(unknown)
         batch = await store.create(tenant.namespace, tenant.name, ANTHROPIC, ENDPOINT, {})
         try:
             for start in range(0, len(lines), _ADDED):
@@ -89,7 +89,7 @@ async def create_batch(request: Request, tenant: CurrentTenant, exchange: Curren
             await store.delete(batch)
             state.jobs.look()
             raise
-    exchange.let_body_go()
+    context.let_body_go()
     state.jobs.look()
     return JSONResponse(message_batch_body(await store.find(tenant.namespace, ANTHROPIC, batch.id)))
 

@@ -20,7 +20,7 @@ from radixkv.gateway.api.openai.legacy_functions import FunctionChoice, Function
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
@@ -161,37 +161,37 @@ class Plan:
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
-async def create_chat_completion(body: ChatRequest, request: Request, exchange: CurrentExchange) -> Response:
+async def create_chat_completion(body: ChatRequest, request: Request, context: CurrentContext) -> Response:
     """The model's next turn, as a whole or streamed."""
-    plan = await _make_plan(body, request, exchange)
-    return await answer_plan(plan, request, exchange)
+    plan = await _make_plan(body, request, context)
+    return await answer_plan(plan, request, context)
 
 
-async def answer_plan(plan: Plan, request: Request, exchange: Exchange) -> Response:
+async def answer_plan(plan: Plan, request: Request, context: RequestContext) -> Response:
     """Generate the reply of a plan, as a whole or streamed."""
     state, body = request.app.state, plan.body
-    stream = await _start(plan, exchange, state.backend)
+    stream = await _start(plan, context, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
     return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
 
 
-async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> Plan:
+async def _make_plan(body: ChatRequest, request: Request, context: RequestContext) -> Plan:
     state = request.app.state
     body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
     arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
-    exchange.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
-    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
-    assert exchange.tenant is not None
-    exchange.leave_out(leave_noise_out(body.messages))
-    exchange.leave_out(left_out_thoughts(body.messages, model.info))
+    context.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
+    grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
+    assert context.tenant is not None
+    context.leave_out(leave_noise_out(body.messages))
+    context.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)
-    namespace = derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
+    namespace = derived_namespace(context.tenant.namespace, salt=body.cache_salt or "")
     transcript = await transcripts.read(namespace, messages, tools.tools, arguments, goes_on=goes_on)
     return plan_turn(body, model, transcript, tools, arguments, grammar, state.config.max_tokens)
 
@@ -233,23 +233,23 @@ def plan_turn(
     )
 
 
-async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
-    assert exchange.tenant is not None
+async def _start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
+    assert context.tenant is not None
     params = GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
         sampling=plan.sampling,
-        namespace=exchange.tenant.namespace,
+        namespace=context.tenant.namespace,
         adapter=plan.model.adapter,
         cache_salt=plan.body.cache_salt or "",
         truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
         retention=retention_of(plan.body.retention),
     )
     may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
-    return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
+    return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
 
 
 async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:

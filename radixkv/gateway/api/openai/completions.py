@@ -20,7 +20,7 @@ from radixkv.gateway.api.openai.completion_chunks import CompletionChunks
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
@@ -97,18 +97,18 @@ class _Plan:
 
 
 @router.post("/v1/completions", response_model=None, responses=streamed_or(Completion))
-async def create_completion(body: CompletionRequest, request: Request, exchange: CurrentExchange) -> Response:
+async def create_completion(body: CompletionRequest, request: Request, context: CurrentContext) -> Response:
     """Continuations of each prompt, as a whole or streamed."""
     backend: Backend = request.app.state.backend
-    plan = await _make_plan(body, request, exchange)
-    streams, prompts = await _start_all(plan, exchange, backend)
+    plan = await _make_plan(body, request, context)
+    streams, prompts = await _start_all(plan, context, backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, streams, prompts, backend))
     answer = await until_disconnected(request, _collect(plan, streams, prompts, backend))
     return await off_loop(request, partial(JSONResponse, answer))
 
 
-async def _make_plan(body: CompletionRequest, request: Request, exchange: Exchange) -> _Plan:
+async def _make_plan(body: CompletionRequest, request: Request, context: RequestContext) -> _Plan:
     model = await served_model(request, body.model)
     if body.suffix:
         raise ApiError(400, "suffix is not served here: leave it out", code="unsupported_parameter", param="suffix")
@@ -124,7 +124,7 @@ async def _make_plan(body: CompletionRequest, request: Request, exchange: Exchan
         max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         echoed_logprobs=body.logprobs if body.echo else None,
-        grammar=exchange.hold(await off_loop(request, body.constraint)),
+        grammar=context.hold(await off_loop(request, body.constraint)),
     )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(
@@ -142,10 +142,10 @@ def _prompts(prompt: Any) -> list[str | bytes]:
     return [prompt] if isinstance(prompt, str | bytes) else list(prompt)
 
 
-async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple[list[EventStream], list[bytes]]:
+async def _start_all(plan: _Plan, context: RequestContext, backend: Backend) -> tuple[list[EventStream], list[bytes]]:
     """Start a generation per prompt, all or none; returns them with the packed tokens of each prompt."""
-    assert exchange.tenant is not None
-    namespace = exchange.tenant.namespace
+    assert context.tenant is not None
+    namespace = context.tenant.namespace
     num_top = plan.sampling.prompt_logprobs
     streams: list[EventStream] = []
     prompts: list[bytes] = []
@@ -161,10 +161,10 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple
                 truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
-                request_id=exchange.request_id,
+                request_id=context.request_id,
                 retention=retention_of(plan.body.retention),
             )
-            streams.append(await exchange.generate(backend, params))
+            streams.append(await context.generate(backend, params))
             prompts.append(await _started(streams[-1]))
             if num_top is not None:
                 check_size(sum(map(num_tokens, prompts)), num_top, plan.sampling.n)

@@ -25,7 +25,7 @@ from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import off_loop
-from radixkv.gateway.http.request_context import EXCHANGE, Exchange
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.responses import Context, ResponseStore
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
@@ -95,21 +95,21 @@ async def make_plan(
         ApiError: 400 and 404, with the faulty field.
     """
     await off_loop(http, request.check)
-    exchange: Exchange = http.scope[EXCHANGE]
+    context: RequestContext = http.scope[REQUEST_CONTEXT]
     thinks = model.info.thinking is not None
-    exchange.leave_out(left_out_tools(request.tools))
-    exchange.leave_out(request.left_out_includes)
-    exchange.leave_out(left_out_items(request.input, thinks=thinks))
+    context.leave_out(left_out_tools(request.tools))
+    context.leave_out(request.left_out_includes)
+    context.leave_out(left_out_items(request.input, thinks=thinks))
     arguments, unread = thinking_arguments(model.info, ThinkingWish(None, request.effort))
-    exchange.leave_out("reasoning.effort" for _ in unread)
+    context.leave_out("reasoning.effort" for _ in unread)
     if request.instructions is not None:
         said, request.instructions = request.instructions, without_noise(request.instructions)
-        exchange.leave_out(["instructions"] if said != request.instructions else ())
+        context.leave_out(["instructions"] if said != request.instructions else ())
     if not model.info.has_chat_template:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
-    grammar = exchange.hold(tools.constraint or await off_loop(http, request.constraint))
+    grammar = context.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     space = derived_namespace(namespace, salt=request.cache_salt or "")
     parent, before = await _read_before(http, request, store, namespace, space)
@@ -203,23 +203,23 @@ def _told_tool(tool: ResponseTool) -> dict[str, Any]:
     return tool.model_dump(exclude_unset=True)
 
 
-async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
+async def start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
     """Begin to generate.
 
     Raises:
         ApiError: 400: the model rejects it, or it is too long.
         RadixKVError: the worker rejects it for now.
     """
-    params = _params(plan, exchange)
+    params = _params(plan, context)
     may_shorten = plan.request.max_output_tokens is None
     try:
         try:
-            return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
+            return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
         except InvalidArgumentError as error:
             if plan.request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
                 raise
             messages = await _shortened(plan, backend, error)
-            return await exchange.generate(backend, replace(params, messages=messages))
+            return await context.generate(backend, replace(params, messages=messages))
     except InvalidArgumentError as error:
         refusal = ApiError.of(error)
         if error.argument in _ABOUT_INPUT:
@@ -227,7 +227,7 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
         raise refusal from None
 
 
-def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
+def _params(plan: Plan, context: RequestContext) -> GenerateParams:
     return GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
@@ -237,7 +237,7 @@ def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
         cache_salt=plan.request.cache_salt or "",
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
         retention=retention_of(plan.request.retention),
     )
 

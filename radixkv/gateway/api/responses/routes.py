@@ -28,7 +28,7 @@ from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import offers_of
 from radixkv.gateway.http.auth import Tenant, current_tenant
 from radixkv.gateway.http.json_body import JsonRoute
-from radixkv.gateway.http.request_context import Exchange, current_exchange
+from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.storage.responses import ResponseStore, StoredResponse, UnknownResponseError
@@ -43,7 +43,7 @@ __all__ = ["router"]
 _LOG = logging.getLogger(__name__)
 
 Caller = Annotated[Tenant, Depends(current_tenant)]
-Admitted = Annotated[Exchange, Depends(current_exchange)]
+Admitted = Annotated[RequestContext, Depends(current_context)]
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 
@@ -53,15 +53,15 @@ def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 @router.post("/v1/responses", response_model=None, responses=streamed_or(ResponseObject))
-async def create_response(body: ResponseRequest, request: Request, exchange: Admitted) -> Response:
+async def create_response(body: ResponseRequest, request: Request, context: Admitted) -> Response:
     """The model's reply to the input, after a stored conversation or on its own."""
     state = request.app.state
     runs: Runs = state.runs
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     if body.background:
-        runs.check_room(exchange.tenant.namespace, exchange.tenant.limits.max_concurrent)
-    plan = await _plan_of(body, request, exchange)
-    run = await _begin(plan, request, exchange)
+        runs.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
+    plan = await _plan_of(body, request, context)
+    run = await _begin(plan, request, context)
     if body.stream:
         return EventStreamResponse(run.follow() if run.is_background else run.follow_to_end())
     if run.is_background:
@@ -70,20 +70,20 @@ async def create_response(body: ResponseRequest, request: Request, exchange: Adm
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
-async def count_input_tokens(body: ResponseRequest, request: Request, exchange: Admitted) -> dict[str, Any]:
+async def count_input_tokens(body: ResponseRequest, request: Request, context: Admitted) -> dict[str, Any]:
     """The number of prompt tokens of a request with the same fields."""
-    plan = await _plan_of(body, request, exchange)
+    plan = await _plan_of(body, request, context)
     tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools, plan.template_arguments)
     return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
 
 
-async def _plan_of(body: ResponseRequest, request: Request, exchange: Exchange) -> Plan:
+async def _plan_of(body: ResponseRequest, request: Request, context: RequestContext) -> Plan:
     state = request.app.state
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     model = await served_model(request, body.model)
     return await make_plan(
         body,
-        exchange.tenant.namespace,
+        context.tenant.namespace,
         model,
         http=request,
         store=state.store,
@@ -92,11 +92,11 @@ async def _plan_of(body: ResponseRequest, request: Request, exchange: Exchange) 
     )
 
 
-async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
+async def _begin(plan: Plan, request: Request, context: RequestContext) -> Run:
     """Start the generation; a response to be stored is in the store before its first event is sent."""
     state = request.app.state
     store: ResponseStore = state.store
-    stream = await start(plan, exchange, state.backend)
+    stream = await start(plan, context, state.backend)
     try:
         if plan.request.stores:
             await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id)

@@ -24,7 +24,7 @@ from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.keeping import kept_by
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
@@ -62,19 +62,19 @@ class PinnedPrompt(CachedPrompt):
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds after each use.")] = 300.0
 
 
-async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) -> Place:
+async def _place_of(body: CachedPrompt, request: Request, context: RequestContext) -> Place:
     backend, state = request.app.state.backend, request.app.state
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     if sum(each is not None for each in (body.prompt, body.messages, body.branch)) != 1:
         message = "one of prompt, messages and branch must be given"
         raise ApiError(400, message, code="invalid_value", param="prompt")
     if body.branch is not None:
-        return await _place_of_branch(body, body.branch, request, exchange.tenant)
-    owner = exchange.tenant.namespace or DEFAULT_NAMESPACE
+        return await _place_of_branch(body, body.branch, request, context.tenant)
+    owner = context.tenant.namespace or DEFAULT_NAMESPACE
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
     if body.messages is not None:
-        exchange.leave_out(leave_noise_out(body.messages))
+        context.leave_out(leave_noise_out(body.messages))
         tools = await off_loop(request, partial(plan_tools, body.tools, None))
         messages = await off_loop(request, partial(template_messages, body.messages))
         space = derived_namespace(owner, salt=salt)
@@ -112,17 +112,17 @@ async def _ask(request: Request, call: Any) -> Any:
 
 
 @router.post("/match")
-async def match(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
+async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
     """Number of cached tokens of a prompt. Does not count as a use: recency is unchanged."""
-    tokens, namespace = await _place_of(body, request, exchange)
+    tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
     return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": found.num_tokens}
 
 
 @router.post("/explain")
-async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
+async def explain(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
     """Where a prompt diverges from the cache, and why. Call before sending the prompt."""
-    tokens, namespace = await _place_of(body, request, exchange)
+    tokens, namespace = await _place_of(body, request, context)
     told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
     return {
         "num_prompt_tokens": told.num_prompt_tokens,
@@ -136,17 +136,17 @@ async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchang
 
 
 @router.post("/pins")
-async def pin(body: PinnedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
+async def pin(body: PinnedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
     """Pin the cached prefix of a prompt; without one, nothing is pinned."""
-    tokens, namespace = await _place_of(body, request, exchange)
+    tokens, namespace = await _place_of(body, request, context)
     pinned = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
     return _told(await _ask(request, pinned))
 
 
 @router.delete("/pins")
-async def unpin(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
+async def unpin(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
     """End the longest pin whose tokens a prompt begins with."""
-    tokens, namespace = await _place_of(body, request, exchange)
+    tokens, namespace = await _place_of(body, request, context)
 
     def end_longest(reader: RemoteReader) -> int:
         own = [one for one in reader.pins(namespace) if one.namespace == namespace and tokens.startswith(one.tokens)]

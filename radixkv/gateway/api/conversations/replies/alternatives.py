@@ -16,7 +16,7 @@ from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
@@ -38,7 +38,13 @@ class _Place(NamedTuple):
 
 
 async def tell_alternatives(
-    request: Request, exchange: Exchange, tenant: Tenant, conversation_id: str, message_id: str, position: int, top: int
+    request: Request,
+    context: RequestContext,
+    tenant: Tenant,
+    conversation_id: str,
+    message_id: str,
+    position: int,
+    top: int,
 ) -> dict[str, Any]:
     """Return the token of a reply at a position, and the `top` most likely tokens there, at temperature 1, unfiltered.
 
@@ -59,10 +65,10 @@ async def tell_alternatives(
         sampling=sampling,
         namespace=tenant.namespace,
         adapter=model.adapter,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
     )
     scored: PromptLogprobs | None = None
-    async with await exchange.generate(request.app.state.backend, params) as stream:
+    async with await context.generate(request.app.state.backend, params) as stream:
         async for event in stream:
             if isinstance(event, PromptLogprobs):
                 scored = event

@@ -19,7 +19,7 @@ from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
 from radixkv.gateway.backend.backend import EventStream
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.http.request_context import Exchange, current_exchange
+from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.turns.turns import chat_model, start_turn
 from radixkv.generation.request import GenerateParams
 
@@ -57,10 +57,10 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
                 return there
             path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
             _check_path(live, path, is_continued=begun is not None)
-            exchange = await current_exchange(request)
+            context = await current_context(request)
             conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
-            origin, stream = await _start(request, exchange, tenant, path, asked.options, kept, begun)
+            origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
                 return await _begin(request, live, asked, origin, stream)
             except BaseException:
@@ -90,7 +90,7 @@ def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> N
 
 async def _start(
     request: Request,
-    exchange: Exchange,
+    context: RequestContext,
     tenant: Tenant,
     path: Sequence[Message],
     options: ReplyOptions,
@@ -109,15 +109,15 @@ async def _start(
         sampling=settings.sampling(model, options.n, max_tokens),
         namespace=tenant.namespace,
         adapter=model.adapter,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
     )
     may_shorten = settings.max_tokens is None
-    stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
+    stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)
     ends = frozenset(model.info.eos_token_ids)
     about = {"settings": told_settings(model, stream.sampling or params.sampling)}
     if begun is not None:
         about |= begun.details
-    return Origin(tenant.namespace, model, transcript, ends, exchange.started_s, about), stream
+    return Origin(tenant.namespace, model, transcript, ends, context.started_s, about), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
