@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.calls import Calls
-from radixkv.gateway.backend.resume import Lasting
+from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
@@ -124,7 +124,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
                 stream.listen(partial(self._bell.ring, self._news))
             self._stream = stream
             return []
-        return taken if self._go_on is None else self._go_on.lasting.fresh(taken)
+        return taken if self._go_on is None else self._go_on.resumable.fresh(taken)
 
     async def __anext__(self) -> GenerationEvent:
         if not self._events:
@@ -211,7 +211,7 @@ class Backend:
             events = self._listen(await self._start(partial(self.generator.generate, params)), watch)
         else:
             go_on = _GoOn(self, params)
-            events = self._listen(await go_on.start(go_on.lasting.params), watch, go_on)
+            events = self._listen(await go_on.start(go_on.resumable.params), watch, go_on)
         events.sampling = params.sampling
         return events
 
@@ -340,7 +340,7 @@ class _GoOn:
     """Starts a generation, and resumes it on another worker after its worker is lost."""
 
     def __init__(self, backend: Backend, params: GenerateParams) -> None:
-        self.lasting = Lasting(params)
+        self.resumable = ResumableGeneration(params)
         self._backend = backend
         self._begun_s = asyncio.get_running_loop().time()
 
@@ -356,13 +356,13 @@ class _GoOn:
         Raises:
             UnavailableError: no worker was reachable in time.
         """
-        left_s = self.lasting.params.timeout_s
+        left_s = self.resumable.params.timeout_s
         if left_s is not None:
             left_s -= asyncio.get_running_loop().time() - self._begun_s
             if left_s <= 0:
                 raise error
         is_wanted = partial(_is_wanted, weakref.ref(events))
-        return _listenable(await self.start(self.lasting.again(left_s), is_wanted))
+        return _listenable(await self.start(self.resumable.again(left_s), is_wanted))
 
 
 def _is_wanted(events: weakref.ref[EventStream]) -> bool:

@@ -19,10 +19,10 @@ from radixkv.generation.params import fresh_seed
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import BranchFinished, Delta, GenerationEvent, PromptLogprobs, Started
 
-__all__ = ["Lasting"]
+__all__ = ["ResumableGeneration"]
 
 
-class Lasting:
+class ResumableGeneration:
     """Events that one generation has emitted, and the parameters to resume it. One consumer.
 
     Args:
