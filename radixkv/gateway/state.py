@@ -22,7 +22,7 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.run import Runs
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.responses import ResponseStore
-from radixkv.gateway.storage.transcript_cache import MemoLimits
+from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
 
 __all__ = ["kept_state"]
@@ -49,7 +49,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     with Database(config.state_file) as database:
         state.database = database
         state.runs = Runs()
-        limits = MemoLimits(ttl_s=config.response_ttl_s)
+        limits = TranscriptCacheLimits(ttl_s=config.response_ttl_s)
         state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
         state.store = ResponseStore(
             database,

@@ -113,7 +113,7 @@ PLANTED_BUGS = (
         "key=lambda n: n.num_tokens if by_tokens else len(n.entries)",
         "key=lambda n: n.num_tokens",
         (
-            "unit/test_memo.py::"
+            "unit/test_transcript_cache.py::"
             "test_of_all_namespaces_the_one_with_most_entries_gives_way_where_there_are_too_many_entries",
         ),
     ),

@@ -21,7 +21,7 @@ from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["Memo", "MemoLimits", "Remembered"]
+__all__ = ["Remembered", "TranscriptCache", "TranscriptCacheLimits"]
 
 _COLUMNS = "key, namespace, parent, tokens, num_reply, decoded, created_s"
 _SELECT = f"SELECT {_COLUMNS} FROM transcripts ORDER BY number"
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoLimits:
+class TranscriptCacheLimits:
     """Bounds of the cache.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Namespace:
         self.num_tokens = 0
 
 
-class Memo:
+class TranscriptCache:
     """All entries. One thread uses it; writes to the database follow asynchronously.
 
     Args:
@@ -131,7 +131,9 @@ class Memo:
         clock: seconds since 1970.
     """
 
-    def __init__(self, database: Database, limits: MemoLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, limits: TranscriptCacheLimits, clock: Callable[[], float] = time.time
+    ) -> None:
         self._database = database
         self._limits = limits
         self._clock = clock

@@ -44,7 +44,7 @@ from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.splicing import Spliced, splice, splice_whole
 from radixkv.gateway.storage.transcript import Reader, Transcript
-from radixkv.gateway.storage.transcript_cache import Memo, MemoLimits, Remembered
+from radixkv.gateway.storage.transcript_cache import Remembered, TranscriptCache, TranscriptCacheLimits
 from radixkv.gateway.storage.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.generation.request import Message, ModelInfo, Prompt
 from radixkv.generation.thinking import NUM_TAIL_TOKENS, ThinkingMarks
@@ -91,7 +91,7 @@ class Transcripts:
         self,
         reader: Reader,
         database: Database,
-        limits: MemoLimits | None = None,
+        limits: TranscriptCacheLimits | None = None,
         *,
         clock: Callable[[], float] = time.time,
         when_forgotten: Callable[[str, Collection[bytes]], None] = lambda _namespace, _keys: None,
@@ -99,7 +99,7 @@ class Transcripts:
         self._reader = reader
         self._when_forgotten = when_forgotten
         self._clock = clock
-        self._memo = Memo(database, limits or MemoLimits(), clock)
+        self._cache = TranscriptCache(database, limits or TranscriptCacheLimits(), clock)
         self._model: bytes | None = None
         self._end_ids: Collection[int] = ()
         self._trims_replies = False
@@ -141,9 +141,9 @@ class Transcripts:
         for position in range(len(listed) - 2, -1, -1):  # at least one message must follow
             if listed[position].get("role") != "assistant":
                 continue
-            found = self._memo.find(owner, keys[position])
+            found = self._cache.find(owner, keys[position])
             if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
-                self._memo.use(found)
+                self._cache.use(found)
                 return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
         return Transcript(b"", listed, listed, model, owner, keys[-1], None)
 
@@ -160,7 +160,7 @@ class Transcripts:
         found = await self._most_alike(before, last, base)
         if found is not None:
             entry, spliced = found
-            self._memo.use(entry)
+            self._cache.use(entry)
             stem = entry.all_tokens()[: -entry.num_reply]
             rest: list[Message] = [{"role": "assistant", "content": spliced.rest}]
             return whole._replace(history=stem + spliced.tokens, rest=rest, stem=stem, parent=entry.parent)
@@ -187,8 +187,8 @@ class Transcripts:
         `base`: where the model thinks, the ids before that text; other replies begin with thoughts.
         """
         namespace, begun = before.namespace, last["content"]
-        same = self._memo.find(namespace, self._link(before.key, last))
-        stem = self._memo.find(namespace, digest(before.key, b"prompt"))
+        same = self._cache.find(namespace, self._link(before.key, last))
+        stem = self._cache.find(namespace, digest(before.key, b"prompt"))
         latest = itertools.islice(reversed(stem.replies.values()), MAX_COMPARED) if stem is not None else ()
         best: tuple[Remembered, Spliced] | None = None
         for entry in ([same] if same is not None else []) + [entry for entry in latest if entry is not same]:
@@ -296,12 +296,12 @@ class Transcripts:
             return
         namespace, parent = transcript.namespace, transcript.parent
         thoughts = [prompt] if transcript.goes_on and self._marks is not None else []  # the prompt may hold them
-        prompted = self._memo.put(namespace, digest(transcript.key, b"prompt", *thoughts), prompt, b"", parent)
+        prompted = self._cache.put(namespace, digest(transcript.key, b"prompt", *thoughts), prompt, b"", parent)
         key = self._link(transcript.key, reply)
-        entry = self._memo.put(namespace, key, prompt, tokens, prompted or parent)
+        entry = self._cache.put(namespace, key, prompt, tokens, prompted or parent)
         bare = _without_thoughts(reply)
         if entry is not None and bare is not reply:
-            self._memo.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
+            self._cache.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
         if entry is not None and not entry.decoded:
             task = asyncio.get_running_loop().create_task(self._save(entry))
             self._saving.add(task)
@@ -320,9 +320,9 @@ class Transcripts:
             owner = owner_of(namespace)
             keys = self._chain(root_key(model, namespace, tools, template_arguments or {}), messages)[-2:]
             self._when_forgotten(owner, keys)
-            found = self._memo.find(owner, keys[-1])
+            found = self._cache.find(owner, keys[-1])
             if found is not None:
-                self._memo.forget(_replied(found))
+                self._cache.forget(_replied(found))
 
     async def forget_below(
         self, namespace: str, above: Sequence[Message], below: Sequence[tuple[int | None, Message]]
@@ -339,8 +339,8 @@ class Transcripts:
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
         self._when_forgotten(namespace, {root, *keys})
-        found = (self._memo.find(namespace, key) for key in keys)
-        self._memo.forget(*(_replied(entry) for entry in found if entry is not None))
+        found = (self._cache.find(namespace, key) for key in keys)
+        self._cache.forget(*(_replied(entry) for entry in found if entry is not None))
 
     def keeps_thoughts(self, messages: Sequence[Message]) -> bool:
         """Whether the template writes the thoughts of all replies among these messages, as of the last probe."""
@@ -350,7 +350,7 @@ class Transcripts:
 
     def sweep(self) -> int:
         """Drop expired entries; returns their number. Call periodically."""
-        return self._memo.sweep()
+        return self._cache.sweep()
 
     async def aclose(self) -> None:
         """Wait until all entries are handed to the database, which may be closed afterwards."""
@@ -392,7 +392,7 @@ class Transcripts:
         except RadixKVError as error:
             _LOG.info("a reply stays out of the database: %s", error)
             return
-        self._memo.save(entry)
+        self._cache.save(entry)
 
     async def _is_sound(self, entry: Remembered) -> bool:
         """Whether all replies up to this one still decode to their texts; those loaded from disk are checked once."""
@@ -404,7 +404,7 @@ class Transcripts:
                 except InvalidArgumentError:  # ids that this model does not have
                     decoded = b""
                 if decoded != part.decoded:
-                    self._memo.forget(part)
+                    self._cache.forget(part)
                     return False
             part.is_verified = True
         return True
