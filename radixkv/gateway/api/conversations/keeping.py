@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api.conversations.files.planting import Imported
+from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch

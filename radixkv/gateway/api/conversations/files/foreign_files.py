@@ -23,7 +23,13 @@ from radixkv.gateway.api.conversations.files.file_values import (
     read_text,
     read_time,
 )
-from radixkv.gateway.api.conversations.files.planting import Imported, Node, plant, require_text, with_placeholders
+from radixkv.gateway.api.conversations.files.import_tree import (
+    Imported,
+    Node,
+    import_tree,
+    require_text,
+    with_placeholders,
+)
 
 __all__ = ["is_silly_tavern", "read_claude", "read_librechat", "read_open_webui", "read_silly_tavern"]
 
@@ -80,7 +86,7 @@ def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
         parent = before if not isinstance(named, str) else named if named in known else None
         nodes.append(_claude_node(entry, parent, what))
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=document.get("name"),
@@ -137,7 +143,7 @@ def _instructed(document: Mapping[str, Any], nodes: list[Node], now_s: float, sy
         nodes.insert(0, Node(key, None, "system", system))
     chat: Mapping[str, Any] = document["chat"]
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=document.get("title") or chat.get("title"),
@@ -195,7 +201,7 @@ def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
         named = entry.get("parentMessageId")
         nodes.append(_librechat_node(entry, named if isinstance(named, str) and named in known else above))
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=document.get("title"),
@@ -254,7 +260,7 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
     if not isinstance(name, str):
         name = f"{header.get('character_name')} {header.get('create_date')}"[:512]
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=header.get("character_name"),

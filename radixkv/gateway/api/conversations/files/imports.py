@@ -30,7 +30,13 @@ from radixkv.gateway.api.conversations.files.foreign_files import (
     read_open_webui,
     read_silly_tavern,
 )
-from radixkv.gateway.api.conversations.files.planting import Imported, Node, plant, require_text, with_placeholders
+from radixkv.gateway.api.conversations.files.import_tree import (
+    Imported,
+    Node,
+    import_tree,
+    require_text,
+    with_placeholders,
+)
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.api.conversations.objects import MessageDetails
 from radixkv.gateway.api.conversations.schema import ConversationChange
@@ -146,7 +152,7 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
     if not isinstance(entries, list):
         raise RefusedError("it has no list of messages")
     nodes = [_own_node(entry, place) for place, entry in enumerate(entries)]
-    return plant(
+    return import_tree(
         nodes,
         now_s,
         title=document.get("title"),
@@ -222,7 +228,7 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
             if isinstance(child, str):
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
-    imported = plant(
+    imported = import_tree(
         nodes,
         now_s,
         title=document.get("title"),
@@ -279,7 +285,7 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
     source = read_source("open-assistant", document.get("message_tree_id"))
-    return require_text(plant(nodes, now_s, source=source))
+    return require_text(import_tree(nodes, now_s, source=source))
 
 
 _FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[Mapping[str, Any], float], Imported]], ...] = (

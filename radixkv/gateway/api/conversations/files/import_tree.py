@@ -16,7 +16,7 @@ from radixkv.gateway.api.conversations.files.file_values import RefusedError, re
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
 from radixkv.gateway.api.conversations.writing import MAX_MESSAGES, Value
 
-__all__ = ["Imported", "Node", "plant", "require_text", "with_placeholders"]
+__all__ = ["Imported", "Node", "import_tree", "require_text", "with_placeholders"]
 
 _SHOWN_CHARACTERS = 60
 _SHOWN_KINDS = ("picture", "audio", "file")
@@ -73,7 +73,7 @@ class Imported(NamedTuple):
     kept: Mapping[str, Value] = {}
 
 
-def plant(
+def import_tree(
     nodes: Sequence[Node],
     now_s: float,
     *,
