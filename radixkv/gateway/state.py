@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.jobs.batches import BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
@@ -60,7 +60,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         state.item_lists = ItemLists(
             database, max_lists=config.max_conversations, max_bytes=config.max_conversation_bytes
         )
-        state.conversations = Conversations(
+        state.conversations = ConversationService(
             database,
             state.transcripts,
             max_conversations=config.max_conversations,
@@ -95,7 +95,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.transcripts.aclose()
 
 
-async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: Conversations) -> None:
+async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: ConversationService) -> None:
     while True:
         try:
             num_removed, num_forgotten = await store.sweep(), transcripts.sweep()

@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.messages import Message, new_id
 from radixkv.gateway.api.conversations.objects import (
     Alternatives,
@@ -61,15 +61,15 @@ async def add_message(conversation_id: str, body: NewMessage, request: Request, 
 
     Repeating the same message with the same id changes nothing, and returns the stored messages.
     """
-    kept = kept_by(request)
+    service = service_of(request)
     written = {"edited": True} if body.model is None else {"model": body.model}
     thought = {"thinking": body.thinking} if body.thinking else {}
     details = written | thought if body.role == "assistant" else None
     message_id, parent = body.id or new_id("msg"), body.parent
     if parent is not None and body.position is not None:
         parent = await cut_reply(request, tenant, conversation_id, parent, body.position, message_id)
-    message = Message(message_id, parent, body.role, body.text, kept.clock(), details=details)
-    message, is_repeat = await kept.add(tenant.namespace, conversation_id, message)
+    message = Message(message_id, parent, body.role, body.text, service.clock(), details=details)
+    message, is_repeat = await service.add(tenant.namespace, conversation_id, message)
     replies: list[Message] = []
     if body.replies is not None:
         asked = Asked(conversation_id, message.id, body.replies, is_repeat)
@@ -92,7 +92,7 @@ async def add_replies(
 @router.post("/messages/{message_id}/stop", response_model=None, responses=answer_of(MessageObject))
 async def stop_reply(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """End a reply that is being written; its text so far stays. No effect on a finished reply."""
-    message = await kept_by(request).stop(tenant.namespace, conversation_id, message_id)
+    message = await service_of(request).stop(tenant.namespace, conversation_id, message_id)
     return JSONResponse(message.body())
 
 
@@ -112,7 +112,7 @@ async def tell_reply_alternatives(
 @router.delete("/messages/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def delete_message(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a message and its descendants for good; replies under way there are stopped."""
-    return JSONResponse({"ids": await kept_by(request).remove(tenant.namespace, conversation_id, message_id)})
+    return JSONResponse({"ids": await service_of(request).remove(tenant.namespace, conversation_id, message_id)})
 
 
 @router.patch("/messages/{message_id}", response_model=None, responses=answer_of(MessageObject))
@@ -124,34 +124,34 @@ async def mark_message(
         raise not_possible("one of starred and name must be given", "body")
     place = tenant.namespace, conversation_id, message_id
     name = None if body.name is None else body.name.strip()
-    return JSONResponse((await kept_by(request).mark(*place, body.starred, name)).body())
+    return JSONResponse((await service_of(request).mark(*place, body.starred, name)).body())
 
 
 @router.post("/messages/{message_id}/trash", response_model=None, responses=answer_of(RemovedMessages))
 async def throw_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Move a message and its descendants to the trash: `restore` brings them back, for 30 days. Replies there are stopped."""
-    trash = kept_by(request).trash
+    trash = service_of(request).trash
     return JSONResponse({"ids": await trash.throw_branch(tenant.namespace, conversation_id, message_id)})
 
 
 @router.post("/messages/{message_id}/restore", response_model=None, responses=answer_of(MessageList))
 async def restore_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Restore a message from the trash with its descendants."""
-    back = await kept_by(request).trash.restore_branch(tenant.namespace, conversation_id, message_id)
+    back = await service_of(request).trash.restore_branch(tenant.namespace, conversation_id, message_id)
     return JSONResponse({"messages": [each.body() for each in back]})
 
 
 @router.get("/trash", response_model=None, responses=answer_of(TrashedBranches))
 async def list_trash(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """The branches in the trash, latest first."""
-    branches = await kept_by(request).trash.branches(tenant.namespace, conversation_id)
+    branches = await service_of(request).trash.branches(tenant.namespace, conversation_id)
     return JSONResponse({"branches": [each.body() for each in branches]})
 
 
 @router.delete("/trash/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def drop_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a branch from the trash for good."""
-    trash = kept_by(request).trash
+    trash = service_of(request).trash
     return JSONResponse({"ids": await trash.drop_branch(tenant.namespace, conversation_id, message_id)})
 
 
@@ -164,16 +164,16 @@ async def add_branch(conversation_id: str, body: NewBranch, request: Request, te
 
     With `dry_run` nothing is added; `cost` holds the tokens that the next reply on it would compute.
     """
-    kept = kept_by(request)
+    service = service_of(request)
     wanted = Wanted(body.system, start=body.start, leaf_id=body.id)
     if body.edit is not None:
         wanted = wanted._replace(edited=body.edit.message, text=body.edit.text)
     if not body.dry_run:
-        copies = await kept.branch(tenant.namespace, conversation_id, body.leaf, wanted)
+        copies = await service.branch(tenant.namespace, conversation_id, body.leaf, wanted)
         return JSONResponse({"messages": [each.body() for each in copies], "leaf": copies[-1].id, "cost": None})
-    conversation = await kept.store.about(tenant.namespace, conversation_id)
-    path = await kept.store.path(tenant.namespace, conversation_id, body.leaf)
-    shared, copies = copy_branch(path, wanted, kept.clock())
+    conversation = await service.store.about(tenant.namespace, conversation_id)
+    path = await service.store.path(tenant.namespace, conversation_id, body.leaf)
+    shared, copies = copy_branch(path, wanted, service.clock())
     model = await chat_model(request, (conversation.settings or {}).get("model"))
     cost = await cost_of(request, tenant, model, [*shared, *copies])
     return JSONResponse({"messages": [], "leaf": None, "cost": cost.body()})
@@ -186,8 +186,8 @@ async def tell_costs(conversation_id: str, body: BranchCosts, request: Request, 
     For a user's message: the prompt of a reply to it. For a reply: the prompt of its continuation. `cached_tokens` is null
     without a cache service. Branches beyond 4,000,000 characters in total have null costs.
     """
-    kept = kept_by(request)
-    conversation = await kept.store.about(tenant.namespace, conversation_id)
+    service = service_of(request)
+    conversation = await service.store.about(tenant.namespace, conversation_id)
     model = await chat_model(request, body.model or (conversation.settings or {}).get("model"))
     async with request.app.state.one_by_one.place(tenant.namespace):
         costs = await costs_of(request, tenant, model, conversation_id, body.messages)

@@ -24,10 +24,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from radixkv.gateway.api.conversations.bulk import change_all
+from radixkv.gateway.api.conversations.conversation_service import ConversationService, service_of, told
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.api.conversations.files.file_values import RefusedError
 from radixkv.gateway.api.conversations.files.imports import Imported, read_conversations
-from radixkv.gateway.api.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
 from radixkv.gateway.api.conversations.objects import (
     BulkAnswer,
@@ -99,15 +99,15 @@ class _Wanted(NamedTuple):
 
 async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequence[Conversation | Found], bool]:
     """Return a page; a namespace runs one search at a time, which is cancelled when its client disconnects."""
-    kept, (limit, before_s, text, shown) = kept_by(request), wanted
+    service, (limit, before_s, text, shown) = service_of(request), wanted
     if not text:
-        return await kept.page(namespace, limit, before_s, shown)
+        return await service.page(namespace, limit, before_s, shown)
 
     async def search() -> tuple[list[Found], bool]:
         async with request.app.state.one_by_one.place(namespace):
             if (stopping := request.app.state.gate.draining()) is not None:
                 raise stopping  # a search still waiting for its turn is not begun
-            return await kept.search(namespace, text, limit, before_s, shown)
+            return await service.search(namespace, text, limit, before_s, shown)
 
     return await until_disconnected(request, search())
 
@@ -115,24 +115,24 @@ async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequ
 @router.get("/tags", response_model=None, responses=answer_of(TagList))
 async def list_tags(request: Request, tenant: CurrentTenant) -> Response:
     """All tags, with the number of conversations outside the trash that have each."""
-    tags = await kept_by(request).store.tags(tenant.namespace)
+    tags = await service_of(request).store.tags(tenant.namespace)
     return JSONResponse({"tags": [{"tag": tag, "num_conversations": count} for tag, count in tags]})
 
 
 @router.post("/bulk", response_model=None, responses=answer_of(BulkAnswer))
 async def change_several(body: BulkChange, request: Request, tenant: CurrentTenant) -> Response:
     """Change several conversations one by one; a rejected change does not stop the others."""
-    return JSONResponse(await change_all(kept_by(request), tenant.namespace, body))
+    return JSONResponse(await change_all(service_of(request), tenant.namespace, body))
 
 
 @router.post("", response_model=None, responses=answer_of(ConversationObject))
 async def create_conversation(body: NewConversation, request: Request, tenant: CurrentTenant) -> Response:
     """A new conversation, empty or with a first path of messages."""
-    kept = kept_by(request)
-    messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
+    service = service_of(request)
+    messages = await off_loop(request, partial(_first_messages, body, service.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
     settings = {} if body.settings is None else {"settings": body.settings.dump()}
-    conversation = await kept.store.create(tenant.namespace, title, messages, kept=settings)
+    conversation = await service.store.create(tenant.namespace, title, messages, kept=settings)
     return JSONResponse(conversation.body())
 
 
@@ -158,17 +158,19 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
     Each is imported as a whole or skipped as a whole; a conversation imported before gets its new messages. The Content-Type
     must be JSON, which another site's page cannot send without CORS.
     """
-    kept = kept_by(request)
+    service = service_of(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
         raise not_json()
     content = await request.body()
     async with request.app.state.one_by_one.place(tenant.namespace):
-        read = await off_loop(request, partial(read_conversations, content, kept.clock()))
-        return JSONResponse(await _import(kept, tenant.namespace, read))
+        read = await off_loop(request, partial(read_conversations, content, service.clock()))
+        return JSONResponse(await _import(service, tenant.namespace, read))
 
 
-async def _import(kept: Conversations, namespace: str, read: Sequence[Imported | RefusedError]) -> dict[str, Any]:
+async def _import(
+    service: ConversationService, namespace: str, read: Sequence[Imported | RefusedError]
+) -> dict[str, Any]:
     taken: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
     skipped: dict[str, list[int]] = {}
@@ -177,7 +179,7 @@ async def _import(kept: Conversations, namespace: str, read: Sequence[Imported |
         try:
             if isinstance(each, RefusedError):
                 raise not_possible(each.reason, "body")
-            stored, num_added = await kept.bring(namespace, each)
+            stored, num_added = await service.bring(namespace, each)
             left_out += Counter(each.left_out)
             if num_added is None:
                 taken.append(stored.body())
@@ -197,7 +199,7 @@ async def _import(kept: Conversations, namespace: str, read: Sequence[Imported |
 @router.get("/{conversation_id}", response_model=None, responses=answer_of(ConversationTree))
 async def retrieve_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """A conversation with all its messages."""
-    return JSONResponse(told(*await kept_by(request).view(tenant.namespace, conversation_id)))
+    return JSONResponse(told(*await service_of(request).view(tenant.namespace, conversation_id)))
 
 
 @router.patch("/{conversation_id}", response_model=None, responses=answer_of(ConversationObject))
@@ -208,25 +210,25 @@ async def change_conversation(
     values = body.values()
     if not values:
         raise not_possible("one of title, settings, tags, pinned and archived must be given", "body")
-    return JSONResponse((await kept_by(request).change(tenant.namespace, conversation_id, values)).body())
+    return JSONResponse((await service_of(request).change(tenant.namespace, conversation_id, values)).body())
 
 
 @router.post("/{conversation_id}/trash", response_model=None, responses=answer_of(ConversationObject))
 async def throw_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Move a conversation to the trash: `restore` brings it back, for 30 days. Replies under way are stopped."""
-    return JSONResponse((await kept_by(request).trash.throw(tenant.namespace, conversation_id)).body())
+    return JSONResponse((await service_of(request).trash.throw(tenant.namespace, conversation_id)).body())
 
 
 @router.post("/{conversation_id}/restore", response_model=None, responses=answer_of(ConversationObject))
 async def restore_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Restore a conversation from the trash; no effect on one outside it."""
-    return JSONResponse((await kept_by(request).trash.restore(tenant.namespace, conversation_id)).body())
+    return JSONResponse((await service_of(request).trash.restore(tenant.namespace, conversation_id)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)
 async def delete_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a conversation for good, also from the trash; replies under way are stopped."""
-    await kept_by(request).delete(tenant.namespace, conversation_id)
+    await service_of(request).delete(tenant.namespace, conversation_id)
     return Response(status_code=204)
 
 
@@ -243,7 +245,7 @@ async def follow_conversation(conversation_id: str, request: Request, tenant: Cu
     without messages. `removed`: ids of removed messages. `deleted`: the conversation is gone, and the stream ends. A follower
     that reads too slowly is ended; it reconnects and gets a snapshot.
     """
-    follower = await kept_by(request).follow(tenant.namespace, conversation_id)
+    follower = await service_of(request).follow(tenant.namespace, conversation_id)
     return EventStreamResponse(follower, over=follower.over)
 
 
@@ -265,7 +267,7 @@ async def export_conversation(
     ] = None,
 ) -> Response:
     """Export a conversation: the whole tree as JSON, or one branch of it as Markdown or HTML."""
-    conversation, messages = await kept_by(request).view(tenant.namespace, conversation_id)
+    conversation, messages = await service_of(request).view(tenant.namespace, conversation_id)
     if leaf is not None and all(message.id != leaf for message in messages):
         raise no_message(leaf, "leaf")
     if format == "json":

@@ -15,7 +15,7 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute
@@ -93,19 +93,19 @@ async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -
 
 async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[Conversation, Message]]:
     """Return messages that contain a turn's text, latest updated conversations first; templates strip blanks."""
-    kept, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
+    conversation_service, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
     async with request.app.state.one_by_one.place(tenant.namespace):
-        holders, _ = await kept.search(tenant.namespace, text, MAX_READ)
+        holders, _ = await conversation_service.search(tenant.namespace, text, MAX_READ)
     found = []
     for conversation in (each.conversation for each in holders):
-        _, messages = await kept.view(tenant.namespace, conversation.id)
+        _, messages = await conversation_service.view(tenant.namespace, conversation.id)
         found += [(conversation, each) for each in messages if turn.role in ("", each.role) and turn.text in each.text]
     return found[:MAX_READ]
 
 
-def _conversations(request: Request) -> Conversations:
-    kept: Conversations = request.app.state.conversations
-    return kept
+def _conversations(request: Request) -> ConversationService:
+    service: ConversationService = request.app.state.conversations
+    return service
 
 
 async def _runs_through(

@@ -21,7 +21,7 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
-from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
@@ -90,7 +90,7 @@ async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request,
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} does not go with branch", code="invalid_value", param=name)
-    store = kept_by(request).store
+    store = service_of(request).store
     conversation = await store.about(tenant.namespace, branch.conversation)
     path = await store.path(tenant.namespace, branch.conversation, branch.message)
     model = body.model or (conversation.settings or {}).get("model")

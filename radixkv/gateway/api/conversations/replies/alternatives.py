@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, unpack_tokens
-from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.backend.backend import Backend
@@ -52,7 +52,7 @@ async def tell_alternatives(
         ApiError: 404: no such message. 400: not a reply, or it ends before the position. 409: its token ids are unknown.
         RadixKVError: the worker rejects the request for now.
     """
-    with kept_by(request).lives.held(conversation_id) as live:
+    with service_of(request).lives.held(conversation_id) as live:
         begun = await find_reply(request, live, tenant, conversation_id, message_id, None)
         if position >= len(begun.text):
             bound = f"it must be below {len(begun.text)}, the characters of the reply now"
@@ -89,7 +89,7 @@ async def _model_of(request: Request, begun: Begun) -> ServedModel:
 
 async def _find(request: Request, tenant: Tenant, conversation_id: str, begun: Begun, position: int) -> _Place:
     transcripts: Transcripts = request.app.state.transcripts
-    path = await kept_by(request).store.path(tenant.namespace, conversation_id, begun.parent)
+    path = await service_of(request).store.path(tenant.namespace, conversation_id, begun.parent)
     transcript = await begun.transcript(request, tenant, path)
     tokens = await read_prompt(request.app.state.backend, transcript, ())
     stem = transcript.stem

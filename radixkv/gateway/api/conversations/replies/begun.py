@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.refusals import not_possible
 from radixkv.gateway.api.conversations.replies.live import Growing, Live
@@ -67,7 +67,7 @@ async def find_reply(
     Raises:
         ApiError: 404: no such message. 400: not a reply, or shorter.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     found = live.current(await conversations.store.message(tenant.namespace, conversation_id, message_id))
     if found.role != "assistant" or found.parent is None:
         message = f"message {message_id!r} is of role {found.role}; only a reply to a message can be gone on from"
@@ -92,7 +92,7 @@ async def cut_reply(
     Raises:
         ApiError: as `find_reply`, and as `add` of a message.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     with conversations.lives.held(conversation_id) as live:
         begun = await find_reply(request, live, tenant, conversation_id, message_id, position)
         if begun.growing is None and begun.text == begun.reply.text:

@@ -13,7 +13,7 @@ from radixkv.core.api import MatchResult
 from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.storage.transcripts import Transcripts
@@ -59,7 +59,7 @@ async def cost_of(request: Request, tenant: Tenant, model: ServedModel, path: Se
         UnavailableError: the worker cannot be reached.
     """
     state = request.app.state
-    conversations: Conversations = state.conversations
+    conversations: ConversationService = state.conversations
     transcripts: Transcripts = state.transcripts
     goes_on = path[-1].role == "assistant"
     transcript = await transcripts.read(tenant.namespace, conversations.turns_of(path), goes_on=goes_on)
@@ -77,7 +77,7 @@ async def costs_of(
     Raises:
         ApiError: 404: one of them does not exist.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     costs: list[Cost] = []
     left = MAX_READ_CHARACTERS
     for message_id in message_ids:

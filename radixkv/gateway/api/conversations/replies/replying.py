@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
@@ -42,7 +42,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
         path to it. 429: the tenant is at a limit.
         RadixKVError: the worker rejects the request for now.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     with conversations.lives.held(asked.conversation_id) as live:
         async with live.beginning:
             begun = None
@@ -68,7 +68,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
                 raise
 
 
-async def _there(conversations: Conversations, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
+async def _there(conversations: ConversationService, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
     """Return the replies that an earlier try of the same request has begun."""
     ids = asked.options.ids
     if ids is None and not asked.is_repeat:
@@ -123,7 +123,7 @@ async def _start(
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
     """Store the replies, send them to the followers, and start writing them."""
     state = request.app.state
-    conversations: Conversations = state.conversations
+    conversations: ConversationService = state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
     now_s = conversations.clock()
     text, about = origin.transcript.begun, dict(origin.about) or None

@@ -27,12 +27,12 @@ from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.generation.request import Message as Turn
 
-__all__ = ["Conversations", "kept_by", "told", "turn_of"]
+__all__ = ["ConversationService", "service_of", "told", "turn_of"]
 
 _LOG = logging.getLogger(__name__)
 
 
-class Conversations:
+class ConversationService:
     """Conversations of all namespaces: stored, followed, written. The event loop owns it.
 
     Args:
@@ -245,10 +245,10 @@ class Conversations:
             _LOG.warning("the token ids of %d deleted messages are still remembered: %s", len(removed), error)
 
 
-def kept_by(request: Request) -> Conversations:
+def service_of(request: Request) -> ConversationService:
     """Return the application's conversations."""
-    kept: Conversations = request.app.state.conversations
-    return kept
+    service: ConversationService = request.app.state.conversations
+    return service
 
 
 def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
