@@ -19,7 +19,7 @@ from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.jobs.running import JobRunner
 from radixkv.gateway.api.responses.item_lists import ItemLists
-from radixkv.gateway.api.responses.run import Runs
+from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.responses import ResponseStore
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
-    `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`,
+    `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.response_tasks`,
     `state.files`, `state.batches` and `state.jobs`.
 
     At the end, everything under way is ended and stored.
@@ -48,7 +48,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     config = state.config
     with Database(config.state_file) as database:
         state.database = database
-        state.runs = Runs()
+        state.response_tasks = ResponseTasks()
         limits = TranscriptCacheLimits(ttl_s=config.response_ttl_s)
         state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
         state.store = ResponseStore(
@@ -90,7 +90,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             with suppress(asyncio.CancelledError):
                 await sweeping
             await state.jobs.aclose()
-            await state.runs.aclose()
+            await state.response_tasks.aclose()
             await state.conversations.aclose()
             await state.transcripts.aclose()
 

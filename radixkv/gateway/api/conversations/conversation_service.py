@@ -16,7 +16,7 @@ from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
 from radixkv.gateway.api.conversations.replies.live import Follower, Live, Lives
-from radixkv.gateway.api.conversations.replies.running import Runs
+from radixkv.gateway.api.conversations.replies.reply_task import ReplyTasks
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
@@ -58,7 +58,7 @@ class ConversationService:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
         self.lives = Lives()
         self.trash = Trash(self.store.trash, self.lives, self._forget)
-        self.runs = Runs(self.store)
+        self.reply_tasks = ReplyTasks(self.store)
         self.transcripts = transcripts
         self.clock = clock
         self._system_prompt = system_prompt
@@ -223,7 +223,7 @@ class ConversationService:
     async def aclose(self) -> None:
         """End all replies and wait until each is stored: the server stops."""
         self.lives.end_followers()
-        await self.runs.aclose()
+        await self.reply_tasks.aclose()
 
     def turns_of(self, path: Sequence[Message]) -> list[Turn]:
         """Return a path as turns for chat templates, after the server's own system prompt where it has none."""

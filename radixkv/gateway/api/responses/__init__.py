@@ -3,7 +3,7 @@
 routes            requests
 schema            request fields
 plan              a parsed request
-run               one running response
+response_task     one running response
 items             items of the API
 output            output items and events as they grow
 tools             tools and calls

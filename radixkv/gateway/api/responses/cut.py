@@ -9,7 +9,7 @@ from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
-from radixkv.gateway.api.responses.run import Runs
+from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.protocol.errors import ApiError
@@ -74,11 +74,11 @@ async def cut_response(
         ApiError: 400: its text is shorter, or its output does not begin with the text.
     """
     state, response_id, position = http.app.state, request.previous_response_id or "", request.position or 0
-    runs: Runs = state.runs
-    run = runs.find(namespace, response_id)
+    tasks: ResponseTasks = state.response_tasks
+    task = tasks.find(namespace, response_id)
     output = context.items[len(context.items) - context.num_output :]
     turn = assistant_turn(output) or {}
-    text: str = run.text if run is not None else turn.get("content", "")
+    text: str = task.text if task is not None else turn.get("content", "")
     if position > len(text):
         message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
         raise ApiError(400, message, code="invalid_value", param="position")
@@ -86,7 +86,7 @@ async def cut_response(
     before = context.items[: len(context.items) - context.num_output]
     try:
         transcript, tools, arguments = await _transcript(
-            state, namespace, space, context, before, begun, run.generation_id if run else ""
+            state, namespace, space, context, before, begun, task.generation_id if task else ""
         )
         tokens = await read_prompt(state.backend, transcript, tools, arguments)
         await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")

@@ -23,7 +23,7 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.items import assistant_turn, page_of
 from radixkv.gateway.api.responses.openapi import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.api.responses.plan import Plan, make_plan, start
-from radixkv.gateway.api.responses.run import Run, Runs
+from radixkv.gateway.api.responses.response_task import ResponseTask, ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import offers_of
 from radixkv.gateway.http.auth import Tenant, current_tenant
@@ -56,17 +56,17 @@ def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 async def create_response(body: ResponseRequest, request: Request, context: Admitted) -> Response:
     """The model's reply to the input, after a stored conversation or on its own."""
     state = request.app.state
-    runs: Runs = state.runs
+    tasks: ResponseTasks = state.response_tasks
     assert context.tenant is not None
     if body.background:
-        runs.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
+        tasks.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
     plan = await _plan_of(body, request, context)
-    run = await _begin(plan, request, context)
+    task = await _begin(plan, request, context)
     if body.stream:
-        return EventStreamResponse(run.follow() if run.is_background else run.follow_to_end())
-    if run.is_background:
-        return JSONResponse(run.body)
-    return JSONResponse(await _finished(run, request))
+        return EventStreamResponse(task.follow() if task.is_background else task.follow_to_end())
+    if task.is_background:
+        return JSONResponse(task.body)
+    return JSONResponse(await _finished(task, request))
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
@@ -92,7 +92,7 @@ async def _plan_of(body: ResponseRequest, request: Request, context: RequestCont
     )
 
 
-async def _begin(plan: Plan, request: Request, context: RequestContext) -> Run:
+async def _begin(plan: Plan, request: Request, context: RequestContext) -> ResponseTask:
     """Start the generation; a response to be stored is in the store before its first event is sent."""
     state = request.app.state
     store: ResponseStore = state.store
@@ -109,7 +109,7 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Run:
         if plan.request.conversation_id is not None and body["status"] in ("completed", "incomplete"):
             await _add_to_conversation(plan, body, state.item_lists)
 
-    run = Run(
+    task = ResponseTask(
         plan.body,
         plan.namespace,
         stream,
@@ -120,8 +120,8 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Run:
         on_end=on_end,
         keeps_events=bool(plan.request.stream),
     )
-    state.runs.add(run)
-    return run
+    state.response_tasks.add(task)
+    return task
 
 
 async def _keep(
@@ -150,18 +150,18 @@ async def _add_to_conversation(plan: Plan, body: dict[str, Any], lists: ItemList
         _LOG.warning("response %s is not added to its conversation: %s", body["id"], refusal)
 
 
-async def _finished(run: Run, request: Request) -> dict[str, Any]:
+async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:
     """Return the whole response at the end of the generation.
 
     Raises:
         ApiError: the generation failed. The stored response holds the same error.
     """
     try:
-        body = await until_disconnected(request, run.wait())
+        body = await until_disconnected(request, task.wait())
     finally:
-        run.stop()
-    if run.failure is not None:
-        raise run.failure
+        task.stop()
+    if task.failure is not None:
+        raise task.failure
     return body
 
 
@@ -176,27 +176,27 @@ async def retrieve_response(
     starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events after this number.")] = None,
 ) -> Response:
     """A stored response, or one under way."""
-    runs: Runs = request.app.state.runs
+    tasks: ResponseTasks = request.app.state.response_tasks
     if not stream:
-        run = runs.find(tenant.namespace, response_id)
-        body = await run.told() if run is not None else (await _stored(request, tenant, response_id)).body
+        task = tasks.find(tenant.namespace, response_id)
+        body = await task.told() if task is not None else (await _stored(request, tenant, response_id)).body
         return JSONResponse(body)
-    run = runs.find(tenant.namespace, response_id, finished=True)
-    if run is None:
+    task = tasks.find(tenant.namespace, response_id, finished=True)
+    if task is None:
         await _stored(request, tenant, response_id)
-    if run is None or not (run.is_background and run.keeps_events):
+    if task is None or not (task.is_background and task.keeps_events):
         message = "its events are not kept; stream a response made with background and stream, while it is recent"
         raise ApiError(400, message, code="not_streamable", param="stream")
-    return EventStreamResponse(run.follow(0 if starting_after is None else starting_after + 1))
+    return EventStreamResponse(task.follow(0 if starting_after is None else starting_after + 1))
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=_answer(ResponseObject))
 async def cancel_response(response_id: str, request: Request, tenant: Caller) -> Response:
     """End a running response; its output so far stays."""
-    run = request.app.state.runs.find(tenant.namespace, response_id)
-    if run is not None:
-        run.stop()
-        return JSONResponse(await run.wait())
+    task = request.app.state.response_tasks.find(tenant.namespace, response_id)
+    if task is not None:
+        task.stop()
+        return JSONResponse(await task.wait())
     stored = await _stored(request, tenant, response_id)
     if stored.status != "cancelled":
         message = f"the response is {stored.status} already; it cannot be cancelled any more"
@@ -208,16 +208,16 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
 async def delete_response(response_id: str, request: Request, tenant: Caller) -> Response:
     """Remove a response. Responses that continue it stay, with their full history."""
     state = request.app.state
-    run = state.runs.find(tenant.namespace, response_id)
-    if run is not None:
-        run.stop()
-        await run.wait()
+    task = state.response_tasks.find(tenant.namespace, response_id)
+    if task is not None:
+        task.stop()
+        await task.wait()
     try:
         context = await state.store.context(tenant.namespace, response_id)
         await state.store.delete(tenant.namespace, response_id)
     except UnknownResponseError as error:
         raise _not_found(error) from None
-    state.runs.forget(response_id)
+    state.response_tasks.forget(response_id)
     info = await state.backend.model()
     await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

@@ -14,7 +14,7 @@ from radixkv.gateway.api.conversations.messages import Conversation, Message, ne
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.api.conversations.replies.live import Live
-from radixkv.gateway.api.conversations.replies.running import Origin, Run
+from radixkv.gateway.api.conversations.replies.reply_task import Origin, ReplyTask
 from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
 from radixkv.gateway.backend.backend import EventStream
@@ -58,7 +58,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
             _check_path(live, path, is_continued=begun is not None)
             context = await current_context(request)
-            conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
+            conversations.reply_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
             origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
@@ -134,11 +134,11 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
         change = await conversations.store.begin(origin.namespace, asked.conversation_id, replies, live.version)
         conversations.lives.hold(asked.conversation_id)
 
-        def end(run: Run) -> None:
-            conversations.runs.remove(run)
+        def end(task: ReplyTask) -> None:
+            conversations.reply_tasks.remove(task)
             conversations.lives.let_go(live)
 
-        run = Run(
+        task = ReplyTask(
             live,
             change.messages,
             origin,
@@ -148,6 +148,6 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
             state.backend,
             when_ended=end,
         )
-        conversations.runs.add(run)
+        conversations.reply_tasks.add(task)
         live.tell_change(change)
         return change.messages

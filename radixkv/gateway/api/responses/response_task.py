@@ -1,6 +1,6 @@
 """One running response: a task that turns the worker's events into output, and its followers.
 
-    worker -> EventStream -> Run (a task) -> frames 0, 1, 2 ... -> any number of followers, from any frame on
+    worker -> EventStream -> ResponseTask (a task) -> frames 0, 1, 2 ... -> any number of followers, from any frame on
                                           -> the store, before the last frame
 
 A response outside the background ends when its request's client disconnects.
@@ -27,7 +27,7 @@ from radixkv.gateway.turns.replies import Growth, Reply
 from radixkv.gateway.turns.turns import begin_replies
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
-__all__ = ["Ending", "Run", "Runs"]
+__all__ = ["Ending", "ResponseTask", "ResponseTasks"]
 
 MAX_BACKGROUND = 256
 """Concurrent background responses of all namespaces; a single namespace may have half as many."""
@@ -44,11 +44,11 @@ class Ending(Protocol):
     def __call__(self, body: dict[str, Any], reply: Reply, prompt: bytes) -> Awaitable[None]: ...
 
 
-class Run:
+class ResponseTask:
     """The generation of one response. The event loop owns it.
 
     Args:
-        body: the response object; the run fills it in.
+        body: the response object; the task fills it in.
         namespace: of its owner.
         stream: the worker's events.
         reply: parses them.
@@ -109,7 +109,7 @@ class Run:
         return self._has_ended
 
     async def wait(self) -> dict[str, Any]:
-        """Return the finished body. Cancelling the wait does not end the run."""
+        """Return the finished body. Cancelling the wait does not end the task."""
         await asyncio.wait((self._task,))
         return self.body
 
@@ -129,7 +129,7 @@ class Run:
         self._stream.fail(error)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Register `callback` for the complete end of the run."""
+        """Register `callback` for the complete end of the task."""
         self._task.add_done_callback(lambda _: callback())
 
     async def follow(self, first: int = 0) -> AsyncGenerator[bytes, None]:
@@ -145,7 +145,7 @@ class Run:
                 await news.wait()
 
     def follow_to_end(self) -> AsyncIterator[bytes]:
-        """Return all events; the run is stopped when its follower leaves early."""
+        """Return all events; the task is stopped when its follower leaves early."""
         return _OnlyFollower(self)
 
     # -- the task
@@ -239,21 +239,21 @@ class Run:
 
 
 class _OnlyFollower(AsyncIterator[bytes]):
-    """Follows a run for its only reader; closing or dropping it stops the run."""
+    """Follows a task for its only reader; closing or dropping it stops the task."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._frames = run.follow()
+    def __init__(self, task: ResponseTask) -> None:
+        self._task = task
+        self._frames = task.follow()
 
     async def __anext__(self) -> bytes:
         return await anext(self._frames)
 
     async def aclose(self) -> None:
-        self._run.stop()
+        self._task.stop()
         await self._frames.aclose()
 
     def __del__(self) -> None:
-        self._run.stop()
+        self._task.stop()
 
 
 def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:
@@ -267,12 +267,12 @@ def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:
     }
 
 
-class Runs:
+class ResponseTasks:
     """Running responses, and the events of some finished ones. The event loop owns it."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Run] = {}
-        self._finished: OrderedDict[str, Run] = OrderedDict()
+        self._running: dict[str, ResponseTask] = {}
+        self._finished: OrderedDict[str, ResponseTask] = OrderedDict()
         self._num_background: Counter[str] = Counter()
 
     def check_room(self, namespace: str, max_concurrent: int | None) -> None:
@@ -282,17 +282,17 @@ class Runs:
         if num_own >= bound or num_all >= MAX_BACKGROUND:
             raise LimitError(f"{num_own} of your responses run in the background already; try again later")
 
-    def add(self, run: Run) -> None:
-        """Register a run that has begun."""
-        response_id = run.body["id"]
-        self._running[response_id] = run
-        self._num_background[run.namespace] += run.is_background
-        run.when_ended(lambda: self._ended(response_id))
+    def add(self, task: ResponseTask) -> None:
+        """Register a task that has begun."""
+        response_id = task.body["id"]
+        self._running[response_id] = task
+        self._num_background[task.namespace] += task.is_background
+        task.when_ended(lambda: self._ended(response_id))
 
-    def find(self, namespace: str, response_id: str, *, finished: bool = False) -> Run | None:
-        """Return the run of a running response; with `finished`, also of a finished one that can still be followed."""
-        run = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
-        return run if run is not None and run.namespace == namespace else None
+    def find(self, namespace: str, response_id: str, *, finished: bool = False) -> ResponseTask | None:
+        """Return the task of a running response; with `finished`, also of a finished one that can still be followed."""
+        task = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
+        return task if task is not None and task.namespace == namespace else None
 
     def forget(self, response_id: str) -> None:
         """Drop the events of a deleted response."""
@@ -300,7 +300,7 @@ class Runs:
 
     async def wait_empty(self, timeout_s: float) -> bool:
         """Wait until none runs; False if some still run after `timeout_s`."""
-        waiting = [asyncio.ensure_future(run.wait()) for run in self._running.values()]
+        waiting = [asyncio.ensure_future(task.wait()) for task in self._running.values()]
         if not waiting:
             return True
         _, left = await asyncio.wait(waiting, timeout=max(0.0, timeout_s))
@@ -309,18 +309,18 @@ class Runs:
         return not left
 
     async def aclose(self) -> None:
-        """End all runs and wait until each is stored: the server stops."""
-        runs = list(self._running.values())
-        for run in runs:
-            run.abort(UnavailableError("the server is stopping"))
-        for run in runs:
-            await run.wait()
+        """End all tasks and wait until each is stored: the server stops."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.abort(UnavailableError("the server is stopping"))
+        for task in tasks:
+            await task.wait()
 
     def _ended(self, response_id: str) -> None:
-        run = self._running.pop(response_id)
-        self._num_background[run.namespace] -= run.is_background
+        task = self._running.pop(response_id)
+        self._num_background[task.namespace] -= task.is_background
         self._num_background += Counter()  # drops zero counts
-        if run.is_background and run.keeps_events:
-            self._finished[response_id] = run
+        if task.is_background and task.keeps_events:
+            self._finished[response_id] = task
             while len(self._finished) > MAX_FINISHED:
                 self._finished.popitem(last=False)

@@ -1,6 +1,6 @@
 """Running replies: one task per generation, which outlives the request that began it.
 
-worker -> EventStream -> Run (a task) -> replies that grow -> followers, at once
+worker -> EventStream -> ReplyTask (a task) -> replies that grow -> followers, at once
                                                            -> the store, every half second and before their end is sent
 """
 
@@ -27,7 +27,7 @@ from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.turns import begin_replies, remember_reply
 from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
 
-__all__ = ["Branch", "Origin", "Run", "Runs"]
+__all__ = ["Branch", "Origin", "ReplyTask", "ReplyTasks"]
 
 MAX_RUNNING = 256
 """Concurrent generations of all namespaces; a single namespace may have half as many."""
@@ -45,7 +45,7 @@ class Origin:
     """Origin of a generation: its request and its prompt.
 
     namespace: of its owner. model: of its replies. transcript: its prompt. end_ids: tokens that end a reply.
-    started_s: time of the request, on the clock of `Run`. about: other details of its replies.
+    started_s: time of the request, on the clock of `ReplyTask`. about: other details of its replies.
     """
 
     namespace: str
@@ -59,13 +59,13 @@ class Origin:
 class Branch:
     """One reply of a generation."""
 
-    def __init__(self, run: Run, message: Message, reply: Reply) -> None:
+    def __init__(self, task: ReplyTask, message: Message, reply: Reply) -> None:
         self.message = message
         self.reply = reply
         self.first_text_s: float | None = None
         self.ended_s: float | None = None
         self.num_saved = len(message.text)  # characters
-        self._run = run
+        self._task = task
 
     @property
     def is_running(self) -> bool:
@@ -74,33 +74,33 @@ class Branch:
 
     async def stop(self) -> None:
         """End it; its text so far stays. The caller holds the lock `changing`."""
-        await self._run.stop(self)
+        await self._task.stop(self)
 
     async def remember(self) -> None:
         """Cache the token ids of a stopped reply for the next turn."""
-        await self._run.remember_stopped(self)
+        await self._task.remember_stopped(self)
 
     def drop(self) -> None:
         """End it; its message is gone."""
-        self._run.drop(self)
+        self._task.drop(self)
 
     async def within(self, text: str) -> Transcript | None:
         """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
-        return await self._run.within(self, text)
+        return await self._task.within(self, text)
 
 
-class Run:
+class ReplyTask:
     """The generation of one or more replies to one message. The event loop owns it.
 
     Args:
-        live: the conversation; the caller holds its lock `changing`. The run holds the conversation until its end.
+        live: the conversation; the caller holds its lock `changing`. The task holds the conversation until its end.
         messages: the replies, stored as running.
         origin: of the generation.
         stream: the worker's events.
         store: of the replies.
         transcripts: cache of their token ids.
         reader: the worker, for its tokenizer.
-        when_ended: called at the complete end of the run.
+        when_ended: called at the complete end of the task.
         clock: seconds, as `time.perf_counter`.
     """
 
@@ -114,7 +114,7 @@ class Run:
         transcripts: Transcripts,
         reader: Reader,
         *,
-        when_ended: Callable[[Run], None],
+        when_ended: Callable[[ReplyTask], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.live = live
@@ -138,7 +138,7 @@ class Run:
         self._task.add_done_callback(lambda _: when_ended(self))
 
     async def wait(self) -> None:
-        """Wait until everything is stored. Cancelling the wait does not end the run."""
+        """Wait until everything is stored. Cancelling the wait does not end the task."""
         await asyncio.wait((self._task,))
 
     def abort(self) -> None:
@@ -303,12 +303,12 @@ class Run:
             self._stream.close()
 
 
-class Runs:
+class ReplyTasks:
     """The running generations. The event loop owns it."""
 
     def __init__(self, store: ConversationStore) -> None:
         self._store = store
-        self._running: set[Run] = set()
+        self._running: set[ReplyTask] = set()
         self._num_running: Counter[str] = Counter()
         self._saving: asyncio.Task[None] | None = None
 
@@ -318,22 +318,22 @@ class Runs:
         if num_own >= min(MAX_RUNNING // 2, max_concurrent or MAX_RUNNING) or num_all >= MAX_RUNNING:
             raise LimitError(f"{num_own} of your replies are being written already; try again later")
 
-    def add(self, run: Run) -> None:
-        """Register a run."""
-        self._running.add(run)
-        self._num_running[run.namespace] += 1
+    def add(self, task: ReplyTask) -> None:
+        """Register a task."""
+        self._running.add(task)
+        self._num_running[task.namespace] += 1
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="radixkv-save-replies")
 
-    def remove(self, run: Run) -> None:
-        """Remove an ended run."""
-        self._running.remove(run)
-        self._num_running[run.namespace] -= 1
+    def remove(self, task: ReplyTask) -> None:
+        """Remove an ended task."""
+        self._running.remove(task)
+        self._num_running[task.namespace] -= 1
         self._num_running += Counter()  # drops zero counts
 
     async def wait_empty(self, timeout_s: float) -> bool:
         """Wait until none runs; False if some still run after `timeout_s`."""
-        waiting = [asyncio.ensure_future(run.wait()) for run in self._running]
+        waiting = [asyncio.ensure_future(task.wait()) for task in self._running]
         if not waiting:
             return True
         _, left = await asyncio.wait(waiting, timeout=max(0.0, timeout_s))
@@ -342,24 +342,24 @@ class Runs:
         return not left
 
     def abort_all(self) -> None:
-        """End all runs soon: the server stops."""
-        for run in self._running:
-            run.abort()
+        """End all tasks soon: the server stops."""
+        for task in self._running:
+            task.abort()
 
     async def aclose(self) -> None:
-        """End all runs and wait until each is stored: the server stops."""
+        """End all tasks and wait until each is stored: the server stops."""
         self.abort_all()
-        for run in list(self._running):
-            await run.wait()
+        for task in list(self._running):
+            await task.wait()
         if self._saving is not None:
             self._saving.cancel()
             await asyncio.wait((self._saving,))
 
     async def _save(self) -> None:
-        """Store the text so far, periodically, while a run exists."""
+        """Store the text so far, periodically, while a task exists."""
         while self._running:
             await asyncio.sleep(SAVE_S)
-            growths = [growth for run in self._running for growth in run.unsaved()]
+            growths = [growth for task in self._running for growth in task.unsaved()]
             try:
                 if growths:
                     await self._store.save(growths)
