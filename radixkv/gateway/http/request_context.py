@@ -183,7 +183,7 @@ class RequestContext:
     async def _loosen(self, refused: Constraint, error: InvalidArgumentError) -> None:
         """Retry with less of a schema that the engine rejects; a strict schema is rejected with its field's name."""
         if refused.looser is None:
-            raise InvalidArgumentError(refused.param, refused.told, error.bound) from None
+            raise InvalidArgumentError(refused.param, refused.excerpt, error.bound) from None
         self.hold(await asyncio.to_thread(refused.looser))
 
     def charge(self, num_tokens: int) -> None:

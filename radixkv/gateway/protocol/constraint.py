@@ -15,13 +15,13 @@ class Constraint:
     """Output constraint of a reply, as set by the caller's fields.
 
     Attributes:
-        param: the field. told: the beginning of its text.
+        param: the field. excerpt: the beginning of its text.
         left_out: parts that the grammar does not enforce: fields, and keywords of schemas.
         looser: the next constraint to try where the engine rejects this one; None: the caller gets the rejection.
     """
 
     grammar: Grammar
     param: str
-    told: str
+    excerpt: str
     left_out: tuple[str, ...] = ()
     looser: Callable[[], Constraint] | None = None

@@ -42,8 +42,8 @@ from radixkv.util.fair_semaphore import CALLER
 __all__ = ["JobRunner"]
 
 ALONE, BESIDE_PEOPLE = 32, 4
-"""Concurrent requests of batches: without an interactive request in the last `PRESENT_S`, and with one. A worker has 64
-streams by default, and gives its background at most three quarters."""
+"""Concurrent requests of batches: without an interactive request in the last `PRESENT_S`, and with one. A worker runs
+64 branches by default, and gives its background at most three quarters of them."""
 
 PRESENT_S = 60.0
 MAX_BYTES = 16 * 1024 * 1024

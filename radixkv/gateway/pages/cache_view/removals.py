@@ -18,12 +18,12 @@ class Removals:
 
     Args:
         open_reader: gives a new reader of the pool.
-        tell: called on that thread with the ids of blocks that can no longer be matched.
+        on_removed: called on that thread with the ids of blocks that can no longer be matched.
     """
 
-    def __init__(self, open_reader: Callable[[], RemoteReader], tell: Callable[[Sequence[int]], None]) -> None:
+    def __init__(self, open_reader: Callable[[], RemoteReader], on_removed: Callable[[Sequence[int]], None]) -> None:
         self._open_reader = open_reader
-        self._tell = tell
+        self._on_removed = on_removed
         self._is_closed = threading.Event()
         self._reader: RemoteReader | None = None
         self._gate = threading.Lock()
@@ -56,4 +56,4 @@ class Removals:
     def _follow(self, reader: RemoteReader) -> None:
         for event in reader.follow_events():
             if event.kind == "removed" and not self._is_closed.is_set():
-                self._tell(event.block_ids)
+                self._on_removed(event.block_ids)

@@ -52,7 +52,7 @@ class Growth(NamedTuple):
 class ConversationStore:
     """Conversations of all namespaces. Replies that a process left unfinished count as failed from the next start.
 
-    Every changing call takes `told`, the latest version that followers have, and continues from there.
+    The last argument of a changing call is the latest version that followers have; the change gets a higher one.
 
     Args:
         database: stores them.
