@@ -1,6 +1,6 @@
-"""HTTP in front of a worker: the OpenAI and Anthropic APIs that frontends and jobs speak already.
+"""HTTP server in front of a worker: the OpenAI and Anthropic APIs that frontends and batch jobs already use.
 
 request -> middleware -> auth, limits -> chat | completions | responses | messages -> backend -> worker
-           (id, size,    (exchange)      (what the API says, as                        (events on
-           drain, log)                    GenerateParams and back)                      the loop)
+           (id, size,    (context)       (API fields to GenerateParams,                (events on
+           drain, log)                   and back)                                     the loop)
 """

@@ -1,4 +1,4 @@
-"""The application: routes, what they share, and what stands around them."""
+"""The application: its routes, their shared state, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ from radixkv.util.fair_semaphore import FairSemaphore
 __all__ = ["create_app"]
 
 _SCHEMAS = threading.Lock()
-"""Held by the application that makes its schemas: meanwhile FastAPI hides a warning of pydantic's from the whole process."""
+"""Held while an application makes its schemas: FastAPI then mutes a pydantic warning in the whole process."""
 
 
 def create_app(generator: Generator, config: GatewayConfig | None = None, limiter: Limiter | None = None) -> FastAPI:
-    """The gateway as an ASGI application. The generator stays the caller's to close.
+    """Create the gateway as an ASGI application. The caller closes the generator.
 
     Args:
-        generator: what answers.
+        generator: generates the replies.
         config: see `GatewayConfig`.
-        limiter: of the tenants, where this process serves them elsewhere too; None: one of its own.
+        limiter: of the tenants, shared where this process also serves them elsewhere; None: a new one.
 
     Raises:
         InvalidArgumentError: the keys file cannot be read.
@@ -128,7 +128,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         recording=state.recording,
         generations=state.generations,
     )
-    if config.cors_origins:  # outermost, so that pages can read refusals too
+    if config.cors_origins:  # outermost, so that pages can read rejections, too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
@@ -140,7 +140,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
 
 
 def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver | None, NodeTexts | None]:
-    """What the tree page looks through, where the cache service is known."""
+    """Create the data sources of the tree page, if a cache service is configured."""
     if config.service is None:
         return None, None
     observer = CacheObserver(config.service, config.pool_name, backend, credentials=config.service_credentials)
@@ -149,17 +149,17 @@ def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """What is stored is opened when the application starts and closed, complete, when it ends."""
+    """Open the stored state at startup; at shutdown, close it with all changes saved."""
     try:
         await asyncio.to_thread(_warm, app)
-        describing = asyncio.create_task(asyncio.to_thread(_describe, app))  # .2 s, for which no other request waits
+        describing = asyncio.create_task(asyncio.to_thread(_describe, app))  # 0.2 s; requests do not wait for it
         async with kept_state(app):
             if app.state.cache_observer is not None:
                 app.state.cache_observer.start()
             yield
             await describing
     except RadixKVError as error:
-        app.state.failure = error  # the server only learns that we did not start
+        app.state.failure = error  # the server only learns that startup failed
         raise
     finally:
         if app.state.cache_observer is not None:
@@ -169,7 +169,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _warm(app: FastAPI) -> None:
-    """Make now what is otherwise made by the first request that needs it, while all others wait."""
+    """Build caches before the first request, which would otherwise build them while all others wait."""
     pages.assets()
     with _SCHEMAS:
         for route in app.routes:
@@ -182,7 +182,7 @@ def _describe(app: FastAPI) -> None:
 
 
 async def _health(request: Request) -> Response:
-    """200 while requests are taken; 503 while the server drains, can begin nothing, or cannot reach the worker."""
+    """200 while the server accepts requests; 503 while it drains, has no free thread, or cannot reach the worker."""
     state = request.app.state
     if state.gate.is_draining:
         return JSONResponse({"status": "draining"}, 503)
@@ -194,7 +194,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """As they were at most a second ago: who asks often learns no more and costs no more."""
+    """Metrics, at most a second old: frequent scrapes cost nothing extra."""
     return PlainTextResponse(await request.app.state.told_metrics.get(), media_type=CONTENT_TYPE)
 
 

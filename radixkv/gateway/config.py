@@ -1,4 +1,4 @@
-"""What a gateway is told, checked once."""
+"""Configuration of a gateway, validated once."""
 
 from __future__ import annotations
 
@@ -18,43 +18,40 @@ DEFAULT_LISTEN = "127.0.0.1:8000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """What a gateway is told.
+    """Configuration of a gateway.
 
     Attributes:
-        listen: ``host:port``; port 0 takes a free one.
-        keys_file: TOML of keys and whose they are, see `net.tenants`; None: every caller is the tenant "default".
-        allow_anonymous: without a keys file, listen on other addresses than this machine's own.
-        tls: what is shown to callers; None: plaintext, HTTP. No certificate is asked of them.
-        allow_plaintext: with a keys file and without TLS, listen on other addresses than this machine's own: something in front
-            does TLS.
-        allow_hosts: further names that callers may know this server by. Without keys, on an address of this machine alone, a
-            request that names it otherwise is refused: a page of somebody else's has sent it.
-        model_name: what the model is called here; None: as the worker calls it.
-        max_tokens: longest reply of a chat that names no length, in tokens.
-        system_prompt: of the page's conversations that begin without one; None: what the model's template brings.
-        limits: of a tenant that the keys file gives none.
+        listen: ``host:port``; port 0 takes a free port.
+        keys_file: TOML of tenants and their keys, see `net.tenants`; None: every caller is the tenant "default".
+        allow_anonymous: without a keys file, listen on addresses other than loopback.
+        tls: the server's certificate; None: plaintext HTTP. Clients need no certificate.
+        allow_plaintext: with a keys file and without TLS, listen on addresses other than loopback: a proxy in front does TLS.
+        allow_hosts: other names of this server. Without keys, on a loopback address, requests with an unknown Host header are
+            rejected: another site's page sent them.
+        model_name: public name of the model; None: the worker's name.
+        max_tokens: longest reply, in tokens, of a chat without a length.
+        system_prompt: of the page's conversations without one; None: the default of the model's template.
+        limits: of tenants without limits in the keys file.
         max_body_bytes: of a request.
-        max_requests: requests under way at once, all tenants together.
-        max_waiting: further ones, which wait for a place; the next one is refused with 503, 529 where it speaks the Anthropic
-            API. A tenant of a keys file has at most a quarter of both, and is refused with 429 beyond it.
-        cors_origins: origins whose pages may call; ``("*",)`` for any.
-        drain_s: how long streams, responses in the background and replies of conversations may go on once the server is told
-            to stop, in seconds.
-        worker_wait_s: how long a request waits for a worker of another process that cannot be reached or is stopping, in
+        max_requests: concurrent requests, all tenants together.
+        max_waiting: requests that wait for a place; others are rejected with 503, in the Anthropic API with 529. With a keys
+            file, a tenant has at most a quarter of both, and is rejected with 429 beyond it.
+        cors_origins: origins whose pages may call the API; ``("*",)`` for any.
+        drain_s: how long streams, background responses and replies of conversations may continue after a stop begins, in
             seconds.
-        unread_s: a caller who takes nothing of an answer for so many seconds is disconnected, and so is one whose machine has
-            gone; by the kernel, where it can (Linux).
-        log_requests: one line per request in the log: who, what, how long, how many tokens; never contents.
-        state_file: SQLite file of stored responses, conversations and transcripts; None: they are kept in memory and end with
-            the process.
-        response_ttl_s: how long a stored response is kept, in seconds.
-        max_responses: stored responses per tenant, the oldest forgotten first. max_response_bytes: the same, in bytes.
-        max_conversations: conversations kept per tenant, further ones are refused. max_conversation_bytes: the same, in bytes.
+        worker_wait_s: how long a request waits for a remote worker that is unreachable or stopping, in seconds.
+        unread_s: clients that read nothing of a response, or are unreachable, for so many seconds are disconnected, by the
+            kernel where it can (Linux).
+        log_requests: log one line per request: tenant, route, duration, tokens; never contents.
+        state_file: SQLite file of stored responses, conversations and transcripts; None: in memory, lost with the process.
+        response_ttl_s: lifetime of a stored response, in seconds.
+        max_responses: stored responses per tenant; the oldest are dropped first. max_response_bytes: the same, in bytes.
+        max_conversations: conversations per tenant; others are rejected. max_conversation_bytes: the same, in bytes.
         max_file_bytes: of an uploaded file. max_batch_body_bytes: of the body of a message batch.
         max_job_bytes: of the files and batches of one tenant, with their results.
-        service: address of the cache service behind the worker, whose tree is shown; None: the tree page says how to name it.
-        service_credentials: what is shown to that service; None: nothing.
-        pool_name: of the worker's pool there.
+        service: address of the worker's cache service, for the tree page; None: that page explains how to set it.
+        service_credentials: key or certificate for that service; None: none.
+        pool_name: the worker's pool on the service.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -116,10 +113,10 @@ class GatewayConfig:
 
     @property
     def security(self) -> Security:
-        """Who may call, and what protects the way here."""
+        """Keys and TLS of the listener."""
         return Security(
             keys_file=self.keys_file,
-            tls=self.tls and replace(self.tls, client_ca_file=None),  # HTTP asks nobody for a certificate
+            tls=self.tls and replace(self.tls, client_ca_file=None),  # HTTP clients need no certificate
             allow_anonymous=self.allow_anonymous,
             allow_plaintext=self.allow_plaintext,
         )

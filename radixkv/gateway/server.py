@@ -1,4 +1,4 @@
-"""The gateway as a server: uvicorn on a thread of its own, and an orderly end."""
+"""The gateway as a server: uvicorn on its own thread, with a graceful stop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["GatewayServer"]
 
 _START_S = 60.0
 _GRACE_S = 2.0
-"""For what is left once every stream has been ended."""
+"""For the remaining requests after every stream was ended."""
 
 _TICKS_PER_LOOK = 10
 """uvicorn ticks ten times a second."""
@@ -37,19 +37,18 @@ _LOG = logging.getLogger(__name__)
 
 
 class GatewayServer:
-    """Serves the API from entering it as a context manager to leaving it, which drains: what is new is refused with 503,
-    streams, responses in the background and replies of conversations go on for up to `config.drain_s` and are then ended with
-    an error.
+    """Serves the API while entered as a context manager. Leaving it drains: new requests are rejected with 503; streams,
+    background responses and replies of conversations continue for up to `config.drain_s` and are then ended with an error.
 
         with GatewayServer(engine, GatewayConfig(listen="127.0.0.1:0")) as server:
             print(server.url)
 
     Attributes:
-        address: ``host:port``, with the port that was taken for port 0.
+        address: ``host:port``, with the actual port for port 0.
         app: the application.
 
     Raises on entering:
-        InvalidArgumentError: an address that cannot be read, or that is not safe to listen on.
+        InvalidArgumentError: an address that cannot be parsed, or is not safe to listen on.
         UnavailableError: the address is in use, or this process may not listen there.
         DatabaseError: the state file cannot be opened.
     """
@@ -67,7 +66,7 @@ class GatewayServer:
 
     @property
     def url(self) -> str:
-        """Where the API begins: ``http://host:port/v1``."""
+        """Base URL of the API: ``http://host:port/v1``."""
         return f"{self._scheme}://{self.address}/v1"
 
     @property
@@ -121,14 +120,14 @@ class GatewayServer:
         self.close()
 
     def drain(self) -> None:
-        """Refuse what is new from now on; what runs goes on, but for those who only follow it. Any thread; may be repeated."""
+        """Reject new requests; running ones continue, except event streams. From any thread; may be repeated."""
         self.app.state.gate.is_draining = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._end_what_waits)
 
     def close(self) -> None:
-        """Drain, end what still runs then, stop. May be repeated."""
+        """Drain, end the remaining requests, stop. May be repeated."""
         self.drain()
         if self._thread is None or self._loop is None:
             return
@@ -147,11 +146,11 @@ class GatewayServer:
         state, loop = self.app.state, asyncio.get_running_loop()
         until_s = loop.time() + self.config.drain_s
         has_ended = await state.gate.wait_empty(self.config.drain_s)
-        for runs in (state.runs, state.conversations.runs):
-            has_ended = has_ended and await runs.wait_empty(until_s - loop.time())
+        for tasks in (state.response_tasks, state.conversations.reply_tasks):
+            has_ended = has_ended and await tasks.wait_empty(until_s - loop.time())
         if not has_ended:
             _LOG.warning("what still runs after %g s is ended with an error", self.config.drain_s)
-            state.conversations.runs.abort_all()
+            state.conversations.reply_tasks.abort_all()
             state.backend.fail_all(UnavailableError("the server is stopping"))
             await state.gate.wait_empty(_GRACE_S)
         self._server.should_exit = True
@@ -172,7 +171,7 @@ class GatewayServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it has started, looks at its connections, and reads its certificate again when that changes."""
+    """Signals its start, sweeps its connections, and reloads its certificate when that changes."""
 
     def __init__(
         self, config: uvicorn.Config, started: threading.Event, tls: ServerTls | None, connections: Connections
@@ -208,12 +207,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of whoever runs this."""
+        """Install no signal handlers: the embedding program handles signals."""
         yield
 
 
 def _cut_off_the_silent(sock: socket.socket, unread_s: float) -> None:
-    """Have connections end whose other side takes nothing for so long, or is there no more. Accepted ones inherit it."""
+    """Disconnect peers that read nothing, or are unreachable, for `unread_s`. Accepted sockets inherit the options."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = max(1, round(unread_s / 4))
     values = {"TCP_USER_TIMEOUT": round(1000 * unread_s), "TCP_KEEPIDLE": seconds, "TCP_KEEPINTVL": seconds}

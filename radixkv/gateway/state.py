@@ -1,6 +1,6 @@
-"""What a gateway keeps from request to request: stored responses, conversations, transcripts, batches, replies under way.
+"""State of a gateway across requests: stored responses, conversations, transcripts, batches, running replies.
 
-One file holds it.
+One file stores it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.jobs.batches import BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.jobs.running import JobRunner
 from radixkv.gateway.api.responses.item_lists import ItemLists
-from radixkv.gateway.api.responses.run import Runs
+from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.responses import ResponseStore
-from radixkv.gateway.storage.transcript_cache import MemoLimits
+from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
 
 __all__ = ["kept_state"]
 
 SWEEP_S = 300.0
-"""How often what has expired is removed. It is not answered any more from the moment it expires."""
+"""How often expired entries are removed, in seconds. An expired entry is never returned, removed or not."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ _LOG = logging.getLogger(__name__)
 @asynccontextmanager
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
-    `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.runs`,
+    `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.response_tasks`,
     `state.files`, `state.batches` and `state.jobs`.
 
-    At the end all that is under way is ended and stored.
+    At the end, everything under way is ended and stored.
 
     Raises:
         DatabaseError: the state file cannot be opened, e.g. because another gateway uses it.
@@ -48,8 +48,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     config = state.config
     with Database(config.state_file) as database:
         state.database = database
-        state.runs = Runs()
-        limits = MemoLimits(ttl_s=config.response_ttl_s)
+        state.response_tasks = ResponseTasks()
+        limits = TranscriptCacheLimits(ttl_s=config.response_ttl_s)
         state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
         state.store = ResponseStore(
             database,
@@ -60,7 +60,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         state.item_lists = ItemLists(
             database, max_lists=config.max_conversations, max_bytes=config.max_conversation_bytes
         )
-        state.conversations = Conversations(
+        state.conversations = ConversationService(
             database,
             state.transcripts,
             max_conversations=config.max_conversations,
@@ -90,12 +90,12 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             with suppress(asyncio.CancelledError):
                 await sweeping
             await state.jobs.aclose()
-            await state.runs.aclose()
+            await state.response_tasks.aclose()
             await state.conversations.aclose()
             await state.transcripts.aclose()
 
 
-async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: Conversations) -> None:
+async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: ConversationService) -> None:
     while True:
         try:
             num_removed, num_forgotten = await store.sweep(), transcripts.sweep()

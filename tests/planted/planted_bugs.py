@@ -113,7 +113,7 @@ PLANTED_BUGS = (
         "key=lambda n: n.num_tokens if by_tokens else len(n.entries)",
         "key=lambda n: n.num_tokens",
         (
-            "unit/test_memo.py::"
+            "unit/test_transcript_cache.py::"
             "test_of_all_namespaces_the_one_with_most_entries_gives_way_where_there_are_too_many_entries",
         ),
     ),
@@ -148,10 +148,12 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a reply whose end cannot be stored is told as whole",
-        "gateway/api/conversations/replies/running.py",
+        "gateway/api/conversations/replies/reply_task.py",
         'message.status, message.error = "failed", f"it could not be stored: {error}"',
         "pass",
-        ("unit/test_running.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",),
+        (
+            "unit/test_reply_task.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",
+        ),
     ),
     PlantedBug(
         "of equals the first come gives way",

@@ -3,9 +3,9 @@
 openai/         completions and chat completions
 responses/      the Responses API and its conversations
 anthropic/      the Messages API
-conversations/  branching conversations kept by the gateway
+conversations/  branching conversations stored by the gateway
 jobs/           files and batches
-engine_routes   tokens, version, model in other engines' words
-forks           a reply from within a running or recent one
-me              who calls, what it may ask, what it used
+engine_routes   tokens, version, model in other engines' formats
+forks           a reply that branches off a running or recent one
+me              the caller, its limits, its usage
 """

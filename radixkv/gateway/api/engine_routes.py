@@ -1,4 +1,4 @@
-"""What clients and routers ask an engine beside replies, in vLLM's, SGLang's and llama.cpp's words: tokens, model, version."""
+"""Endpoints of vLLM, SGLang and llama.cpp apart from generation: tokens, model, version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import TokenIds
@@ -28,7 +28,7 @@ router = APIRouter(tags=["engine"], route_class=JsonRoute)
 
 
 class TokenizeRequest(ApiModel):
-    """A text, or messages as they are put to the model."""
+    """A text, or messages as input of the model."""
 
     model: ModelName | None = None
     prompt: str | None = None
@@ -44,28 +44,28 @@ class DetokenizeRequest(ApiModel):
 
 
 @router.post("/v1/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
-    """The token ids of a text, or of messages, as a request with them has."""
+async def tokenize(body: TokenizeRequest, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """The token ids of a text, or of messages as in a chat request."""
     backend: Backend = request.app.state.backend
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     if (body.prompt is None) is (body.messages is None):
         raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
     if body.messages is None:
         model = await served_model(request, body.model)
-        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", exchange.tenant.namespace)
+        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.tenant.namespace)
     else:
         model = await chat_model(request, body.model)
-        exchange.leave_out(leave_noise_out(body.messages))
+        context.leave_out(leave_noise_out(body.messages))
         tools = await off_loop(request, partial(plan_tools, body.tools, None))
         messages = await off_loop(request, partial(template_messages, body.messages))
-        transcript = await request.app.state.transcripts.read(exchange.tenant.namespace, messages, tools.tools)
+        transcript = await request.app.state.transcripts.read(context.tenant.namespace, messages, tools.tools)
         tokens = await read_prompt(backend, transcript, tools.tools)
     ids = list(unpack_tokens(tokens))
     return {"count": len(ids), "max_model_len": model.info.max_length, "tokens": ids, "token_strs": None}
 
 
 @router.post("/v1/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request, _exchange: CurrentExchange) -> dict[str, str]:
+async def detokenize(body: DetokenizeRequest, request: Request, _context: CurrentContext) -> dict[str, str]:
     """The text of token ids."""
     model = await served_model(request, body.model)
     if max(body.tokens) >= model.info.vocab_size:
@@ -76,7 +76,7 @@ async def detokenize(body: DetokenizeRequest, request: Request, _exchange: Curre
 
 @router.get("/v1/tokenizer_info")
 async def tell_tokenizer(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """What ends a reply, and how long a text may be. The chat template is not told: messages are tokenised here."""
+    """End tokens and sizes of the tokenizer. The chat template is not returned: messages are tokenized here."""
     model = await served_model(request)
     spelled = await request.app.state.backend.spell(model.info.eos_token_ids)
     ends = [spelled[token_id].decode(errors="replace") for token_id in model.info.eos_token_ids]
@@ -87,7 +87,7 @@ async def tell_tokenizer(request: Request, _tenant: CurrentTenant) -> dict[str, 
 
 @router.get("/v1/props")
 async def tell_properties(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """The model and its length, in llama.cpp's words."""
+    """The model and its length, in llama.cpp's format."""
     model = await served_model(request)
     return {
         "default_generation_settings": {"n_ctx": model.info.max_length},
@@ -107,7 +107,7 @@ async def tell_version(_tenant: CurrentTenant) -> dict[str, str]:
 @router.get("/v1/get_model_info")
 @router.get("/v1/server_info")
 async def tell_model(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """The model that is served, and by which server."""
+    """The served model and its server."""
     model = await served_model(request)
     named = dict.fromkeys(("model_path", "tokenizer_path", "served_model_name"), model.name)
     sizes = {"max_model_len": model.info.max_length, "vocab_size": model.info.vocab_size}

@@ -1,6 +1,6 @@
-"""`POST /v1/radixkv/generations/{id}/fork`: another reply from within one, while that is being written or a while after.
+"""`POST /v1/radixkv/generations/{id}/fork`: a reply that branches off a generation, running or recent.
 
-Every answer that was generated names its generation in a header. What both have in common is computed once.
+Every generated response names its generation in a header. The common prefix is computed once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import Whole
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
@@ -32,15 +32,17 @@ router = APIRouter(prefix="/v1/radixkv/generations", tags=["generations"], route
 
 
 class ForkRequest(ChatOptions):
-    """How to go on, which nothing of the other generation decides but its model."""
+    """Options of the new reply; it takes only the model from the other generation."""
 
-    branch: Annotated[Whole, Field(ge=0, lt=128)] = Field(0, description="Which of its replies, by their indices.")
+    branch: Annotated[Whole, Field(ge=0, lt=128)] = Field(0, description="Index of the reply to fork.")
     position: Annotated[Whole, Field(ge=0, lt=2**31)] | None = Field(
         None,
-        description="Characters of that reply's text to share, as it was generated; left out: all there are. Within a token, "
-        "what is before it is shared, and the rest is read as text.",
+        description="Characters of that reply's generated text to share; default: all so far. A token that the position cuts "
+        "is read as text.",
     )
-    messages: ChatMessages | None = Field(None, description="Turns behind it: it ends there, and these are replied to.")
+    messages: ChatMessages | None = Field(
+        None, description="Turns after it: the shared reply ends there, and the new one answers them."
+    )
 
     def check(self) -> None:
         if self.echo and self.messages:
@@ -48,15 +50,13 @@ class ForkRequest(ChatOptions):
 
 
 @router.post("/{generation_id}/fork", response_model=None, responses=streamed_or(ChatCompletion))
-async def fork_generation(
-    generation_id: str, body: ForkRequest, request: Request, exchange: CurrentExchange
-) -> Response:
-    """A reply that shares the beginning of another one, as a chat completion of what is new."""
+async def fork_generation(generation_id: str, body: ForkRequest, request: Request, context: CurrentContext) -> Response:
+    """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
     body.check()
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     generations: Generations = state.generations
-    told = generations.find(exchange.tenant.namespace, generation_id)
+    told = generations.find(context.tenant.namespace, generation_id)
     if told is None:
         message = f"generation {generation_id!r} does not run here and is not remembered any more"
         raise ApiError(404, message, code="not_found", param="generation_id")
@@ -67,17 +67,17 @@ async def fork_generation(
     if (body.cache_salt or "") != told.cache_salt:
         message = "the generation has another cache_salt, or none; name that one"
         raise ApiError(400, message, code="invalid_value", param="cache_salt")
-    grammar = exchange.hold(await off_loop(request, body.constraint))
+    grammar = context.hold(await off_loop(request, body.constraint))
     transcript = await _transcript(state.transcripts, told, body)
     if body.messages is not None:
-        exchange.leave_out(left_out_thoughts(body.messages, model.info))
+        context.leave_out(left_out_thoughts(body.messages, model.info))
         messages = await off_loop(request, partial(template_messages, body.messages))
         tokens = await read_prompt(state.backend, transcript, ())
         nothing = {"role": "assistant", "content": ""}
         await state.transcripts.remember(transcript, nothing, tokens, b"", text="")
         transcript = state.transcripts.behind(transcript, tokens, messages)
     plan = plan_turn(body, model, transcript, plan_tools(None, None), {}, grammar, state.config.max_tokens)
-    return await answer_plan(plan, request, exchange)
+    return await answer_plan(plan, request, context)
 
 
 async def _transcript(transcripts: Transcripts, told: ToldGeneration, body: ForkRequest) -> Transcript:

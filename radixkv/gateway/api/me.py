@@ -1,4 +1,4 @@
-"""`GET /v1/radixkv/me`: who calls, what it may ask for, and what it has used of that."""
+"""`GET /v1/radixkv/me`: the caller, its limits, and its usage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["radixkv"], route_class=JsonRoute)
 
 
 class Limits(BaseModel):
-    """What may be asked for; null: as much as there is."""
+    """Limits of the caller; null: no limit."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -28,7 +28,7 @@ class Limits(BaseModel):
 
 
 class Rate(BaseModel):
-    """What is left of a limit per minute, and when all of it is there again."""
+    """The rest of a limit per minute, and the seconds until it is full again."""
 
     kind: str
     limit: int
@@ -37,23 +37,23 @@ class Rate(BaseModel):
 
 
 class Kept(BaseModel):
-    """What is stored, and its bounds; conversations in the trash count."""
+    """Stored objects and their bounds; conversations in the trash count."""
 
     number: int
     size_bytes: int
-    max_number: int | None = Field(description="null: only the bytes are bounded")
+    max_number: int | None = Field(description="null: only bytes are bounded")
     max_bytes: int
 
 
 class Me(BaseModel):
-    """The caller. `needs_key`: callers are told apart here by their keys."""
+    """The caller. `needs_key`: this server identifies callers by their keys."""
 
     name: str
     needs_key: bool
     is_operator: bool
     limits: Limits
     rates: list[Rate]
-    num_running: int = Field(description="Requests under way that count, this one not among them")
+    num_running: int = Field(description="Counted requests under way, without this one")
     conversations: Kept
     responses: Kept
     jobs: Kept = Field(description="Files and batches")
@@ -61,7 +61,7 @@ class Me(BaseModel):
 
 @router.get("/v1/radixkv/me", response_model=Me)
 async def tell_me(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """Who calls, the limits, what is left of them, and what is stored. It tells nothing of others."""
+    """The caller, its limits, what remains of them, and its storage. Nothing about other tenants."""
     state = request.app.state
     limiter: Limiter = state.limiter
     standing = limiter.standing(tenant)

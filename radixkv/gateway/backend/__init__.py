@@ -1,8 +1,8 @@
-"""The worker as coroutines see it.
+"""Asynchronous access to the worker.
 
 backend      generation, tokens, figures; no call blocks the event loop
 resume       a generation that outlives its worker
-generations  what running and recent generations have told
+generations  tokens and texts emitted by running and recent generations
 calls        blocking calls on threads
-lately       an answer made at most once in a while
+lately       a result cached for a short time
 """

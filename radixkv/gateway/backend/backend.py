@@ -1,4 +1,4 @@
-"""The worker as a coroutine sees it: nothing here blocks the event loop, and no stream holds a thread.
+"""Asynchronous access to the worker: no call blocks the event loop, and no stream holds a thread.
 
 engine's thread                     event loop
 put, put, put -> queues             _Doorbell rings once per burst, whatever the number of streams -> EventStream wakes
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.calls import Calls
-from radixkv.gateway.backend.resume import Lasting
+from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
@@ -29,17 +29,17 @@ from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 __all__ = ["Backend", "EventStream", "Watch"]
 
 MODEL_TTL_S = 30.0
-"""How long what is known of the model is taken for true."""
+"""How long model information is cached."""
 
 NUM_THREADS, ONE_NAMESPACES_THREADS = 16, 4
-"""For calls that encode text or cross a network: in all, and at most of one namespace, where there are several."""
+"""Threads for calls that encode text or cross a network: in all, and per namespace where there are several."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 0.5
 
 _Result = TypeVar("_Result")
 
 Watch = Callable[[Sequence[GenerationEvent]], None]
-"""Is shown every burst of events just before its consumer sees it."""
+"""Called with every burst of events just before the consumer gets it."""
 
 
 class EventStream(AsyncIterator[GenerationEvent]):
@@ -48,17 +48,17 @@ class EventStream(AsyncIterator[GenerationEvent]):
         async with await backend.generate(params) as stream:
             async for event in stream: ...
 
-    Iterating raises the `RadixKVError` that ended the generation, if one did. Leaving the context, `aclose`, or dropping the
-    stream cancels what still runs.
+    Iterating raises the `RadixKVError` that ended the generation, if there is one. Leaving the context, `aclose`, or dropping
+    the stream cancels a running generation.
 
     Args:
-        stream: of the worker.
+        stream: the worker's.
         bell: wakes the coroutine.
         watch: see `Watch`.
-        go_on: gives the stream that goes on where the worker was lost, or raises why there is none.
+        go_on: resumes the generation after its worker is lost, or raises.
 
     Attributes:
-        sampling: how its tokens are drawn; None: it is a fork.
+        sampling: its sampling parameters; None for a fork.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody wants its events any more."""
+        """Whether the consumer has closed it."""
         return self._is_closed
 
     @property
@@ -87,11 +87,11 @@ class EventStream(AsyncIterator[GenerationEvent]):
 
     @property
     def usage(self) -> Usage | None:
-        """What it cost, once it has completed."""
+        """Its cost, once it has completed."""
         return self._stream.usage
 
     async def take(self) -> list[GenerationEvent]:
-        """All events that are there, at least one; empty at the end."""
+        """Return all available events, at least one; empty at the end."""
         if self._events:
             events = list(self._events)
             self._events.clear()
@@ -124,7 +124,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
                 stream.listen(partial(self._bell.ring, self._news))
             self._stream = stream
             return []
-        return taken if self._go_on is None else self._go_on.lasting.fresh(taken)
+        return taken if self._go_on is None else self._go_on.resumable.fresh(taken)
 
     async def __anext__(self) -> GenerationEvent:
         if not self._events:
@@ -134,13 +134,13 @@ class EventStream(AsyncIterator[GenerationEvent]):
         return self._events.popleft()
 
     def close(self) -> None:
-        """Cancel what still runs; harmless when repeated."""
+        """Cancel a running generation; harmless when repeated."""
         self._is_closed = True
         self._stream.close()
         self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Cancel what still runs; the consumer sees `error` behind what it has taken already."""
+        """Cancel a running generation; the consumer gets `error` after the events that it already took."""
         if not self._stream.has_ended:
             self._failure = error
             self.close()
@@ -159,15 +159,15 @@ class EventStream(AsyncIterator[GenerationEvent]):
 
 
 class Backend:
-    """A generator for coroutines: an `Engine` in this process, or a `GenerationClient`, which stays the caller's to close.
+    """An asynchronous generator: an `Engine` in this process, or a `GenerationClient`. The caller closes the generator.
 
-    Every call raises what the generator would. One event loop uses it.
+    Every call raises the generator's errors. One event loop uses it.
 
     Args:
-        generator: what answers.
-        patience_s: how long a request waits for a generator in another process that cannot be reached, or is stopping. One that
-            has begun goes on then, see `resume`. 0: such a request fails at once.
-        is_shared: several namespaces call, of which none takes all threads.
+        generator: generates the replies.
+        patience_s: how long a request waits for a remote generator that is unreachable or stopping. A generation under way
+            resumes then, see `resume`. 0: such a request fails at once.
+        is_shared: several namespaces call; none takes all threads.
         clock: seconds, monotonic.
     """
 
@@ -186,15 +186,15 @@ class Backend:
         self._clock = clock
         self._info: ModelInfo | None = None
         self._asked_s = 0.0
-        self._wanted_s = -math.inf  # when a generation was last asked for that is none of the background
-        self._spelled: dict[int, bytes] = {}  # as many as the vocabulary at most
+        self._wanted_s = -math.inf  # time of the last foreground generation
+        self._spelled: dict[int, bytes] = {}  # at most the vocabulary
         self._bell: _Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None, clock)
         self._asking_again = FairSemaphore(None, 1)
 
     async def model(self) -> ModelInfo:
-        """What is served; asked for again now and then, since a worker may be replaced by one with another model."""
+        """Return the served model; refreshed now and then, since a worker may be replaced by one with another model."""
         now_s = self._clock()
         if self._info is None or now_s - self._asked_s > MODEL_TTL_S:
             info = await self._patiently(partial(self._calls.call, self.generator.model))
@@ -204,32 +204,32 @@ class Backend:
         return self._info
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
-        """Continue a prompt. Returns once it was accepted."""
+        """Continue a prompt. Returns once the worker accepted it."""
         if params.priority != BACKGROUND_PRIORITY:
             self._wanted_s = self._clock()
         if not self._patience_s:
             events = self._listen(await self._start(partial(self.generator.generate, params)), watch)
         else:
             go_on = _GoOn(self, params)
-            events = self._listen(await go_on.start(go_on.lasting.params), watch, go_on)
+            events = self._listen(await go_on.start(go_on.resumable.params), watch, go_on)
         events.sampling = params.sampling
         return events
 
     async def fork(self, params: ForkParams, watch: Watch | None = None) -> EventStream:
-        """Continue a running or remembered generation. Returns once it was accepted."""
+        """Continue a running or remembered generation. Returns once the worker accepted it."""
         return self._listen(await self._start(partial(self.generator.fork, params)), watch)
 
     async def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
-        """Packed token ids of `history` with the prompt appended; `namespace`: whose turn it takes."""
+        """Return packed token ids of `history` with the prompt appended; `namespace`: whose turn the call takes."""
         ask = partial(self.generator.tokenize, prompt, history, namespace)
         return await self._patiently(partial(self._calls.call, ask))
 
     async def detokenize(self, token_ids: TokensLike) -> str:
-        """Text of token ids, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         return await self._patiently(partial(self._calls.call, partial(self.generator.detokenize, token_ids)))
 
     async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
-        """The bytes of text that each token stands for; special tokens by name. Each is asked for once."""
+        """Return the bytes of text of each token; special tokens by name. Each token is requested once."""
         missing = [token_id for token_id in token_ids if token_id not in self._spelled]
         if missing:
             spelled = await self._patiently(partial(self._calls.call, partial(self.generator.spell, missing)))
@@ -237,7 +237,7 @@ class Backend:
         return {token_id: self._spelled[token_id] for token_id in token_ids}
 
     async def is_alive(self) -> bool:
-        """Whether the worker answers."""
+        """Whether the worker responds."""
         alive: bool | None = getattr(self.generator, "is_alive", None)
         if alive is not None:
             return alive
@@ -248,16 +248,16 @@ class Backend:
         return True
 
     def was_asked(self, within_s: float) -> bool:
-        """Whether a generation that is none of the background was asked for in the last `within_s` seconds."""
+        """Whether a foreground generation was requested in the last `within_s` seconds."""
         return self._clock() - self._wanted_s <= within_s
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing can be begun; see `Calls`."""
+        """Whether no new call can start; see `Calls`."""
         return self._calls.is_stuck
 
     async def stats(self) -> Any:
-        """Gauges and counters of the worker; None where it tells none now."""
+        """Return gauges and counters of the worker; None where it reports none now."""
         stats: Callable[[], Any] | None = getattr(self.generator, "stats", None)
         try:
             return None if stats is None else await self._calls.look("stats", stats)
@@ -265,20 +265,20 @@ class Backend:
             return None
 
     def fail_all(self, error: Exception) -> None:
-        """End every stream that runs; its consumer sees `error`. Nobody waits for the worker any longer. On the loop."""
+        """End every running stream with `error` and stop waiting for the worker. Call on the loop."""
         self._is_failing = True
         for stream in list(self._streams):
             stream.fail(error)
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Shut the threads down."""
         self._calls.close()
 
     async def _start(self, start: Callable[[], GenerationStream]) -> GenerationStream:
         """Start a generation.
 
-        Where all streams of a worker in another process are taken it waits for one: of each namespace the first in line asks
-        again, the others behind it.
+        Where all streams of a remote worker are taken, it waits for one: per namespace the first in line retries, the others
+        queue after it.
         """
         key = CALLER.get()
         if not self._is_remote:
@@ -300,7 +300,7 @@ class Backend:
                 await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
 
     async def _start_now(self, start: Callable[[], GenerationStream]) -> GenerationStream:
-        """Where the asker is cancelled meanwhile, the generation is closed as soon as it is there."""
+        """If the caller is cancelled meanwhile, the generation is closed as soon as it exists."""
         future = await self._calls.submit(start)
         try:
             return await asyncio.wrap_future(future)
@@ -314,7 +314,7 @@ class Backend:
         timeout_s: float | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> _Result:
-        """What `ask` answers; asked again while the worker cannot be reached, within `timeout_s` and this one's patience."""
+        """Return the result of `ask`, retried while the worker is unreachable, within `timeout_s` and `patience_s`."""
         now = asyncio.get_running_loop().time
         until_s = now() + min(self._patience_s, self._patience_s if timeout_s is None else timeout_s)
         wait_s = _FIRST_WAIT_S
@@ -337,32 +337,32 @@ class Backend:
 
 
 class _GoOn:
-    """How a generation is begun, and begun again where its worker was lost."""
+    """Starts a generation, and resumes it on another worker after its worker is lost."""
 
     def __init__(self, backend: Backend, params: GenerateParams) -> None:
-        self.lasting = Lasting(params)
+        self.resumable = ResumableGeneration(params)
         self._backend = backend
         self._begun_s = asyncio.get_running_loop().time()
 
     async def start(self, params: GenerateParams, is_wanted: Callable[[], bool] = lambda: True) -> GenerationStream:
-        """The stream of a request, as soon as a worker takes it."""
+        """Return the stream of a request once a worker accepts it."""
         backend = self._backend
         ask = partial(backend._start, partial(backend.generator.generate, params))
         return await backend._patiently(ask, params.timeout_s, is_wanted)
 
     async def resume(self, events: EventStream, error: UnavailableError) -> GenerationStream:
-        """The stream that goes on behind what was told.
+        """Return the stream that continues after the emitted events.
 
         Raises:
-            UnavailableError: no worker could be reached in time.
+            UnavailableError: no worker was reachable in time.
         """
-        left_s = self.lasting.params.timeout_s
+        left_s = self.resumable.params.timeout_s
         if left_s is not None:
             left_s -= asyncio.get_running_loop().time() - self._begun_s
             if left_s <= 0:
                 raise error
         is_wanted = partial(_is_wanted, weakref.ref(events))
-        return _listenable(await self.start(self.lasting.again(left_s), is_wanted))
+        return _listenable(await self.start(self.resumable.again(left_s), is_wanted))
 
 
 def _is_wanted(events: weakref.ref[EventStream]) -> bool:
@@ -383,14 +383,14 @@ class _Doorbell:
         self._has_rung = False
 
     def ring(self, news: asyncio.Event) -> None:
-        """Have `news` set on the loop, soon. From any thread; after the loop's end it does nothing."""
+        """Set `news` on the loop, soon. From any thread; no effect after the loop's end."""
         self._waiting.append(news)
         if self._has_rung:
-            return  # set before the loop looks: what is appended before it looks is seen by it
+            return  # the scheduled call will see what was appended before it runs
         self._has_rung = True
         try:
             self.loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: no coroutine waits
             self._waiting.clear()
 
     def _answer(self) -> None:
@@ -400,7 +400,7 @@ class _Doorbell:
 
 
 def _pumped(stream: GenerationStream) -> GenerationStream:
-    """A stream that can only be iterated, as one that can be listened to, at the price of a thread."""
+    """Wrap a stream that can only be iterated as a stream with a listener, at the cost of a thread."""
     queue = EventQueue(MAX_UNREAD_EVENTS)
 
     def cut_off() -> None:
@@ -414,7 +414,7 @@ def _pumped(stream: GenerationStream) -> GenerationStream:
             for event in stream:
                 queue.put(event)
             queue.put(None)
-        except Exception as error:  # the consumer's to handle, whatever it is
+        except Exception as error:  # the consumer handles every kind
             queue.put(error)
 
     threading.Thread(target=pump, name="radixkv-gateway-stream", daemon=True).start()
@@ -427,4 +427,4 @@ def _close_unwanted(future: Any) -> None:
 
 
 def _ignore() -> None:
-    """Only to learn whether a stream can be listened to."""
+    """Only to find out whether a stream supports listeners."""

@@ -1,4 +1,4 @@
-"""Blocking calls of a coroutine, on threads of which no namespace takes all; and a few for whoever looks how things are."""
+"""Blocking calls on threads, with a bound per namespace; separate threads for status probes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 __all__ = ["Calls"]
 
 STUCK_S = 5.0
-"""Where a call waits for so long because no thread is left, none can be said to be answered."""
+"""After this wait for a thread, in seconds, calls count as stuck."""
 
 LOOK_S = 5.0
-"""How long is waited for a look."""
+"""Timeout of a status probe, in seconds."""
 
 _NUM_LOOKS = 4
 
@@ -25,11 +25,11 @@ _Result = TypeVar("_Result")
 
 
 class Calls:
-    """Threads for calls. One event loop uses it.
+    """Threads for blocking calls. One event loop uses it.
 
     Args:
         num_threads: in all.
-        each: at most of one namespace; None: all.
+        each: threads per namespace; None: all.
         clock: seconds, monotonic.
     """
 
@@ -41,11 +41,11 @@ class Calls:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether calls wait for a thread, and have waited for so long that they may wait for ever."""
+        """Whether calls have waited for a thread longer than `STUCK_S`."""
         return self._shares.waited_s() > STUCK_S
 
     async def submit(self, function: Callable[[], _Result]) -> Future[_Result]:
-        """Have it run on a thread once the caller's namespace has one left, which it takes until it returns, whoever waits."""
+        """Run a function on a thread, once the caller's namespace has one free; it holds the thread until it returns."""
         loop, key = asyncio.get_running_loop(), CALLER.get()
         await self._shares.take(key)
 
@@ -62,14 +62,14 @@ class Calls:
         return future
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
-        """What it returns."""
+        """Return the function's result."""
         return await asyncio.wrap_future(await self.submit(function))
 
     async def look(self, name: str, function: Callable[[], _Result]) -> _Result:
-        """What it returns, on a thread that it has whatever the others do. Who asks meanwhile for the same gets the same.
+        """Return the function's result from a probe thread. Concurrent calls of the same name share one run.
 
         Raises:
-            TimeoutError: it has not returned within `LOOK_S`.
+            TimeoutError: no result within `LOOK_S`.
         """
         future: Future[_Result] | None = self._looks.get(name)
         if future is None or future.done():
@@ -81,12 +81,12 @@ class Calls:
         return answer.result()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Shut the threads down."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._looking.shutdown(wait=False, cancel_futures=True)
 
 
 def _take_no_notice(answer: asyncio.Future[Any]) -> None:
-    """Of one that came too late."""
+    """Ignore the result of a late probe."""
     if not answer.cancelled():
         answer.exception()

@@ -1,4 +1,4 @@
-"""What generations have told, under way and of the last that have ended, so that others go on from within them."""
+"""Tokens and texts of running and recent generations, so that forks can start from within them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["GeneratedBranch", "Generations", "ToldGeneration"]
 
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_TOKENS = 4_000_000
-"""Of those that nobody holds, prompts included. The tenant that has most gives way."""
+"""Of generations without a reader, prompts included. The namespace that holds most loses its oldest first."""
 
 
 class GeneratedBranch:
-    """One branch, as far as it was told."""
+    """One branch, as far as it was emitted."""
 
     __slots__ = ("_text", "tokens")
 
@@ -29,13 +29,13 @@ class GeneratedBranch:
 
     @property
     def text(self) -> str:
-        """All its text so far, calls of functions among it."""
+        """All its text so far, including tool calls."""
         if len(self._text) > 1:
             self._text = ["".join(self._text)]
         return self._text[0] if self._text else ""
 
     def grow(self, event: Delta) -> None:
-        """More of it was told."""
+        """Append the tokens and the text of an event."""
         self.tokens.extend(event.token_ids)
         if event.text:
             self._text.append(event.text)
@@ -45,8 +45,8 @@ class ToldGeneration:
     """One generation.
 
     Attributes:
-        generation_id: as the caller is told.
-        transcript: what it replies to, in the namespace of its caller; without a key where that were no messages.
+        generation_id: as in the response.
+        transcript: the conversation that it replies to, in the caller's namespace; without a key where it has no messages.
         adapter, cache_salt: with which it was generated.
         prompt: packed ids that it continues. branches: by index.
     """
@@ -69,39 +69,39 @@ class ToldGeneration:
 
 
 class Generations:
-    """All that are known. One event loop uses it.
+    """All known generations. One event loop uses it.
 
-    Who reads a generation's stream holds what was told of it; beside those that are held, the last ones that began stay.
+    A stream's reader holds a reference to its generation. Apart from those, the most recently begun generations stay.
     """
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED, max_tokens: int = MAX_REMEMBERED_TOKENS) -> None:
         self._max_remembered = max_remembered
         self._max_tokens = max_tokens
         self._known: weakref.WeakValueDictionary[str, ToldGeneration] = weakref.WeakValueDictionary()
-        self._last: dict[str, OrderedDict[str, ToldGeneration]] = {}  # by namespace, the oldest first
-        self._sizes: dict[str, int] = {}  # tokens of the last ones
-        self._num_tokens: Counter[str] = Counter()  # the same of each namespace together
+        self._last: dict[str, OrderedDict[str, ToldGeneration]] = {}  # by namespace, oldest first
+        self._sizes: dict[str, int] = {}  # tokens per remembered generation
+        self._num_tokens: Counter[str] = Counter()  # tokens per namespace
 
     def begin(self, told: ToldGeneration) -> None:
-        """One has started. O(namespaces) for each that gives way."""
+        """Add a started generation. O(namespaces) per dropped one."""
         self._known[told.generation_id] = told
         self._last.setdefault(told.transcript.namespace, OrderedDict())[told.generation_id] = told
         self._sizes[told.generation_id] = 0
         self._grow(told, len(told.prompt) // TOKEN_BYTES)
 
     def grow(self, told: ToldGeneration, event: Delta) -> None:
-        """More of one was told."""
+        """Append an event to a generation."""
         told.branches[event.branch].grow(event)
         if told.generation_id in self._sizes:
             self._grow(told, len(event.token_ids))
 
     def find(self, namespace: str, generation_id: str) -> ToldGeneration | None:
-        """The generation of that id, where it is this namespace's."""
+        """Return the generation of that id, if it belongs to this namespace."""
         told = self._known.get(generation_id)
         return told if told is not None and told.transcript.namespace == namespace else None
 
     def forget(self, namespace: str, keys: Collection[bytes]) -> None:
-        """Drop those that reply to conversations of these keys, and to what goes on from them. O(the namespace's)."""
+        """Drop the generations that reply to conversations of these keys, or to continuations of them. O(the namespace's)."""
         wanted = frozenset(keys)
         for told in [told for told in self._known.values() if told.transcript.namespace == namespace]:
             parent = told.transcript.parent

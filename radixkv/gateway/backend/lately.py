@@ -1,4 +1,4 @@
-"""An answer that is made at most once in a while, whoever asks, and how often so ever."""
+"""A result that is computed at most once per period, at any number of callers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _Result = TypeVar("_Result")
 
 
 class Lately(Generic[_Result]):
-    """What `make` last gave. The event loop owns it.
+    """Caches the result of `make`. The event loop owns it.
 
     Args:
-        make: gives it anew.
-        period_s: how long it is good, from when its making began.
+        make: computes the result.
+        period_s: lifetime of a result, from the start of its computation.
         clock: seconds, monotonic.
     """
 
@@ -34,7 +34,7 @@ class Lately(Generic[_Result]):
         self._begun_s = 0.0
 
     async def get(self) -> _Result:
-        """The latest one; those who come while it is being made wait for the same. Raises what `make` raises."""
+        """Return the latest result; callers during a computation share it. Raises what `make` raises."""
         made, now_s = self._made, self._clock()
         if made is None or (made.done() and now_s - self._begun_s >= self._period_s):
             made = self._made = asyncio.ensure_future(self._make())

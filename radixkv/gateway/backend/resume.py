@@ -1,12 +1,11 @@
-"""A generation that outlives its worker: what was told stays told, and another worker's life goes on from it.
+"""A generation that survives the loss of its worker: emitted tokens stay valid, and another worker continues after them.
 
-Draws are keyed by (seed, branch, position), so a request that is made again with its seed draws the same tokens. A single
-branch is given what was told, but for the last token, as the beginning of its reply, which costs one prompt; several branches,
-and those that are ranked at the end, are generated again. Either way every token that was told is compared with what is drawn
-now:
+Draws are keyed by (seed, branch, position), so a repeated request with the same seed draws the same tokens. A single branch
+is resumed with its emitted tokens, except the last, as forced beginning of its reply, which costs one prefill. Several
+branches, and branches ranked at the end, are generated again. In both cases new draws are compared with the emitted tokens:
 
-    told before       t0 t1 t2 t3 │
-    drawn again       t0 t1 t2 t3 │ t4 t5 ...      one that differs ends the stream with an error; the rest is new
+    emitted before    t0 t1 t2 t3 │
+    drawn again       t0 t1 t2 t3 │ t4 t5 ...      a difference ends the stream with an error; the rest is new
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from radixkv.generation.params import fresh_seed
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import BranchFinished, Delta, GenerationEvent, PromptLogprobs, Started
 
-__all__ = ["Lasting"]
+__all__ = ["ResumableGeneration"]
 
 
-class Lasting:
-    """What one generation has told, and how it is asked for again. One consumer.
+class ResumableGeneration:
+    """Events that one generation has emitted, and the parameters to resume it. One consumer.
 
     Args:
-        params: the request; it is given a seed where it names none.
+        params: the request; it gets a seed where it names none.
 
     Attributes:
-        params: what to ask for first.
+        params: of the first request.
     """
 
     def __init__(self, params: GenerateParams) -> None:
@@ -41,14 +40,14 @@ class Lasting:
         self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]
         self._num_characters = [0] * sampling.n
         self._finished: set[int] = set()
-        self._num_scored = 0  # positions of the prompt that log probabilities were told up to
+        self._num_scored = 0  # prompt positions whose log probabilities were emitted
         self._again: _Again | None = None
 
     def fresh(self, events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
-        """Of events as they come, those that were not told before.
+        """Return the events that were not emitted before.
 
         Raises:
-            UnavailableError: something else is drawn now than was told before.
+            UnavailableError: the new draws differ from the emitted tokens.
         """
         if self._again is not None:
             events = list(self._again.new(events))
@@ -66,7 +65,7 @@ class Lasting:
         return list(events)
 
     def again(self, timeout_s: float | None) -> GenerateParams:
-        """What to ask for after the worker was lost. `timeout_s`: what is left of the request's own."""
+        """Return the parameters to resume after the worker was lost. `timeout_s`: the rest of the request's own timeout."""
         params = replace(self.params, timeout_s=timeout_s)
         if self._prompt is None:
             return params
@@ -88,14 +87,14 @@ class Lasting:
 
 
 def _after(prompt: bytes, is_continued: bool) -> dict[str, Any]:
-    """The prompt as its ids. A reply that went on within a turn does so again, so that its text is decoded as before."""
+    """Return the prompt as token ids. A reply that continued a turn does so again: its text is decoded as before."""
     if not is_continued:
         return {"token_ids": prompt, "messages": None, "history": b""}
     return {"history": prompt, "messages": [{"role": "assistant", "content": ""}]}
 
 
 class _Again:
-    """Events of a generation that is made again, without what `tokens`, `num_characters` and `finished` tell was told."""
+    """Events of a repeated generation, without those that `tokens`, `num_characters` and `finished` mark as emitted."""
 
     def __init__(self, tokens: Sequence[Sequence[int]], num_characters: Sequence[int], finished: set[int]) -> None:
         self._told = [list(each) for each in tokens]

@@ -1,18 +1,18 @@
-"""One HTTP request, whatever API it speaks: connections, bounds, callers, limits, the log.
+"""HTTP requests of every API: connections, bounds, authentication, limits, the log.
 
 listener         accepts connections, in turns between addresses
 connections      bounds of heads, bodies and silence
-middleware       what stands around every request
-admission        what a request counts as, by its head alone
-gate             which requests may enter, in turns between tenants
+middleware       wraps every request: id, limits, log line
+admission        the cost class of a request, by its head alone
+gate             which requests may enter, round robin over tenants
 auth             the tenant of a key
-csrf             requests that a browser sends for somebody else's page
+csrf             rejects cross-site requests of browsers
 request_context  tenant, cost and record of one request
 json_body        bodies in JSON, within bounds
 uploads          a file uploaded as a form
 refusals         errors as responses of the API that was called
-paths            other spellings of our paths
-inner_calls      a request of a batch, put to the application
+paths            aliases of served paths
+inner_calls      calls the application for a request of a batch
 recording        the last requests of each tenant
 metrics          Prometheus
 """

@@ -1,11 +1,11 @@
-"""What a request of a known tenant counts as, by its head alone, and what it needs before anything of its body is read.
+"""Classify a request of a known tenant by its head, and admit it before its body is read.
 
-WORK    whatever changes or computes something: against requests per minute and requests at once; over the places of the gate
-        it waits
-READ    a look at what is kept, and what ends work: a few of a tenant at once, the next one waits; many per minute
-FOLLOW  a stream that only tells what happens
+WORK    changes or computes something: counts against requests per minute and concurrent requests; waits for a place
+        |         of the gate
+READ    reads stored state, or ends work: a few of a tenant at once, others wait; many per minute
+FOLLOW  a stream of events that computes nothing
 
-A request that waits costs its head and what has come of its body, up to `SMALL_BODY_BYTES` and what the kernel gave at once.
+A waiting request holds its head and at most `SMALL_BODY_BYTES` of its body, plus what the kernel delivered at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from radixkv.core.errors import RadixKVError
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.connections import Connection
 from radixkv.gateway.http.gate import Cost, Gate
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
@@ -29,14 +29,14 @@ from radixkv.util.fair_semaphore import FairSemaphore
 __all__ = ["Admission", "Cost", "TurnLostError", "cost_of"]
 
 READS_AT_ONCE = 8
-"""Of one tenant."""
+"""Per tenant."""
 
 READS_PER_REQUEST = 20
-"""A tenant with a limit of requests per minute may look at things so many times as often."""
+"""A tenant with a limit of requests per minute may send this many times as many reads."""
 
 
 class TurnLostError(Exception):
-    """A request is not to be answered by the application. `refusal`: what its caller is told; None: it has gone."""
+    """The application must not answer this request. `refusal`: the error to send; None: the client has disconnected."""
 
     def __init__(self, refusal: ApiError | None) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class TurnLostError(Exception):
 
 
 def cost_of(scope: Scope) -> Cost:
-    """Of a request below `/v1/`. What is not known to be less is work."""
+    """Return the cost class of a request below `/v1/`. Unknown routes count as WORK."""
     path, query = scope["path"], scope["query_string"]
     if scope["method"] not in ("GET", "HEAD"):
         return Cost.READ if path.endswith(("/stop", "/cancel")) else Cost.WORK
@@ -60,7 +60,7 @@ class Admission:
 
     Args:
         gate: places of all requests.
-        limiter: what each tenant may do.
+        limiter: limits of each tenant.
     """
 
     def __init__(self, gate: Gate, limiter: Limiter) -> None:
@@ -69,20 +69,20 @@ class Admission:
         self._read_limiter = Limiter()
         self._reads = FairSemaphore(None, READS_AT_ONCE)
 
-    def enter(self, scope: Scope, exchange: Exchange, tenant: Tenant) -> Cost:
-        """A request begins, which is to `leave`.
+    def enter(self, scope: Scope, context: RequestContext, tenant: Tenant) -> Cost:
+        """Admit a request; each admitted request must `leave`.
 
         Raises:
-            ApiError: 429: the tenant is at a limit; 503: the server is full, or stops. Nothing was counted.
+            ApiError: 429: the tenant is at a limit; 503: the server is full or draining. Nothing was counted.
         """
         cost = cost_of(scope)
         refusal = self._gate.refusal(tenant.name, cost)
         if refusal is not None:
             raise refusal
-        exchange.tenant = tenant
+        context.tenant = tenant
         try:
             if cost is Cost.WORK:
-                exchange.admit(tenant, self._limiter)
+                context.admit(tenant, self._limiter)
             elif tenant.limits.requests_per_minute is not None:
                 num_reads = READS_PER_REQUEST * tenant.limits.requests_per_minute
                 limits = TenantLimits(requests_per_minute=num_reads)
@@ -93,15 +93,15 @@ class Admission:
         return cost
 
     def leave(self, tenant: Tenant, cost: Cost) -> None:
-        """It has ended."""
+        """Release what `enter` took."""
         self._gate.leave(tenant.name, cost)
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, cost: Cost, connection: Connection | None) -> AsyncIterator[None]:
-        """Wait for the turn of a request that has entered; within it, it may be answered.
+        """Wait for the turn of an admitted request; the application answers within the context.
 
         Raises:
-            TurnLostError: its caller went, its body did not come in time, or the server stops, before its turn came.
+            TurnLostError: before the turn, the client disconnected, the body timed out, or the server drains.
         """
         if cost is Cost.FOLLOW:
             yield

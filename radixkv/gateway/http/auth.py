@@ -1,4 +1,4 @@
-"""Who calls: the key that a request brings, and the dependency that tells a route its tenant; see `net.tenants`."""
+"""Authentication: the key of a request, and the dependency that gives a route its tenant; see `net.tenants`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from radixkv.net.tenants import ANONYMOUS, KeyRing, Tenant
 __all__ = ["ANONYMOUS", "TENANT", "CurrentTenant", "KeyRing", "Tenant", "authenticate", "current_tenant", "sent_key"]
 
 TENANT = "radixkv.tenant"
-"""Where the tenant is left in the request's scope, once it is known."""
+"""Key of the tenant in the request's scope."""
 
 
 def authenticate(scope: Scope, keys: KeyRing) -> Tenant:
-    """Who sends a request, which is left in its scope; nothing of its body has been read.
+    """Return the tenant of a request and store it in the scope; the body is not read.
 
     Raises:
-        ApiError: 401 where the key is missing or nobody's; 403 where its roles are of the gRPC services alone.
+        ApiError: 401: the key is missing or unknown; 403: its roles allow gRPC services only.
     """
     given = sent_key(scope)
     tenant = keys.find(given)
@@ -39,14 +39,14 @@ def authenticate(scope: Scope, keys: KeyRing) -> Tenant:
 
 
 def sent_key(scope: Scope) -> str:
-    """The key that a request brings; empty where it brings none."""
+    """Return the key in the headers of a request; empty where there is none."""
     sent = Headers(scope=scope)
     scheme, _, key = sent.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else sent.get("x-api-key", "").strip()
 
 
 async def current_tenant(request: Request) -> Tenant:
-    """Dependency of every route that works for somebody: the tenant, known before the route was looked for."""
+    """Dependency of routes that act for a tenant; the tenant was authenticated before routing."""
     tenant: Tenant = request.scope[TENANT]
     return tenant
 

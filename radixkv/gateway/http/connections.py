@@ -1,11 +1,11 @@
-"""Connections: heads, bodies and silence are bounded in bytes and time before anybody is known, and so is their number.
+"""Connections: heads, bodies, silence and the number of connections are bounded before authentication.
 
-uvicorn's protocol over httptools reads them; it knows no bound of its own. Once a second `Connections.sweep` looks at all:
+uvicorn's protocol over httptools reads them; it has no bounds of its own. Once a second `Connections.sweep` checks all:
 
-    says nothing, or a head is not complete     FIRST_S, HEAD_S; IDLE_S behind an answer
-    a body is not complete                      BODY_S, and longer as it comes: the request is answered with 408
-    is answered before its body is complete     LINGER_S
-    does not take what was written              STRANGER_UNREAD_S where no tenant is known; the kernel's bound for all
+    idle, or a head is not complete             FIRST_S, HEAD_S; IDLE_S after a response
+    a body is not complete                      BODY_S, and longer as bytes arrive: rejected with 408
+    answered before its body is complete        LINGER_S
+    the client does not read the response       STRANGER_UNREAD_S where no tenant is known; the kernel's bound for all
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from radixkv.gateway.protocol.errors import ApiError, error_body
 __all__ = ["CONNECTION", "Connection", "Connections"]
 
 CONNECTION = "radixkv.connection"
-"""Where a connection leaves itself in the scope of each of its requests."""
+"""Key of the connection in the scope of each of its requests."""
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request line with its headers; also of whatever else comes without a byte of a body: trailers, extensions of chunks."""
+"""Bound of a request line with its headers; also of trailers and chunk extensions, which come without body bytes."""
 
 MAX_HEADERS = 256
 MAX_PIPELINED = 2
-"""Requests of one connection behind the one that is being answered; a further one ends it."""
+"""Requests of one connection queued after the current one; another ends the connection."""
 
 FIRST_S, HEAD_S, IDLE_S = 15.0, 15.0, 75.0
 BODY_S = 30.0
 BODY_BYTES_PER_S = 16 * 1024
-"""A body may take `BODY_S`, and a further second for so many bytes of it that have come."""
+"""A body may take `BODY_S`, plus a second for every so many bytes received."""
 
 LINGER_S, LINGER_BYTES = 2.0, 1024 * 1024
-"""Who is refused may go on sending for so long before a reset, which would lose the answer."""
+"""A rejected client may keep sending within these bounds before a reset, which would lose the response."""
 
 STRANGER_UNREAD_S = 30.0
 
 MAX_STRANGERS_OF_ADDRESS, MAX_STRANGERS = 256, 1024
-"""Connections without a request of a tenant so far, of one peer address and of all. Over it the oldest are ended that have had
-`SETTLING_S` to say whose they are: a proxy's, behind which everybody has one address, become their tenants' with the first
-request."""
+"""Connections without a tenant, per peer address and in total. Over the bound the oldest are closed, unless younger than
+`SETTLING_S`: a proxy's connections share one address and get a tenant with their first request.
+"""
 SETTLING_S = 1.0
 
 MAX_OF_TENANT = 4096
-"""Connections of one tenant, of which the oldest that wait for a request are ended."""
+"""Connections of one tenant; over the bound its oldest idle ones are closed."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,22 +64,22 @@ class Connections:
         self._all: dict[Connection, None] = {}  # the oldest first
 
     def join(self, connection: Connection) -> None:
-        """One is open."""
+        """Register an open connection."""
         self._all[connection] = None
 
     def leave(self, connection: Connection) -> None:
-        """It is closed."""
+        """Remove a closed connection."""
         self._all.pop(connection, None)
 
     def drain(self) -> None:
-        """Bodies that have not come by now are not waited for, and no request waits for its turn."""
+        """Stop waiting for bodies and for turns."""
         self.is_draining = True
         for connection in list(self._all):
             connection.end_wait_for_body(503, "the server is stopping")
             connection.end_wait_for_turn()
 
     def sweep(self, now_s: float) -> None:
-        """End what lasts too long and those that are too many. O(connections)."""
+        """Close connections over their bounds of time or number. O(connections)."""
         strangers: list[Connection] = []
         of_tenants: Counter[str] = Counter()
         for connection in list(self._all):
@@ -112,9 +112,9 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         address: of the peer.
-        tenant: whose latest request with a known key came here; None: nobody's yet.
-        late: status and message of the refusal of a request whose body has not come in time.
-        opened_s: since when, on the loop's clock.
+        tenant: of the latest request with a known key; None: no such request yet.
+        late: status and message of the rejection of a request whose body did not come in time.
+        opened_s: when it was opened, on the loop's clock.
     """
 
     def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
@@ -126,20 +126,20 @@ class Connection(HttpToolsProtocol):
         self._connections = connections
         self._is_in_head = self._has_progress = False
         self._refusal: tuple[int, str] | None = None
-        self._has_all = True  # of the last message
+        self._has_all = True  # the last message is complete
         self._has_asked = False
-        self._num_bare = 0  # bytes since the last one that got anywhere
+        self._num_bare = 0  # bytes since the parser last made progress
         self._num_body = 0
         self._unread_since_s: float | None = None
         self._waiting: tuple[RequestResponseCycle, Any] | None = None
         self._answered: RequestResponseCycle | None = None
         self._turn: asyncio.Timeout | None = None
 
-    # -- what the middleware and the sweep use
+    # -- for the middleware and the sweep
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is there any more."""
+        """Whether the connection is closed or closing."""
         return self.transport is None or self.transport.is_closing()
 
     @property
@@ -148,23 +148,23 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def known_as(self, tenant: str) -> None:
-        """A request of this tenant has come here."""
+        """Note that a request of this tenant arrived."""
         self.tenant = tenant
 
     def end(self) -> None:
-        """Close it now, whatever is under way."""
+        """Close the connection now, also in the middle of a response."""
         self._disconnect()
         self.transport.abort()
 
     def end_wait_for_body(self, status: int, message: str) -> None:
-        """The request whose body is not complete fails, unless it is being answered already."""
+        """Fail the request whose body is not complete, unless its response has started."""
         if not self._has_all and not self.is_idle and not self.cycle.response_started:
             self.late = (status, message)
             self.cycle.message_event.set()
             self.end_wait_for_turn()
 
     async def wait_for(self, turn: Awaitable[None]) -> bool:
-        """Have a request wait for its turn; False where its caller went, its body did not come, or the server stops first."""
+        """Wait for the turn of a request; False where the client disconnects, the body times out or the server drains."""
         try:
             async with asyncio.timeout(0 if self.is_gone else None) as self._turn:
                 await turn
@@ -172,17 +172,17 @@ class Connection(HttpToolsProtocol):
             return False
         finally:
             self._turn = None
-        self._since_s = self.loop.time()  # a body that was not read on meanwhile has its whole time
+        self._since_s = self.loop.time()  # the body was not read while waiting: its time starts now
         return True
 
     def end_wait_for_turn(self) -> None:
-        """The request that waits for its turn, if one does, waits no longer."""
+        """End the wait of the request that waits for its turn, if there is one."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.reschedule(self.loop.time())
 
     def check(self, now_s: float) -> None:
-        """End what has lasted too long."""
+        """Close the connection if it is over a bound of time."""
         if self.is_gone:
             return
         lasted_s = now_s - self._since_s
@@ -207,22 +207,22 @@ class Connection(HttpToolsProtocol):
         elif lasted_s > (IDLE_S if self._has_asked else FIRST_S):
             self.transport.close()
 
-    # -- what comes
+    # -- input
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
+        """The connection is open."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         self._connections.join(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
+        """The connection is closed."""
         self._connections.leave(self)
         self._disconnect()
         super().connection_lost(exc)
 
     def _disconnect(self) -> None:
-        """Nothing is written to it any more, by the request that is answered nor by those behind it."""
+        """Drop queued requests and mark running ones as disconnected: nothing more is written."""
         self.end_wait_for_turn()
         self._waiting = None
         self.pipeline.clear()
@@ -232,7 +232,7 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Some of it has come."""
+        """Feed received bytes to the parser, within the bounds."""
         self._unset_keepalive_if_required()
         for start in range(0, len(data), MAX_HEAD_BYTES):
             if self.is_gone:
@@ -259,7 +259,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Start of a request."""
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # a scope takes what servers add
         self._is_in_head, self._has_all = True, False
@@ -267,7 +267,7 @@ class Connection(HttpToolsProtocol):
         self._since_s = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; one behind a body is of no use to anybody."""
+        """A header; trailers after a body are ignored."""
         if self._is_in_head:
             super().on_header(name, value)
             if len(self.headers) > MAX_HEADERS:
@@ -275,7 +275,7 @@ class Connection(HttpToolsProtocol):
                 raise _RefusedError
 
     def on_headers_complete(self) -> None:
-        """The request may be answered."""
+        """End of a head: the application may answer."""
         num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if num_bytes > MAX_HEAD_BYTES or len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_head()
@@ -285,13 +285,13 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Some of a body."""
+        """A piece of a body."""
         self._has_progress = True
         self._num_body += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """End of a request."""
         self._has_all = self._has_progress = True
         super().on_message_complete()
 
@@ -299,7 +299,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(431, f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes and {MAX_HEADERS} headers")
 
     def _refuse(self, status: int, message: str) -> None:
-        """End the connection; its other side is told why, behind the answers that are under way."""
+        """End the connection; the client gets the reason after the responses under way."""
         self._refusal = (status, message)
         self._since_s = self.loop.time()
         if self.is_idle:
@@ -318,10 +318,10 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    # -- what goes
+    # -- output
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """No answer is made before the last one has been taken."""
+        """Start a response only after the client has read the previous one."""
         if self.flow.write_paused:
             self._waiting = (cycle, app)
             self.flow.pause_reading()
@@ -331,22 +331,22 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """An answer is written."""
+        """A response is written."""
         self._since_s = self.loop.time()
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # the sweep ends what is idle
+        self._unset_keepalive_if_required()  # the sweep closes idle connections
         if self._refusal is not None and self.is_idle and self._is_in_head and not self.is_gone:
             self._tell_refusal()
         if self.pipeline or self._waiting is not None:
             self.flow.pause_reading()
 
     def pause_writing(self) -> None:
-        """The other side takes nothing."""
+        """The client does not read."""
         super().pause_writing()
         self._unread_since_s = self.loop.time()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client reads again."""
         super().resume_writing()
         self._unread_since_s = None
         waiting, self._waiting = self._waiting, None
@@ -356,4 +356,4 @@ class Connection(HttpToolsProtocol):
 
 
 class _RefusedError(Exception):
-    """Ends what the parser does with a connection that has been refused."""
+    """Stops the parser on a rejected connection."""

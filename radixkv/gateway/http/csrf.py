@@ -1,7 +1,7 @@
-"""Requests that a browser sends for somebody else's page, and callers whose key is taken back while they listen.
+"""Reject cross-site requests of browsers; end a stream whose key is revoked.
 
-Without keys whoever reaches the gateway may do everything, so on an address of this machine alone the browser of its user is
-the way in for others: by a page whose name was made to mean this machine (DNS rebinding), or by one that posts here blindly.
+Without keys, any client that reaches the gateway has every right. On a loopback address the user's browser is the way in:
+a page whose name resolves to this machine (DNS rebinding), or a page that posts here without reading the response.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from radixkv.net.addresses import is_own_host
 __all__ = ["WhileKnown", "check_origin"]
 
 RECHECK_S = 2.0
-"""How often a caller who listens is looked up again."""
+"""How often the key of an open stream is checked again, in seconds."""
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 def check_origin(scope: Scope, config: GatewayConfig) -> None:
-    """Make sure that a request without a key is meant for this server by whoever has sent it.
+    """Check that a request without a key is addressed to this server and not sent by another site's page.
 
     Raises:
-        ApiError: 403: it knows the server by another's name, or a page of elsewhere would change something.
+        ApiError: 403: the Host header names another server, or another origin sends a changing request.
     """
     sent = Headers(scope=scope)
     host = sent.get("host", "")
@@ -50,19 +50,19 @@ def check_origin(scope: Scope, config: GatewayConfig) -> None:
 
 
 def _host_name(host: str) -> str:
-    """Without its port, lower-case, without brackets."""
+    """Return the host lower-case, without port and brackets."""
     name, _, port = host.rpartition(":")
     return (name if name and port.isdigit() else host).strip("[]").lower()
 
 
 class WhileKnown:
-    """What a caller sends, which ends as if it had hung up once it is known no more.
+    """ASGI receive of a request that reports a disconnect once the caller's key is revoked.
 
     Args:
-        receive: gives its messages.
-        is_known: looks the caller up again.
+        receive: the server's.
+        is_known: checks the caller's key again.
 
-    `is_over`: it was known no more.
+    `is_over`: the key was revoked.
     """
 
     def __init__(self, receive: Receive, is_known: Callable[[], bool]) -> None:
@@ -71,7 +71,7 @@ class WhileKnown:
         self.is_over = False
 
     async def receive(self) -> Message:
-        """The next message."""
+        """Return the next message."""
         coming = asyncio.ensure_future(self._receive())
         try:
             while not (await asyncio.wait((coming,), timeout=RECHECK_S))[0]:

@@ -1,8 +1,8 @@
-"""Which requests may enter: those of known tenants, each tenant within its share; further ones wait, in turns between tenants.
+"""Admission of tenants' requests: each tenant within its share; requests over the places wait, round robin over tenants.
 
-WORK    whatever changes or computes something: so many run at once, and so many more wait for a place, in turns
-READ    a look at what is kept, and what ends work: places of their own, so that a backlog of work keeps no one from ending it
-FOLLOW  a stream that only tells what happens: places of its own, so that a page which is open keeps no request out
+WORK    changes or computes something: a bounded number runs, a bounded number waits
+READ    reads stored state, or ends work: places of their own, so that queued work never blocks its cancellation
+FOLLOW  a stream of events that computes nothing: places of its own, so that open pages block no request
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from radixkv.util.pace import Pace
 __all__ = ["MAX_FOLLOWERS", "SHARE", "Cost", "Gate", "StrangersLane"]
 
 SHARE = 4
-"""A tenant of a keys file takes at most one in so many of the places."""
+"""With a keys file, a tenant takes at most one in so many places."""
 
 MAX_FOLLOWERS = 1024
-"""Streams that only tell what happens, all tenants together."""
+"""Event streams, all tenants together."""
 
 MAX_READS = 1024
-"""Looks at what is kept, under way and waiting, all tenants together."""
+"""Reads under way and waiting, all tenants together."""
 
 STRANGERS_AT_ONCE, ONE_STRANGERS = 16, 4
-"""Requests answered at once without a key: of all addresses, and of one."""
+"""Concurrent requests without a key: of all addresses, and of one."""
 
 STRANGERS_PART = 0.25
-"""Of the event loop's time, for what is answered without a key."""
+"""Part of the event loop's time for requests without a key."""
 
 HELD_S = 0.25
-"""A place is free again after so long: an answer that is not ready by then waits for its reader or for the worker."""
+"""A place is free again after this time, in seconds: a slower response waits for its client or for the worker."""
 
 _BURST_S, _MOST_COST_S = 0.1, 0.005
-"""So much of that time is saved up. An answer that waits for the worker is charged no more than it can have worked."""
+"""At most `_BURST_S` of that time is saved up. A response is charged at most `_MOST_COST_S`: the rest was waiting."""
 
 
 class Cost(Enum):
-    """What a request counts as."""
+    """Cost class of a request."""
 
     WORK = "work"
     READ = "read"
@@ -53,7 +53,7 @@ class Cost(Enum):
 
 
 class _Room:
-    """Places of one kind, and the pace at which they become free: of all, and of each tenant that has some."""
+    """Places of one kind, with the rate at which they become free: overall and per tenant."""
 
     def __init__(self, size: int, share: int, what: str) -> None:
         self.size = size
@@ -82,7 +82,7 @@ class _Room:
             del self.taken[name], self._paces[name]
 
     def wait_s(self, name: str = "") -> float:
-        """How long those take that are there now, of all or of a tenant."""
+        """Expected seconds until a place is free: overall, or of a tenant."""
         if not name:
             return self.pace.wait_s(self.num_taken)
         pace = self._paces[name] if self._paces[name].is_known else self.pace
@@ -90,16 +90,16 @@ class _Room:
 
 
 class Gate:
-    """How many requests of tenants are under way, and whether further ones may enter. The event loop owns it.
+    """Counts requests under way and decides whether another may enter. The event loop owns it.
 
     Args:
-        max_requests: of work at once, of all tenants.
-        max_waiting: further ones, which wait for a place.
-        is_shared: there are several tenants, of which none takes more than one place in `SHARE`, nor of those that wait.
+        max_requests: concurrent WORK requests, all tenants together.
+        max_waiting: WORK requests that wait for a place.
+        is_shared: there are several tenants; each takes at most one in `SHARE` of the places and of the waiting ones.
         clock: seconds, monotonic.
 
     Attributes:
-        places: of work under way; a request that has entered takes one before anything of its body is read.
+        places: of running WORK; an admitted request takes a place before its body is read.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Gate:
 
     @property
     def num_running(self) -> int:
-        """Requests that have entered, also those that wait for a place and those that follow."""
+        """Admitted requests, including those that wait and those that follow."""
         return sum(room.num_taken for room in self._rooms.values())
 
     def refusal(self, name: str, cost: Cost) -> ApiError | None:
-        """Why no further request of the tenant `name` may enter now; None if it may."""
+        """Return why another request of the tenant `name` is rejected now; None if it may enter."""
         if self.is_draining:
             return self.draining()
         room = self._rooms[cost]
@@ -146,25 +146,25 @@ class Gate:
         return None
 
     def draining(self) -> ApiError | None:
-        """The refusal of whatever is new once the server stops; None before."""
+        """Return the rejection of new requests while the server drains; None otherwise."""
         if not self.is_draining:
             return None
         headers = {"Retry-After": str(RETRY_AFTER_S)}
         return ApiError(503, "the server is stopping", type="server_error", code="draining", headers=headers)
 
     def enter(self, name: str, cost: Cost) -> None:
-        """A request begins."""
+        """Count an admitted request."""
         self._rooms[cost].enter(name, self._clock())
         self._is_empty.clear()
 
     def leave(self, name: str, cost: Cost) -> None:
-        """It has ended."""
+        """Count the end of a request."""
         self._rooms[cost].leave(name, self._clock())
         if not self.num_running:
             self._is_empty.set()
 
     async def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until none runs; False if some still do after `timeout_s`."""
+        """Wait until no request runs; False if some still run after `timeout_s`."""
         try:
             await asyncio.wait_for(self._is_empty.wait(), timeout_s)
         except TimeoutError:
@@ -173,7 +173,7 @@ class Gate:
 
 
 class StrangersLane:
-    """What is answered without a key waits here, in turns between addresses, and takes a bounded part of the loop's time.
+    """Queue of requests without a key: round robin over addresses, within a bounded part of the event loop's time.
 
     Args:
         clock: seconds, monotonic.
@@ -187,7 +187,7 @@ class StrangersLane:
 
     @asynccontextmanager
     async def turn(self, key: Hashable, connection: Connection | None) -> AsyncIterator[None]:
-        """Within it one request of `key` is answered; one whose caller has gone meanwhile costs nothing."""
+        """Answer one request of `key` within the context; a request whose client has disconnected costs no time."""
         loop, is_held = asyncio.get_running_loop(), True
 
         def give_back() -> None:

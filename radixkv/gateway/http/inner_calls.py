@@ -1,4 +1,4 @@
-"""A request of a batch, put to the application as if it had been posted: the same routes, checks and answers."""
+"""Call the application for a request of a batch: same routes, checks and responses as for a posted request."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Scope
 
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.anthropic_errors import VERSION_HEADER
 
 __all__ = ["JOB", "Answer", "post"]
 
 JOB = "radixkv.job"
-"""Where the scope of such a request has the tenant on whose behalf it is made; no request from outside has it."""
+"""Key of the tenant in the scope of such a request; requests from outside never have it."""
 
 
 class Answer(NamedTuple):
-    """What was answered. `code`: the stable name of the error, if it is one. `retry_after_s`: when to come again."""
+    """The response. `code`: the stable name of its error, if any. `retry_after_s`: of its Retry-After header, or 0."""
 
     status: int
     body: bytes
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes) -> Answer:
-    """Make a request. Cancelled, it is ended as one whose caller hangs up."""
+    """Send a request to the application. Cancelling it acts as a disconnect of the client."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     told: list[Message] = []
 
@@ -68,7 +68,7 @@ async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes) -> Answer:
     return Answer(
         start["status"],
         b"".join(message.get("body", b"") for message in rest),
-        scope[EXCHANGE].request_id,
-        scope[EXCHANGE].error_code,
+        scope[REQUEST_CONTEXT].request_id,
+        scope[REQUEST_CONTEXT].error_code,
         float(after) if after.isdigit() else 0.0,
     )

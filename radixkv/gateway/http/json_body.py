@@ -1,10 +1,10 @@
-"""Bodies in JSON: read with bounds, and away from the event loop where they are not small.
+"""JSON bodies: parsed within bounds, large ones off the event loop.
 
-    at most SMALL_BYTES   read at once
-    more                  read on one thread, the tenants in turn: a body of one waits for one of each other at most
+    at most SMALL_BYTES   parsed at once
+    more                  parsed on one thread, round robin over tenants
 
-Reading holds the interpreter's lock most of the time. So there is one thread: a second would take the lock from the loop, too.
-What is wrong with a body is told behind what the route's dependencies refuse, which is what counts requests.
+Parsing holds the GIL most of the time, so there is one thread: a second would take the lock from the loop as well.
+Faults of a body are raised after the route's dependencies ran, since those count requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastapi.routing import APIRoute
 
 from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.http.refusals import refusal_of
-from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.api_model import ApiModel, unknown_fields
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.util.json_text import read_json
@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 
 class _Read(NamedTuple):
-    """What a body says: what the route takes, or why it does not, and the fields that its model does not have."""
+    """A parsed body: the route's value or the rejection, and the fields that its model does not have."""
 
     value: Any
     refusal: ApiError | None
@@ -42,7 +42,7 @@ class _Read(NamedTuple):
 
 
 class _JsonRequest(Request):
-    """A request whose body is validated where it is read. FastAPI takes the model that comes of it as it is."""
+    """A request whose body is validated where it is parsed. FastAPI takes the resulting model as it is."""
 
     def __init__(self, request: Request, field: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -52,7 +52,7 @@ class _JsonRequest(Request):
         self._field = field
 
     async def body(self) -> bytes:
-        """The body; where a model is read from it, its first byte alone, since who has the model holds on to nothing else."""
+        """Return the body; where a model is read from it, only its first byte, so that the text is freed early."""
         body = await super().body()
         self.is_small = len(body) <= SMALL_BYTES
         if self._field is None:
@@ -64,15 +64,15 @@ class _JsonRequest(Request):
         text, self._text = self._text, b""
         read = await off_loop(self, partial(_read, text, self._field))
         self.refusal = read.refusal
-        self.scope[EXCHANGE].leave_out(read.unknown)
+        self.scope[REQUEST_CONTEXT].leave_out(read.unknown)
         return read.value
 
 
 class JsonRoute(APIRoute):
-    """A route that answers 400 to a body out of the bounds of `core.json_text`, or of its model."""
+    """A route that rejects with 400 a body out of the bounds of `core.json_text`, or of its model."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """What answers a request."""
+        """Return the handler of a request."""
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
@@ -88,7 +88,7 @@ class JsonRoute(APIRoute):
 
 
 async def off_loop(request: Request, function: Callable[[], _Result]) -> _Result:
-    """What a function answers whose time grows with the body: at once where that is small, else on the thread."""
+    """Return the result of a function whose time grows with the body: run inline for a small body, else on the thread."""
     if not isinstance(request, _JsonRequest) or request.is_small:
         return function()
     calls: Calls = request.app.state.body_calls
@@ -96,9 +96,9 @@ async def off_loop(request: Request, function: Callable[[], _Result]) -> _Result
 
 
 def _uncollected(function: Callable[[], _Result]) -> _Result:
-    """Run it without the garbage collector, of the whole process, which would look at all that is made again and again.
+    """Run it without the process's garbage collector, which would scan all new objects again and again.
 
-    That took two thirds of the time for 20,000 messages. JSON has no circles, so there is nothing to be found.
+    That took two thirds of the time for 20,000 messages. JSON has no cycles, so there is no garbage to find.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -110,7 +110,7 @@ def _uncollected(function: Callable[[], _Result]) -> _Result:
 
 
 def _read(body: bytes, field: Any) -> _Read:
-    """The value of a body; for one that is refused what no model takes. Of that, nothing is held."""
+    """Parse and validate a body. A rejected body returns a value that no model accepts, and none of its content."""
     try:
         value = read_json(body)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Takes connections, of each address in turn and one at a time: a crowd that comes at once keeps nobody else waiting."""
+"""Accepts connections one at a time, round robin over peer addresses: a burst from one address delays no other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from contextlib import suppress
 __all__ = ["Listener", "allow_open_files"]
 
 MAX_ACCEPTED = 64
-"""Connections of which the address is looked at before what else there is to do, which costs little beside serving them."""
+"""Connections accepted per callback of the loop; accepting is cheap next to serving."""
 
 MAX_WAITING = 4096
-"""Connections of one address that wait to be served; further ones are closed."""
+"""Connections of one address that wait to be served; others are closed."""
 
 HANDSHAKE_S = 10.0
-"""For TLS."""
+"""Bound of a TLS handshake."""
 
 OPEN_FILES = 16_384
-"""Descriptors that a gateway wants: a connection for each request that runs or waits, and as many for those without one."""
+"""File descriptors of a gateway: one per running or waiting request, and as many for connections without a request."""
 
 RETRY_S = 0.5
-"""Where there is no room for a further connection."""
+"""Pause after the process runs out of descriptors or memory."""
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -34,9 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def allow_open_files() -> None:
-    """Raise this process's soft limit of open files to `OPEN_FILES`, as far as the hard one lets it: the usual 1,024 are fewer
-    than the requests that may wait.
-    """
+    """Raise the process's soft limit of open files towards `OPEN_FILES`; the usual 1,024 are fewer than waiting requests."""
     with suppress(ImportError, OSError, ValueError):  # no such limit here, or it may not be changed
         import resource
 
@@ -47,11 +45,11 @@ def allow_open_files() -> None:
 
 
 class Listener:
-    """Serves what comes to a socket. The event loop owns it; made within it, it listens until it is closed.
+    """Serves connections of a socket until closed. The event loop owns it; create it within the loop.
 
     Args:
-        sock: listens already.
-        make: a protocol for a connection.
+        sock: already listening.
+        make: creates the protocol of a connection.
         tls: None: plaintext.
     """
 
@@ -69,7 +67,7 @@ class Listener:
         self._listen()
 
     def close(self) -> None:
-        """Take no more. May be repeated."""
+        """Stop accepting connections. May be repeated."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._sock)
@@ -81,7 +79,7 @@ class Listener:
             self._waiting.clear()
 
     async def wait_closed(self) -> None:
-        """Until what had begun to connect is gone."""
+        """Wait until pending handshakes have ended."""
         await asyncio.gather(*self._beginning, return_exceptions=True)
 
     def _listen(self) -> None:
@@ -110,7 +108,7 @@ class Listener:
                 connection.close()
 
     def _begin_next(self) -> None:
-        """Serve one connection from now on; what else there is to do comes between it and the next."""
+        """Serve one connection; other callbacks of the loop run before the next one."""
         if not self._waiting:
             return
         address = next(iter(self._waiting))
@@ -119,7 +117,7 @@ class Listener:
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
         if queue:
-            self._waiting[address] = queue  # behind all others
+            self._waiting[address] = queue  # last in turn
         if self._waiting:
             self._loop.call_soon(self._begin_next)
 
@@ -130,5 +128,5 @@ class Listener:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
-        except (OSError, asyncio.CancelledError):  # its other side speaks no TLS, is too slow, or is gone; or we close
+        except (OSError, asyncio.CancelledError):  # no TLS, too slow, or gone; or the listener closes
             connection.close()

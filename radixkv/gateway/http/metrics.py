@@ -1,6 +1,6 @@
-"""What Prometheus reads at `/metrics`: counts and times of the gateway, gauges of the worker. It names no tenant.
+"""Prometheus metrics of `/metrics`: counters and histograms of the gateway, gauges of the worker. No label names a tenant.
 
-Those that vLLM has too are told under its names as well.
+Metrics that vLLM has too are also exported under its names.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ VLLM_NAMES = {
     "radixkv:time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
     "radixkv:inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
 }
-"""What of ours means the same as a metric of vLLM's, for boards that know those."""
+"""Metric of the gateway -> the vLLM metric with the same meaning, for existing dashboards."""
 
 
 class Metrics:
-    """All metrics of one gateway, in a registry of its own."""
+    """All metrics of one gateway, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,38 +61,38 @@ class Metrics:
         )
 
     def answered(self, route: str, status: int, duration_s: float) -> None:
-        """A request has ended."""
+        """Count a finished request."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(duration_s)
 
     def prompted(self, num_tokens: int) -> None:
-        """A prompt of so many tokens was accepted."""
+        """Count the tokens of an accepted prompt."""
         self._prompt.inc(num_tokens)
 
     def found(self, num_tokens: int) -> None:
-        """So many tokens of a prompt were in the cache."""
+        """Count prompt tokens found in the cache."""
         self._cached.inc(num_tokens)
 
     def generated(self, num_tokens: int) -> None:
-        """So many tokens have come."""
+        """Count generated tokens."""
         self._generation.inc(num_tokens)
 
     def first_token(self, seconds: float) -> None:
-        """A request has its first token."""
+        """Record a request's time to first token."""
         self._first_token.observe(seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        """A request has further tokens."""
+        """Record the time between tokens of a request."""
         self._next_token.observe(seconds)
 
     def text(self, stats: WorkerStats | None, model_name: str) -> bytes:
-        """All of them in the text format. `stats`: the worker's, now; None where it tells none."""
+        """Return all metrics in the text format. `stats`: the worker's, now; None where it reports none."""
         self._worker.stats, self._vllm.model_name = stats, model_name
         return generate_latest(self.registry) + generate_latest(self._vllm)
 
 
 class _WorkerCollector(Collector):
-    """The worker's stats as they were last told."""
+    """The worker's latest stats."""
 
     def __init__(self) -> None:
         self.stats: WorkerStats | None = None
@@ -102,7 +102,7 @@ class _WorkerCollector(Collector):
 
 
 class _VllmNames(Collector):
-    """The same under vLLM's names, with the model's name as the label that its boards choose by."""
+    """The same metrics under vLLM's names, with the label `model_name` that its dashboards select by."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.model_name = ""

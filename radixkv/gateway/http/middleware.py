@@ -1,4 +1,4 @@
-"""What happens around every request: an id, a bound on its size and on their number, an orderly end, one line in the log."""
+"""Wraps every request: an id, bounds on its size and number, draining, one log line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.paths import API_PREFIX, as_served
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import error_response
-from radixkv.gateway.http.request_context import EXCHANGE, Exchange
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.http.uploads import FORM_BYTES
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
@@ -36,13 +36,13 @@ from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 __all__ = ["GatewayMiddleware"]
 
 ALWAYS_ANSWERED = ("/health", "/metrics", "/ping")
-"""Paths that are also answered while the server is full or drains, and never logged."""
+"""Paths that are also answered while the server is full or draining, and never logged."""
 
 BODIES_AT_ONCE = 4
-"""Bodies of a tenant above `SMALL_BODY_BYTES` that are held at once: from their first bytes until the worker has the prompt."""
+"""Concurrent bodies of a tenant above `SMALL_BODY_BYTES`: from their first bytes until the worker has the prompt."""
 
 UPLOADS_AT_ONCE = 2
-"""Files and batches of a tenant that are being sent: in places of their own, so that slow ones keep no chat out."""
+"""Concurrent uploads of files and batches of a tenant: in places of their own, so that slow uploads block no chat."""
 
 SMALL_BODY_BYTES = 64 * 1024
 
@@ -51,10 +51,10 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class GatewayMiddleware:
-    """Wraps the application; plain ASGI, so that nothing stands between a stream and the socket.
+    """Wraps the application; plain ASGI, so that streams reach the socket unbuffered.
 
-    Who is known enters by `Admission` before anything of a body is read. All else, pages too, goes by the strangers' lane, and
-    what is always answered by one of its own: no crowd at a page is before a balancer.
+    Requests of known tenants enter by `Admission` before their bodies are read. All others, pages too, wait in the strangers'
+    lane. Health checks have a lane of their own, so that no crowd delays a load balancer.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
-        exchange = Exchange(
+        context = RequestContext(
             _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
         )
-        scope[EXCHANGE] = exchange
-        answer = _Answer(send, exchange, _id_headers(scope))
+        scope[REQUEST_CONTEXT] = context
+        answer = _Answer(send, context, _id_headers(scope))
         if job is not None:
             await self._serve_job(scope, receive, answer, job)
             return
@@ -107,10 +107,10 @@ class GatewayMiddleware:
             await self._serve_tenant(scope, receive, answer, tenant)
 
     def _known(self, scope: Scope) -> Tenant | None:
-        """Who sends a request for something of a tenant's; None where it is for what is open to all.
+        """Return the tenant of a request to the API; None where the path is open to all.
 
         Raises:
-            ApiError: it is answered without a look at its body.
+            ApiError: the request is rejected before its body is read.
         """
         if scope["path"] in ALWAYS_ANSWERED:
             return None
@@ -144,9 +144,9 @@ class GatewayMiddleware:
         CALLER.set(tenant.namespace)
         try:
             self._check_length(scope)
-            cost = self._admission.enter(scope, scope[EXCHANGE], tenant)
+            cost = self._admission.enter(scope, scope[REQUEST_CONTEXT], tenant)
         except ApiError as refusal:
-            async with self._strangers.turn((tenant.name,), connection):  # a flood of refusals costs as any other
+            async with self._strangers.turn((tenant.name,), connection):  # also paces a flood of rejections
                 await error_response(refusal, scope)(scope, receive, answer.send)
             self._end(scope, answer)
             return
@@ -161,11 +161,11 @@ class GatewayMiddleware:
             self._end(scope, answer)
 
     async def _serve_job(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
-        """A request of a batch: its number is bounded by what makes it, so it takes nobody's place."""
-        exchange: Exchange = scope[EXCHANGE]
-        scope[TENANT] = exchange.tenant = tenant
+        """Serve a request of a batch: the job runner bounds their number, so it takes no place of the gate."""
+        context: RequestContext = scope[REQUEST_CONTEXT]
+        scope[TENANT] = context.tenant = tenant
         try:
-            exchange.admit(tenant, self._limiter)
+            context.admit(tenant, self._limiter)
         except LimitError as error:
             await error_response(ApiError.of(error), scope)(scope, receive, answer.send)
         else:
@@ -174,28 +174,28 @@ class GatewayMiddleware:
             self._end(scope, answer)
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        """Let the application answer; a fault of ours is logged and answered as one."""
+        """Let the application answer; an unexpected exception is logged and answered with 500."""
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
-            return  # it hung up before its body was complete
+            return  # the client disconnected before its body was complete
         except Exception as fault:
             _LOG.error("%s %s failed", scope["method"], scope["path"], exc_info=fault)
             if not answer.has_begun:
                 await error_response(ApiError.of(fault), scope)(scope, receive, answer.send)
 
     def _end(self, scope: Scope, answer: _Answer) -> None:
-        exchange: Exchange = scope[EXCHANGE]
+        context: RequestContext = scope[REQUEST_CONTEXT]
         route = scope.get("route")
-        path = route.path if isinstance(route, Route) else "other"  # what callers make up is no label
-        exchange.tenant = scope.get(TENANT)
-        exchange.end(scope["method"], path, answer.status, log=self._config.log_requests)
+        path = route.path if isinstance(route, Route) else "other"  # paths that clients invent are no labels
+        context.tenant = scope.get(TENANT)
+        context.end(scope["method"], path, answer.status, log=self._config.log_requests)
 
     async def _serve_while_known(self, scope: Scope, receive: Receive, answer: _Answer, tenant: Tenant) -> None:
-        """Let the application answer; to it, a caller whose key is taken back meanwhile has hung up."""
+        """Let the application answer; revoking the caller's key meanwhile acts as a disconnect."""
         places = self._bodies if _upload_bytes(scope, self._config) is None else self._uploads
         body = _Body(scope, receive, _max_bytes(scope, self._config), places)
-        scope[EXCHANGE].let_body_go = body.close
+        scope[REQUEST_CONTEXT].let_body_go = body.close
         try:
             if self._keys.is_open:
                 await self._serve(scope, body.receive, answer)
@@ -209,7 +209,7 @@ class GatewayMiddleware:
             await answer.send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _check_length(self, scope: Scope) -> None:
-        """Raises ApiError 413: the body that is announced is too large."""
+        """Raises ApiError 413: the announced body is too large."""
         length = dict(scope["headers"]).get(b"content-length", b"0")
         max_bytes = _max_bytes(scope, self._config)
         if length.isdigit() and int(length) > max_bytes:
@@ -217,7 +217,7 @@ class GatewayMiddleware:
 
 
 def _upload_bytes(scope: Scope, config: GatewayConfig) -> int | None:
-    """The bound of a body by which batches are given, which is one of its own; None: it is none of these."""
+    """Return the bound of the body of an upload or a message batch; None for other requests."""
     bounds = {"/v1/files": config.max_file_bytes + FORM_BYTES, "/v1/messages/batches": config.max_batch_body_bytes}
     return bounds.get(scope["path"]) if scope["method"] == "POST" else None
 
@@ -238,18 +238,18 @@ def _request_id(scope: Scope) -> str:
 
 
 def _id_headers(scope: Scope) -> Sequence[str]:
-    """Where an answer tells the request's id."""
+    """Return the names of the response headers that carry the request id."""
     return ("x-request-id", "request-id") if speaks_anthropic(scope) else ("x-request-id",)
 
 
 class _Body:
-    """A request's body, as it comes: within bounds of bytes, in time, and few large ones of a tenant at once.
+    """A request's body as it arrives: bounded in bytes and time; a tenant has few large ones at once.
 
     Args:
         scope: of the request.
-        receive: gives its messages.
-        max_bytes: of the body, which may also come in pieces whose sum nobody announced.
-        places: for large bodies; who has none does not read on.
+        receive: the server's.
+        max_bytes: of the body, also where it comes in chunks without an announced length.
+        places: for large bodies; a request without a place stops reading.
     """
 
     def __init__(self, scope: Scope, receive: Receive, max_bytes: int, places: FairSemaphore) -> None:
@@ -262,7 +262,7 @@ class _Body:
         self._has_place = self._has_all = False
 
     async def receive(self) -> Message:
-        """The next message."""
+        """Return the next message."""
         if self._num_bytes > SMALL_BODY_BYTES and not self._has_all and not self._has_place:
             await self._places.take(self._key)
             self._has_place = True
@@ -274,7 +274,7 @@ class _Body:
         return message
 
     def close(self) -> None:
-        """Nothing holds it any more. May be repeated."""
+        """Give back the place. May be repeated."""
         if self._has_place:
             self._has_place = False
             self._places.give_back(self._key)
@@ -290,13 +290,13 @@ class _Body:
 
 
 class _Answer:
-    """What is sent back: remembers the status, adds our headers."""
+    """The response: records the status, adds the gateway's headers."""
 
-    def __init__(self, send: Send, exchange: Exchange, id_headers: Sequence[str]) -> None:
+    def __init__(self, send: Send, context: RequestContext, id_headers: Sequence[str]) -> None:
         self._send = send
-        self._exchange = exchange
+        self._context = context
         self._id_headers = id_headers
-        self.status = 499  # the caller was gone before an answer began
+        self.status = 499  # the client disconnected before the response began
         self.has_begun = self.has_ended = False
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
@@ -304,7 +304,7 @@ class _Answer:
             self.status = message["status"]
             self.has_begun = True
             names = {name for name, _ in message["headers"]}
-            own = dict.fromkeys(self._id_headers, self._exchange.request_id) | self._exchange.headers
+            own = dict.fromkeys(self._id_headers, self._context.request_id) | self._context.headers
             extra = [(k.encode(), v.encode()) for k, v in own.items() if k.encode() not in names]
             message = {**message, "headers": [*message["headers"], *extra]}
         else:

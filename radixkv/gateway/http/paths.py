@@ -1,4 +1,4 @@
-"""Paths that clients ask for and mean one of ours by: without /v1, with a slash at the end, by HEAD."""
+"""Aliases of served paths: without /v1, with a trailing slash, by HEAD."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from starlette.types import Scope
 __all__ = ["API_PREFIX", "as_served"]
 
 API_PREFIX = "/v1/"
-"""Below it a caller must be known."""
+"""Requests below it need a known tenant."""
 
 _ROOTS = (
     "batches",
@@ -29,7 +29,7 @@ _ROOTS = (
 
 
 def as_served(scope: Scope) -> Scope:
-    """The scope of a request under the path and method that serve it; the same where it names these itself."""
+    """Return the scope with the path and method that serve the request; unchanged where it names these itself."""
     path: str = scope["path"]
     served = path
     if path.startswith("/") and path[1:].partition("/")[0] in _ROOTS:

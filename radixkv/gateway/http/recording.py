@@ -1,6 +1,6 @@
-"""The gateway's last requests, kept so that a replay can tell their shapes: when they came, how long, what they share.
+"""Records the last requests, so that a replay can use their shapes: arrival times, lengths, shared prefixes.
 
-Their token ids stay in this process: where two prompts part is found by comparing them, and only the numbers are told.
+Token ids never leave this process: the points where prompts diverge are computed here, and only those numbers are returned.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ __all__ = ["Recorded", "RecordedBranch", "RecordedShape", "Recording", "shapes_o
 
 MAX_REQUESTS = 1024
 MAX_TOKENS = 1 << 20
-"""Of all tenants together, four bytes each; the oldest requests go first."""
+"""Of all tenants together, four bytes per token; the oldest requests are dropped first."""
 
 
 class Recorded:
-    """One generation, as far as it is. `num_found`: prompt tokens that were in the cache, once that is known. `first_s`,
-    `last_s`: when its first and its latest tokens came.
+    """One generation so far. `num_found`: prompt tokens that were in the cache, once known.
+
+    `first_s`, `last_s`: when its first and its latest tokens arrived.
     """
 
     __slots__ = (
@@ -51,12 +52,12 @@ class Recorded:
 
     @property
     def num_steps(self) -> int:
-        """Steps between its first and its latest tokens."""
+        """Decode steps between its first and its latest tokens."""
         return max(0, max(map(len, self.replies.values()), default=0) - 1)
 
 
 class RecordedBranch(NamedTuple):
-    """One reply of a generation. `num_found` is that of the generation, for its first branch: the others fork from it."""
+    """One reply of a generation. `num_found`: of the generation, on its first branch only: the others fork from that."""
 
     place: str
     arrival_s: float
@@ -67,7 +68,7 @@ class RecordedBranch(NamedTuple):
 
 
 class RecordedShape(NamedTuple):
-    """One reply, in tokens: `arrival_s` counts from the first one told. See `simulate.Shape` and `RecordedBranch`."""
+    """One reply, in tokens. `arrival_s`: seconds since the first recorded request. See `simulate.Shape`, `RecordedBranch`."""
 
     arrival_s: float
     prompt_tokens: int
@@ -88,14 +89,14 @@ class Recording:
         self._requests: deque[Recorded] = deque()
 
     def begin(self, namespace: str, place: str, arrival_s: float, max_tokens: int, prompt: bytes) -> Recorded:
-        """A prompt was accepted; what it generates is added by `extend`."""
+        """Record an accepted prompt; `extend` adds the tokens that it generates."""
         recorded = Recorded(namespace, place, arrival_s, max_tokens, prompt)
         self._requests.append(recorded)
         self._count(len(prompt) // TOKEN_BYTES)
         return recorded
 
     def extend(self, recorded: Recorded, branch: int, token_ids: tuple[int, ...], now_s: float) -> None:
-        """A branch has further tokens. Nothing happens where the request had to go already."""
+        """Add tokens of a branch. Does nothing for a dropped request."""
         if recorded.is_kept:
             if not recorded.replies:
                 recorded.first_s = now_s
@@ -104,7 +105,7 @@ class Recording:
             self._count(len(token_ids))
 
     def branches(self, namespace: str) -> list[RecordedBranch]:
-        """Every reply so far of the requests of a namespace, by when these came. O(tokens), copying them."""
+        """Return every reply so far of a namespace's requests, by arrival. O(tokens): copies them."""
         own = sorted((each for each in self._requests if each.namespace == namespace), key=lambda each: each.arrival_s)
         return [
             RecordedBranch(
@@ -120,7 +121,7 @@ class Recording:
         ]
 
     def step_s(self, namespace: str) -> float | None:
-        """Mean time between two tokens of a namespace's replies; None where none has two."""
+        """Return the mean time between two tokens of a namespace's replies; None where no reply has two."""
         own = [each for each in self._requests if each.namespace == namespace]
         num_steps = sum(each.num_steps for each in own)
         return sum(each.last_s - each.first_s for each in own if each.num_steps) / num_steps if num_steps else None
@@ -135,7 +136,7 @@ class Recording:
 
 
 def shapes_of_branches(branches: Sequence[RecordedBranch]) -> list[RecordedShape]:
-    """Their shapes. KV are shared within a place alone: that of an adapter, or of a salt. O(n log n) compares of histories."""
+    """Return the shapes. Only branches of the same place (adapter and salt) share KV. O(n log n) compares of histories."""
     found = branchings((each.place, each.prompt, each.reply) for each in branches)
     return [
         RecordedShape(

@@ -1,4 +1,4 @@
-"""Failures as responses, each in the form of the protocol that the request speaks: the worker's, ours, and the framework's."""
+"""Failures of the worker, the gateway and the framework as responses, in the protocol of the request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.http.request_context import EXCHANGE
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body, anthropic_status, speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError, error_body
 
@@ -33,23 +33,23 @@ _NOT_SERVED = {
     "generate": "SGLang's own API is not served here",
     "responses/compact": "no conversation is compacted here",
 }
-"""What other servers have, by the beginning of the path."""
+"""Endpoints of other servers, by the beginning of the path."""
 
 MAX_PARAM_CHARACTERS = 200
-"""Of the path to a fault, in which the caller's own names stand."""
+"""Of the path to a fault, which holds the caller's own names."""
 
 
 def error_response(error: ApiError, scope: Scope) -> JSONResponse:
-    """The HTTP response of an error to the request of `scope`."""
-    scope[EXCHANGE].error_code = error.code
+    """Return the HTTP response of an error to the request of `scope`."""
+    scope[REQUEST_CONTEXT].error_code = error.code
     if speaks_anthropic(scope):
-        body = anthropic_error_body(error, scope[EXCHANGE].request_id)
+        body = anthropic_error_body(error, scope[REQUEST_CONTEXT].request_id)
         return JSONResponse(body, anthropic_status(error), headers=error.headers)
     return JSONResponse(error_body(error), error.status, headers=error.headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make every error that leaves a route of `app` an answer in its protocol's form."""
+    """Turn every error that leaves a route of `app` into a response in its protocol."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return error_response(ApiError.of(error), request.scope)
@@ -69,9 +69,9 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
-    """What a request's schema refuses: of all errors that it names, the one that lies deepest in what the caller wrote.
+    """Return the rejection of a body by its schema: of all errors, the one deepest in the caller's JSON.
 
-    Among those a bound goes before a type: of what may be a text or a list, a list that is too long is no text either.
+    Among those, a bound goes before a type: a list that is too long would also fail as a text.
     """
     path, error = max(((_path(error, body), error) for error in errors), key=_weight)
     param = ".".join(map(str, path))[:MAX_PARAM_CHARACTERS] or "body"
@@ -84,7 +84,7 @@ def _weight(found: tuple[list[str | int], Any]) -> tuple[int, bool]:
 
 
 def _path(error: Any, body: Any) -> list[str | int]:
-    """Where in the request: the schema's own names for the members of a union are left out."""
+    """Return the location in the body, without the schema's own names for members of a union."""
     source, *places = error["loc"]
     if source != "body":
         return list(places)
@@ -114,7 +114,7 @@ def _why_not_served(request: Request) -> str | None:
 
 
 def _no_such_url(request: Request) -> str:
-    """Which there are: of what other servers have, no more than is served here."""
+    """Return the message for an unknown URL; for an endpoint of another server, name only what is served here."""
     why = _why_not_served(request)
     if why is None and not request.url.path.startswith("/v1/"):
         return "there is no such URL here; the API lies below /v1 and is described at /docs"

@@ -1,4 +1,4 @@
-"""One HTTP request under way: whose it is, what it has cost, and where that is counted and recorded."""
+"""One HTTP request under way: its tenant, its cost, and where both are counted and recorded."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams
 from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 from radixkv.net.limits import Limiter, Slot
 
-__all__ = ["EXCHANGE", "GENERATION_ID", "LEFT_OUT", "CurrentExchange", "Exchange", "current_exchange"]
+__all__ = ["GENERATION_ID", "LEFT_OUT", "REQUEST_CONTEXT", "CurrentContext", "RequestContext", "current_context"]
 
-EXCHANGE = "radixkv.exchange"
-"""Where the middleware leaves it in the request's scope."""
+REQUEST_CONTEXT = "radixkv.request_context"
+"""Key of the context in the request's scope."""
 
 GENERATION_ID = "x-radixkv-generation-id"
-"""The response header that names what was begun for a request, by which others go on from within it."""
+"""Response header with the ids of the request's generations, for forks."""
 
 LEFT_OUT = "x-radixkv-left-out"
-"""The response header that names what of a request's body was left out."""
+"""Response header with the ignored fields and parts of the request's body."""
 
 MAX_LEFT_OUT = 32
 MAX_TOLD_IDS = 32
 _PLACE = re.compile(r"[\w.$-]{1,64}", re.ASCII)
 
 TOO_LONG_FOR_POOL = "prompt + max_tokens"
-"""What the worker names where prompt and reply together exceed its pool."""
+"""The worker's argument name when prompt and reply together exceed its pool."""
 
 _LOG = logging.getLogger("radixkv.gateway")
 
 
-class Exchange:
-    """What is known of a request, from its first byte to the last of its answer. The middleware makes and ends it.
+class RequestContext:
+    """State of a request from its first byte to the last of its response. The middleware creates and ends it.
 
     Attributes:
-        request_id: the caller's `x-request-id`, or ours.
-        tenant: on whose behalf; None until the caller is known.
+        request_id: the caller's `x-request-id`, or a new one.
+        tenant: on whose behalf; None until the caller is authenticated.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
-        is_background: it is a batch's, and runs when nobody else's prompt waits, whatever priority it names.
-        generation_ids: the first of what was begun for it.
-        left_out: fields and parts of its body that were left out, being harmless; see `leave_out`.
-        error_code: the stable name of the error that it is answered with, if it is.
-        let_body_go: called once the worker has the prompt, so that its body is needed no longer; may be called again.
+        is_background: part of a batch; runs only when no other prompt waits, at any named priority.
+        generation_ids: of the first generations begun for it.
+        left_out: ignored fields and parts of its body; see `leave_out`.
+        error_code: the stable name of the error of its response, if any.
+        let_body_go: called once the worker has the prompt and the body is no longer needed; may be repeated.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Exchange:
         self._slot = limiter.admit(tenant, is_background=self.is_background)
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Fields and parts of the body were left out: the answer's header and the log name the first of them."""
+        """Note ignored fields and parts of the body: the response header and the log name the first of them."""
         for name in names:
             if len(self.left_out) == MAX_LEFT_OUT:
                 break
@@ -125,7 +125,7 @@ class Exchange:
                 self.left_out.append(shown)
 
     def hold(self, constraint: Constraint | None) -> Grammar | None:
-        """The grammar of what its replies are held to; what that leaves out is told."""
+        """Set the constraint of its replies and return its grammar; parts that the grammar ignores are noted."""
         self._constraint = constraint
         if constraint is None:
             return None
@@ -134,7 +134,7 @@ class Exchange:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that tell the rate limits, what was begun, and what was left out."""
+        """Response headers with the rate limits, the generation ids and the ignored fields."""
         headers = rate_limit_headers(self._slot.rates) if self._slot else {}
         for name, told in ((GENERATION_ID, self.generation_ids), (LEFT_OUT, self.left_out)):
             if told:
@@ -149,14 +149,14 @@ class Exchange:
         may_shorten: bool = False,
         transcript: Transcript | None = None,
     ) -> EventStream:
-        """Generate on behalf of this request: its tokens are counted, charged and timed as the consumer takes them.
+        """Generate on behalf of this request: tokens are counted, charged and timed as the consumer takes them.
 
         Args:
             backend: the worker.
             params: what to generate.
-            may_shorten: the caller has named no length, so a reply that would not fit the pool may be bound to half of it,
-                and again, rather than refused.
-            transcript: what it replies to; None: no messages.
+            may_shorten: the caller named no length: a reply that would not fit the pool is halved, repeatedly, instead of
+                rejected.
+            transcript: the conversation that it replies to; None: no messages.
         """
         if self.is_background:
             params = replace(params, priority=BACKGROUND_PRIORITY)
@@ -181,18 +181,18 @@ class Exchange:
                 params = replace(params, sampling=replace(params.sampling, max_tokens=max_tokens))
 
     async def _loosen(self, refused: Constraint, error: InvalidArgumentError) -> None:
-        """Go on with less of a schema that the engine refuses, unless it is strict; then the refusal names its field."""
+        """Retry with less of a schema that the engine rejects; a strict schema is rejected with its field's name."""
         if refused.looser is None:
-            raise InvalidArgumentError(refused.param, refused.told, error.bound) from None
+            raise InvalidArgumentError(refused.param, refused.excerpt, error.bound) from None
         self.hold(await asyncio.to_thread(refused.looser))
 
     def charge(self, num_tokens: int) -> None:
-        """Draw tokens from the tenant's limit."""
+        """Charge tokens to the tenant's limit."""
         if self._slot is not None:
             self._slot.charge(num_tokens)
 
     def end(self, method: str, route: str, status: int, *, log: bool) -> None:
-        """The last byte of the answer is sent, or the caller is gone."""
+        """Count and log the request: its response is sent, or the client is gone."""
         if self._slot is not None:
             self._slot.close()
         duration_s = time.perf_counter() - self.started_s
@@ -217,8 +217,8 @@ class _Meter:
     """Counts, times and records one generation."""
 
     __slots__ = (
+        "_context",
         "_cost",
-        "_exchange",
         "_generations",
         "_last_s",
         "_metrics",
@@ -231,14 +231,14 @@ class _Meter:
 
     def __init__(
         self,
-        exchange: Exchange,
+        context: RequestContext,
         metrics: Metrics,
         recording: Recording,
         generations: Generations,
         params: GenerateParams,
         transcript: Transcript,
     ) -> None:
-        self._exchange = exchange
+        self._context = context
         self._metrics = metrics
         self._recording = recording
         self._generations = generations
@@ -250,17 +250,17 @@ class _Meter:
         self._last_s: float | None = None
 
     def watch(self, events: Sequence[GenerationEvent]) -> None:
-        exchange, cost = self._exchange, self._cost
+        context, cost = self._context, self._cost
         num_before = cost.num_generated_tokens
         for event in events:
-            exchange.charge(cost.add(event))
+            context.charge(cost.add(event))
             if isinstance(event, Delta):
                 if self._told is not None:
                     self._generations.grow(self._told, event)
                 if self._recorded is not None:
                     self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
-                exchange.num_prompt_tokens += cost.num_prompt_tokens
+                context.num_prompt_tokens += cost.num_prompt_tokens
                 self._metrics.prompted(cost.num_prompt_tokens)
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
                 self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
@@ -270,13 +270,13 @@ class _Meter:
                 self._recorded = self._recording.begin(
                     namespace,
                     place.removeprefix(namespace),
-                    exchange.started_s,
+                    context.started_s,
                     self._params.sampling.max_tokens,
                     event.prompt,
                 )
             elif isinstance(event, Completed):
                 num_cached = event.usage.num_cached_tokens
-                exchange.num_cached_tokens += num_cached
+                context.num_cached_tokens += num_cached
                 self._metrics.found(num_cached)
                 if self._recorded is not None:
                     self._recorded.num_found = num_cached
@@ -286,18 +286,18 @@ class _Meter:
     def _generated(self, num_new: int) -> None:
         now_s = time.perf_counter()
         if self._last_s is None:
-            self._metrics.first_token(now_s - self._exchange.started_s)
+            self._metrics.first_token(now_s - self._context.started_s)
         else:
             self._metrics.next_tokens(now_s - self._last_s)
         self._last_s = now_s
-        self._exchange.num_generated_tokens += num_new
+        self._context.num_generated_tokens += num_new
         self._metrics.generated(num_new)
 
 
-async def current_exchange(request: Request) -> Exchange:
-    """Dependency of routes that cost something: their request, which was counted before its body was read."""
-    exchange: Exchange = request.scope[EXCHANGE]
-    return exchange
+async def current_context(request: Request) -> RequestContext:
+    """Dependency of routes that cost something: their request, counted before its body was read."""
+    context: RequestContext = request.scope[REQUEST_CONTEXT]
+    return context
 
 
-CurrentExchange = Annotated[Exchange, Depends(current_exchange)]
+CurrentContext = Annotated[RequestContext, Depends(current_context)]

@@ -1,7 +1,7 @@
-"""A file that is uploaded as a form: read as it comes, with bounds on all that is held of it.
+"""A file uploaded as a form: parsed as it arrives, with bounds on everything that is held.
 
-fields, a few and small     kept until the form has ended
-the file                    given on in pieces of PIECE_BYTES, so that it never is in memory as a whole
+fields, few and small       kept until the form has ended
+the file                    yielded in pieces of PIECE_BYTES: never in memory as a whole
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ __all__ = ["FORM_BYTES", "PIECE_BYTES", "Upload"]
 PIECE_BYTES = 256 * 1024
 
 FORM_BYTES = 64 * 1024
-"""What a form may have besides the file: its fields, and the heads of its parts."""
+"""Bytes of a form apart from the file: its fields, and the heads of its parts."""
 
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024
 MAX_HEADERS, MAX_HEADER_BYTES = 8, 4096
-"""Of one part."""
+"""Per part."""
 
 MAX_NAME_CHARACTERS = 255
 
 
 class Upload:
-    """One form with a file, as it comes.
+    """One form with a file, parsed as it arrives.
 
     Args:
         content_type: the header.
         max_bytes: of the file.
 
     Attributes:
-        fields: the texts, by name.
-        filename: of the file, once it has begun; None before.
+        fields: values by name.
+        filename: of the file; None until its part begins.
 
     Raises:
-        ApiError: 400: it is no form.
+        ApiError: 400: not a multipart form.
     """
 
     def __init__(self, content_type: str, max_bytes: int) -> None:
@@ -78,10 +78,10 @@ class Upload:
             raise _no_form(str(error)) from None
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Read some of it; whole pieces of the file that are there now.
+        """Parse a chunk; yield the complete pieces of the file.
 
         Raises:
-            ApiError: 400: it is no form of this kind; 413: the file is too large.
+            ApiError: 400: not a form of this kind; 413: the file is too large.
         """
         try:
             self._parser.write(chunk)
@@ -93,10 +93,10 @@ class Upload:
             yield piece
 
     def finish(self) -> bytes:
-        """The last piece of the file, which may be empty. All of the form has come.
+        """Return the last piece of the file, which may be empty. Call after the whole body.
 
         Raises:
-            ApiError: 400: it was cut off, or has no file.
+            ApiError: 400: the form is cut off, or has no file.
         """
         if not self._has_ended:
             raise _no_form("it is not complete")

@@ -1,6 +1,6 @@
-"""The pages and what they read.
+"""The pages and the data they show.
 
 pages        files of the pages, served from memory
 replay       shapes of the caller's last requests
-cache_view/  the live tree
+replay       shapes of the caller's last requests
 """

@@ -1,8 +1,7 @@
-"""The pages that people look at, and the files that these load: read once from the package, served from memory.
+"""The pages and their files: read once from the package, served from memory.
 
-No page asks for anything from elsewhere, and none runs a script that is not a file of this package: the policy that goes out
-with each says so to the browser. A page holds nothing of anybody's; what it shows it asks for under `/v1/`, with a key where
-keys are asked for.
+Pages load nothing from other servers and run only scripts of this package; the Content-Security-Policy header enforces
+both. A page contains no user data; it loads that from `/v1/`, with a key where keys are required.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PAGES: Mapping[str, str] = {
     "/fragmentation": "fragmentation.html",
     "/docs": "docs.html",
 }
-"""Which file each page is."""
+"""File of each page, by path."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -47,7 +46,7 @@ _POLICY = (
 _SCRIPT = re.compile(rb'<script type="module" src="/static/([^"]+)"')
 _IMPORT = re.compile(rb"""\b(?:from|import)\s*["'](\.[^"']+)["']""")
 _HEADERS = {
-    "Cache-Control": "no-cache",  # asked for again each time, answered with 304
+    "Cache-Control": "no-cache",  # revalidated each time, answered with 304
     "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
     "Vary": "Accept-Encoding",
@@ -64,7 +63,7 @@ class _Asset(NamedTuple):
 
 @cache
 def assets() -> Mapping[str, _Asset]:
-    """Every file below `static/` that a browser loads, by its path there; pages preload the modules that they import."""
+    """Return every file below `static/` that a browser loads, by its path there; pages preload the modules that they import."""
     contents: dict[str, bytes] = {}
     folders: list[tuple[str, Traversable]] = [("", files("radixkv.gateway") / "static")]
     while folders:
@@ -91,10 +90,10 @@ def _asset(path: str, content: bytes) -> _Asset:
 
 
 def _imported(page: str, contents: Mapping[str, bytes]) -> list[str]:
-    """The modules that a page loads before it shows anything, without the one it names itself."""
+    """Return the modules that a page loads before it shows anything, without its own entry module."""
     found = [path.decode() for path in _SCRIPT.findall(contents[page])]
     first = len(found)
-    for module in found:  # grows meanwhile
+    for module in found:  # grows in the loop
         for target in _IMPORT.findall(contents[module]):
             path = urljoin(f"/static/{module}", target.decode()).removeprefix("/static/")
             if path not in found:

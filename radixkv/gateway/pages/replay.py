@@ -1,4 +1,4 @@
-"""`/v1/radixkv/replay`: the shapes of the caller's own last requests, which the page on fragmentation plays."""
+"""`/v1/radixkv/replay`: the shapes of the caller's own last requests, which the fragmentation page plays."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ router = APIRouter(tags=["radixkv"], route_class=JsonRoute)
 
 
 class ReplayedRequest(BaseModel):
-    """One reply; a request for several is as many of these, which share its prompt."""
+    """One reply; a request for several replies is listed as several of these, which share its prompt."""
 
-    arrival_s: float = Field(description="When its request came, in seconds after the first one told")
+    arrival_s: float = Field(description="Arrival of its request, in seconds after the first listed one")
     prompt_tokens: int
-    generated_tokens: int = Field(description="So far, where it still runs")
-    max_tokens: int = Field(description="How long the reply was allowed to get")
-    parent: int | None = Field(description="The place in this list of the earlier one that its prompt shares most with")
-    shared_tokens: int = Field(description="Tokens of the prompt that are those of the parent's prompt and reply")
-    found_tokens: int | None = Field(
-        description="Tokens of the prompt that were in the cache; null for forks, and while it runs"
-    )
+    generated_tokens: int = Field(description="So far, while it runs")
+    max_tokens: int = Field(description="Longest allowed reply")
+    parent: int | None = Field(description="Index in this list of the earlier request that shares the longest prefix")
+    shared_tokens: int = Field(description="Tokens shared with the parent's prompt and reply")
+    found_tokens: int | None = Field(description="Prompt tokens found in the cache; null for forks, and while it runs")
 
 
 class Replay(BaseModel):
-    """A load as it was: lengths and times, no text."""
+    """A recorded load: lengths and times, no text."""
 
-    step_s: float | None = Field(description="Mean time between two tokens of these replies; null where none has two")
+    step_s: float | None = Field(
+        description="Mean time between two tokens of these replies; null where no reply has two"
+    )
     requests: list[ReplayedRequest]
 
 
 @router.get("/v1/radixkv/replay", response_model=Replay)
 async def replay(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """What the gateway was lately asked by this tenant, as far back as it remembers; nothing of others."""
+    """The tenant's last requests, as far back as they are recorded; nothing of other tenants."""
     state = request.app.state
     branches = state.recording.branches(tenant.namespace)
     async with state.one_by_one.place(tenant.namespace):

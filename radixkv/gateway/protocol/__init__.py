@@ -1,8 +1,8 @@
-"""What the HTTP APIs share in reading fields and writing answers.
+"""Field types and response formats that the HTTP APIs share.
 
 api_model         the base of request bodies; unknown fields
 fields            field types with their bounds
-constraint        what the text of a reply is held to
+constraint        output constraint of a reply
 errors            OpenAI errors
 anthropic_errors  Anthropic errors
 sse               server-sent events

@@ -1,4 +1,4 @@
-"""Failures as the Anthropic API tells them: ``{"type": "error", "error": {"type", "message"}, "request_id"}``."""
+"""Errors in the form of the Anthropic API: ``{"type": "error", "error": {"type", "message"}, "request_id"}``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["VERSION_HEADER", "anthropic_error_body", "anthropic_status", "speaks
 VERSION_HEADER = "anthropic-version"
 
 OVERLOADED = 529
-"""The protocol's status of a server that has no room now; 429 is the caller's own limit."""
+"""The protocol's status of an overloaded server; 429 is the caller's own limit."""
 
 _OVERLOADED_CODES = ("out_of_blocks",)
 _TYPES = {
@@ -30,7 +30,7 @@ _TYPES = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is one of the Anthropic API's: by its path, or by its header where both protocols have the path."""
+    """Whether a request uses the Anthropic API: by its path, or by its header where both protocols have the path."""
     path: str = scope["path"]
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return True
@@ -39,12 +39,12 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def anthropic_status(error: ApiError) -> int:
-    """The status of an error's response."""
+    """Return the status of an error's response."""
     return OVERLOADED if error.status == 503 or error.code in _OVERLOADED_CODES else error.status
 
 
 def anthropic_error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """The JSON of an error, also as the last event of a stream that fails midway."""
+    """Return the JSON of an error, also for the last event of a stream that fails midway."""
     kind = _TYPES.get(anthropic_status(error), "invalid_request_error")
     message = error.message
     if error.overflow is not None:

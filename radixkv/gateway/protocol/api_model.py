@@ -1,7 +1,7 @@
-"""The base of what bodies are read into, and what becomes of the fields that it does not have.
+"""The base of request bodies, and the handling of unknown fields.
 
-Frontends send many fields that are not known: they are left out, and named in a header. Those that would change the answer, and
-cannot be honoured, are refused.
+Frontends send many unknown fields: harmless ones are ignored and named in a response header. Fields that would change the
+reply and are not supported are rejected.
 """
 
 from __future__ import annotations
@@ -50,40 +50,40 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
     "response_format": (None, {"type": "text"}),
     "top_n_sigma": (None, -1, 0),
 }
-"""Fields that are refused where a model does not have them, unless they say no more than leaving them out."""
+"""Fields that are rejected where a model does not have them, unless their value equals leaving them out."""
 
 _PROMPT = frozenset(_OF_THE_PROMPT.split())
-"""Those that change a prompt; where nothing is drawn behind it, the others change nothing."""
+"""Fields that change a prompt; the others have no effect where no reply is drawn."""
 
 
 class ApiModel(BaseModel):
-    """Base of what the API reads: exact types, no NaN; unknown fields are ignored."""
+    """Base of request bodies: exact types, no NaN; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     draws: ClassVar[bool] = False
-    """Whether a reply is generated for it."""
+    """Whether the request generates a reply."""
 
     def check(self) -> None:
-        """Refuse what the schema cannot say. Called once, where the body is read; what takes long is worked out here.
+        """Reject what the schema cannot express. Called once, where the body is parsed; expensive checks belong here.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
 
     @property
     def is_read(self) -> bool:
-        """Whether any of it is; what is left out as a whole is told by its own place."""
+        """Whether any part of it is used; a part that is ignored as a whole is reported by its own place."""
         return True
 
 
 def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
-    """The fields of a body, and of all objects in it, that its model does not have, but for those that say nothing. O(fields).
+    """Return the fields of a body, nested objects included, that its model does not have and that say something. O(fields).
 
-    Of the members of lists, messages and tools, the first place of each name is told.
+    Of members of lists (messages, tools), the first place of each name is returned.
 
     Raises:
-        ApiError: 400: one of them would change the answer.
+        ApiError: 400: a field would change the reply.
     """
     found: dict[str, str] = {}
     _look(model, told, found, model.draws)
@@ -92,14 +92,14 @@ def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
 
 @cache
 def _fields(kind: type[ApiModel]) -> Mapping[str, str]:
-    """The model's attributes by the names that bodies have."""
+    """Return the model's attributes by their names in bodies."""
     return {field.alias or name: name for name, field in kind.model_fields.items()}
 
 
 def _look(
     model: ApiModel, told: Mapping[str, Any], found: dict[str, str], draws: bool, place: str = "", path: str = ""
 ) -> None:
-    """Add to `found` the places of unknown fields, by their path, which is the place without its numbers."""
+    """Add to `found` the places of unknown fields, by path: the place without its numbers."""
     in_list = place != path
     fields, takes_all = _fields(type(model)), model.model_config.get("extra") == "allow"
     for name, value in told.items():

@@ -1,4 +1,4 @@
-"""What the text of a reply is held to, and where a request says so."""
+"""The output constraint of a reply, with the request field that sets it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Constraint"]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a reply is held to, as the caller's fields say it.
+    """Output constraint of a reply, as set by the caller's fields.
 
     Attributes:
-        param: the field. told: the beginning of what it says.
-        left_out: what of it the grammar does not hold the reply to: fields, and keywords of schemas.
-        looser: the next one to be tried where the engine refuses this one; None: the refusal is the caller's.
+        param: the field. excerpt: the beginning of its text.
+        left_out: parts that the grammar does not enforce: fields, and keywords of schemas.
+        looser: the next constraint to try where the engine rejects this one; None: the caller gets the rejection.
     """
 
     grammar: Grammar
     param: str
-    told: str
+    excerpt: str
     left_out: tuple[str, ...] = ()
     looser: Callable[[], Constraint] | None = None

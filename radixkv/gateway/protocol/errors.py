@@ -1,9 +1,9 @@
-"""Every failure as the OpenAI API tells it: ``{"error": {"message", "type", "param", "code"}}`` under a fitting status.
+"""Errors in the form of the OpenAI API: ``{"error": {"message", "type", "param", "code"}}`` under a fitting status.
 
-ApiError       what the gateway itself refuses
-RadixKVError   what the worker refuses: `ApiError.of` translates, by the nearest class of one table
+ApiError       rejected by the gateway itself
+RadixKVError   rejected by the worker: `ApiError.of` translates, by the nearest class of one table
 
-`refusals` makes responses of them.
+`refusals` turns them into responses.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ RATE_LIMIT_HEADERS = tuple(
 )
 
 RETRY_AFTER_S = 1
-"""What a caller is told to wait where nothing better is known, in seconds."""
+"""Default of the Retry-After header, in seconds."""
 
 
 class ApiError(Exception):
-    """A refusal, with everything that its HTTP response says.
+    """A rejection with everything that its HTTP response contains.
 
     Attributes:
         status: of the response.
         message: for people; names the field and the bound.
-        type, code, param: the kind of error, its stable name, and the field of the request that is at fault, as the
-            OpenAI API has them.
-        headers: further headers of the response.
-        overflow: of a prompt that is too long, its tokens, or as many as were counted, and how many the model takes.
+        type, code, param: the kind of error, its stable name, and the faulty field of the request, as in the OpenAI API.
+        headers: other headers of the response.
+        overflow: of a prompt that is too long: its tokens, or as many as were counted, and the model's maximum.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """What an exception of the worker or of the framework means over HTTP; anything unforeseen is a plain 500."""
+        """Translate an exception of the worker or of the framework; any unforeseen exception becomes a plain 500."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, InvalidArgumentError):
@@ -91,7 +90,7 @@ class ApiError(Exception):
 
 
 def rate_limit_headers(rates: Iterable[RateLimit]) -> dict[str, str]:
-    """The response headers that tell a caller what is left of its limits."""
+    """Return the response headers with the caller's limits and what remains of them."""
     headers = {}
     for rate in rates:
         headers[f"x-ratelimit-limit-{rate.kind}"] = str(rate.limit)
@@ -101,7 +100,7 @@ def rate_limit_headers(rates: Iterable[RateLimit]) -> dict[str, str]:
 
 
 def _retry_after(error: Exception) -> int:
-    """Whole seconds, as the header has them."""
+    """Return whole seconds for the header."""
     known_s: float | None = getattr(error, "retry_after_s", None)
     return RETRY_AFTER_S if known_s is None else max(1, math.ceil(known_s))
 
@@ -124,11 +123,11 @@ _TABLE = (
 )
 
 _PARAMS = {"timeout_s": "timeout", "grammar": "response_format", "grammar.text": "response_format"}
-"""What the worker calls an argument -> what the request called it, where the two differ."""
+"""Argument name of the worker -> field name of the request, where the two differ."""
 
 
 def _of_invalid_argument(error: InvalidArgumentError) -> ApiError:
-    """Of a prompt that is too long, in the words by which clients know that they must shorten it."""
+    """Translate; a prompt that is too long gets the wording by which clients know to shorten it."""
     param = _PARAMS.get(error.argument, error.argument)
     bound = re.match(r"at most (\d+) tokens", error.bound)
     counted = re.findall(r"\d+", str(error.value))
@@ -140,5 +139,5 @@ def _of_invalid_argument(error: InvalidArgumentError) -> ApiError:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON of an error, also as the last event of a stream that fails midway."""
+    """Return the JSON of an error, also for the last event of a stream that fails midway."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}

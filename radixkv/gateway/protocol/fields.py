@@ -1,6 +1,6 @@
-"""Types of the fields of requests, each with its bound; texts alone are bounded by the body's.
+"""Field types of requests, each with its bound; only texts are bounded by the body's size.
 
-Every list and map ends at its first fault. An error for each of a million items costs a thousand times what they do.
+Every list and map stops at its first fault: errors for a million items would cost a thousand times the items.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ MAX_MESSAGES = 12_000
 """Messages, turns or items of one request."""
 
 MAX_PARTS = 10_000
-"""Pieces of one message, and calls of one."""
+"""Parts of one message, and tool calls of one message."""
 
 MAX_PLAIN_VALUES = 50_000
-"""Names and values of JSON that has no schema of its own."""
+"""Keys and values of JSON that has no schema of its own."""
 
 MAX_DEPTH = 64
-"""Of such JSON."""
+"""Nesting of such JSON."""
 
 MAX_NAME_CHARACTERS = 512
 MAX_PROMPT_TOKENS = 500_000
 MAX_FIELDS = 64
-"""Of an object that takes no unknown ones: each of them would be an error."""
+"""Of an object that rejects unknown fields: each of them would be an error."""
 
 
 class _FailFast(FailFast):
-    """One that can stand in a union."""
+    """FailFast that can stand in a union."""
 
     __hash__ = object.__hash__
 
 
 FAIL_FAST = _FailFast()
-"""Of a list or map: it ends at its first fault."""
+"""Marks a list or map: validation stops at its first fault."""
 
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
-"""What names something: an id, a type, a function."""
+"""An identifier: an id, a type, a function name."""
 
 
 def _whole(value: Any) -> Any:
@@ -82,7 +82,7 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 def _packed(values: Any, validate: ValidatorFunctionWrapHandler) -> bytes:
-    """A list of ids within their bounds in half the time that its schema takes, which says what is wrong with any other."""
+    """Pack a list of valid ids in half the time of its schema; the schema reports the fault of any other list."""
     kinds = set(map(type, values)) if isinstance(values, list) else set()
     if kinds == {int} and len(values) <= MAX_PROMPT_TOKENS:
         with suppress(InvalidArgumentError):
@@ -98,11 +98,11 @@ TokenIds = Annotated[
     FAIL_FAST,
     WrapValidator(_packed),
 ]
-"""A prompt, which is packed as it is read; each id a `Whole` number."""
+"""A prompt, packed as it is parsed; each id a `Whole` number."""
 
 
 def check_fits(value: Any, bound: int) -> Any:
-    """Refuse a list or map of more than `bound` before a look at its members."""
+    """Reject a list or map of more than `bound` members before its members are validated."""
     if isinstance(value, list | dict) and len(value) > bound:
         message = "must have at most {bound} members, not {number}"
         raise PydanticCustomError("too_long", message, {"bound": bound, "number": len(value)})
@@ -110,16 +110,16 @@ def check_fits(value: Any, bound: int) -> Any:
 
 
 def _let_others_run(value: Any) -> Any:
-    """Being Python, gives other threads a chance: pydantic itself holds the interpreter's lock until the last item is read."""
+    """Let other threads run: this call is Python, while pydantic itself holds the GIL until the last item."""
     return value
 
 
 Each = BeforeValidator(_let_others_run)
-"""Of the items of a list that may hold thousands of objects."""
+"""Marks the items of a list that may hold thousands of objects."""
 
 
 def plain_problem(value: Any, max_values: int = MAX_PLAIN_VALUES) -> str | None:
-    """What free-form JSON must be and is not: small, and such that it can be written again. O(values)."""
+    """Return the requirement that free-form JSON fails: bounded, and serializable again. O(values)."""
     num_values = 0
     level = [value]
     for _ in range(MAX_DEPTH):
@@ -161,7 +161,7 @@ def _check_plain(value: Any) -> Any:
 
 
 Plain = BeforeValidator(_check_plain)
-"""Marks what is bounded as a whole, whatever its schema says of what is in it."""
+"""Marks a value that is bounded as a whole, whatever its schema allows inside."""
 
 PlainObject = Annotated[dict[str, Any], Plain]
 PlainValue = Annotated[Any, Plain]
@@ -169,7 +169,7 @@ PlainValue = Annotated[Any, Plain]
 
 
 class ClosedModel(BaseModel):
-    """Base of what is refused where it has an unknown field."""
+    """Base of objects that reject unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Answers that stream as server-sent events, and answers that stop being made when nobody waits for them any more."""
+"""Responses that stream as server-sent events, and responses that are cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"
 HEARTBEAT_S = 15.0
 LAST_S = 1.0
-"""What is left for a caller to take the end of a stream that is over, in seconds."""
+"""Time for a client to read the end of a finished stream, in seconds."""
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _Result = TypeVar("_Result")
@@ -30,7 +30,7 @@ dump_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def sse(data: Any, event: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {dump_json(data)}\n\n".encode()
 
@@ -42,15 +42,15 @@ def _tell_error(error: ApiError) -> bytes:
 class EventStreamResponse(Response):
     """Sends what `events` yields, each piece at once. The iterator is closed as soon as the caller disconnects.
 
-    An exception of the iterator is told as a last event in the protocol's form, since the status is sent already. While nothing
-    comes, heartbeats are sent, so that no proxy takes the connection for dead.
+    An exception of the iterator is sent as a last event in the protocol's form, since the status is already sent. While the
+    iterator is silent, heartbeats are sent, so that no proxy drops the connection.
 
     Args:
         events: the pieces.
         heartbeat_s: the longest silence, in seconds.
-        heartbeat: what is sent then, which clients skip.
-        tell_error: the last event of a stream that fails; as the OpenAI API has it by default.
-        over: is set when `events` has nothing more to say; a caller who does not take the rest soon is cut off.
+        heartbeat: sent then; clients skip it.
+        tell_error: makes the last event of a stream that fails; by default in the OpenAI API's form.
+        over: set when `events` has nothing more to yield; a client that does not read the rest soon is cut off.
     """
 
     media_type = "text/event-stream"
@@ -85,7 +85,7 @@ class EventStreamResponse(Response):
             tasks = (sending, leaving, beating, ending)
             for task in tasks:
                 task.cancel()
-            # Also when this task is cancelled: the iterator's finally clauses have run when we return.
+            # Also when this task is cancelled: the iterator's finally clauses have run on return.
             await asyncio.gather(*tasks, return_exceptions=True)
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
@@ -105,7 +105,7 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, send: Send) -> None:
-        """Whole pieces are written at once, so a heartbeat stands between two of them."""
+        """Send heartbeats between pieces; a piece is written as a whole."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
             if self._has_begun and not self._has_sent and not self._has_ended:
@@ -119,10 +119,10 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def until_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, which is cancelled as soon as the caller disconnects.
+    """Return the result of `work`, which is cancelled as soon as the client disconnects.
 
     Raises:
-        ApiError: 499: the caller is gone. Nobody sees it.
+        ApiError: 499: the client is gone and never sees it.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(request.receive))

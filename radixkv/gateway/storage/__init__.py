@@ -1,11 +1,11 @@
-"""What the gateway keeps.
+"""Storage of the gateway.
 
-database          one SQLite file behind one thread
+database          one SQLite file used by one thread
 database_schema   its tables, version by version
 responses         stored responses
 transcripts       histories read as the token ids they were generated as
-transcript        a conversation as it is put to the model
-transcript_keys   names of conversations by content
+transcript        a conversation as input of the model
+transcript_keys   keys of conversations by content
 transcript_cache  a bounded cache of token ids
-splicing          text appended to a reply's own ids
+splicing          text appended to a reply's own token ids
 """

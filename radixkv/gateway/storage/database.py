@@ -1,13 +1,13 @@
-"""One SQLite file behind one thread: nothing of it runs on the event loop, and what waits at once is committed at once.
+"""One SQLite file used by one thread: the event loop never blocks on it, and waiting jobs share one commit.
 
     any thread or task    -- jobs -->    the database's thread
     await run(job)                       begin; job; job; job ...; commit; answer all
-    await read(job)                      a second thread, whose connection only reads: no change waits for it
+    await read(job)                      a second thread with a read-only connection: no change waits for it
 
-Of one namespace few jobs wait at once, so that a flood of one lengthens no other's batch.
+Few jobs of one namespace wait at once, so that a burst of one namespace lengthens no other's batch.
 
-A job that was answered is in the file: a process killed at any moment loses nothing that anyone was told of. (A machine
-that loses power may lose the last moments, never the file: write-ahead log with ``synchronous=NORMAL``.)
+An answered job is in the file: killing the process at any moment loses no acknowledged change. A power loss may lose the
+last moments, never the file (write-ahead log with ``synchronous=NORMAL``).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from radixkv.util.fair_semaphore import FairSemaphore
 __all__ = ["Database", "DatabaseError", "is_in_use"]
 
 MAX_BATCH = 256
-"""Jobs committed together at most."""
+"""Most jobs per commit."""
 
 MAX_WRITES, MAX_READS = 8, 2
-"""Jobs of one namespace that are given at once; further ones wait their turn."""
+"""Submitted jobs per namespace; others wait their turn."""
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -65,13 +65,13 @@ class _Job(NamedTuple):
 
 
 class Database:
-    """A SQLite file of radixkv's gateway, opened for this process alone. `close` it at the end.
+    """The SQLite file of a gateway, opened exclusively by this process. `close` it at the end.
 
     Args:
-        path: the file, made where it is missing; None: in memory, gone with the process.
+        path: the file, created where missing; None: in memory, gone with the process.
 
     Raises:
-        DatabaseError: another process holds it, it is no database, or it was written by a later version.
+        DatabaseError: another process holds it, it is not a database, or a later version wrote it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -81,7 +81,7 @@ class Database:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire(timeout=0)
-                path.touch(mode=0o600)  # conversations are nobody else's; what SQLite puts beside the file is like it
+                path.touch(mode=0o600)  # owner only; SQLite's companion files inherit the mode
             except Timeout:
                 raise DatabaseError(f"{path} is in use by another gateway; give each one a file of its own") from None
             except OSError as error:
@@ -92,7 +92,7 @@ class Database:
         self._threads = [self._writer]
         try:
             self._writer.opened.result()
-            if path is not None:  # what is in memory has one connection
+            if path is not None:  # a database in memory has one connection
                 self._threads.append(_Thread("radixkv-database-reads", partial(_open_to_read, path), _read_all))
                 self._threads[-1].opened.result()
         except (sqlite3.Error, DatabaseError) as error:
@@ -100,9 +100,9 @@ class Database:
             raise DatabaseError(f"{path or 'the database'} cannot be opened: {error}") from error
 
     async def run(self, job: Callable[[sqlite3.Connection], _Result], namespace: str | None = None) -> _Result:
-        """Run a job on the database's thread, within a transaction; returns its result once that is committed.
+        """Run a job in a transaction on the database's thread; returns its result after the commit.
 
-        A job that raises is undone alone, and its error is raised here. `namespace`: on whose behalf; None: the gateway's own.
+        A job that raises is rolled back alone, and its error is raised here. `namespace`: on whose behalf; None: the gateway's.
 
         Raises:
             UnavailableError: the database is closed.
@@ -113,7 +113,7 @@ class Database:
             return await asyncio.wrap_future(self.submit(job))
 
     async def read(self, job: Callable[[sqlite3.Connection], _Result], namespace: str) -> _Result:
-        """Run a job that changes nothing, apart from those that do; it sees all that anybody was told of.
+        """Run a read-only job on the second thread; it sees every change that was acknowledged before.
 
         Raises:
             UnavailableError: the database is closed.
@@ -122,11 +122,11 @@ class Database:
             return await asyncio.wrap_future(self._threads[-1].submit(job))
 
     def submit(self, job: Callable[[sqlite3.Connection], _Result]) -> Future[_Result]:
-        """`run` without waiting. Jobs are run in the order they were given in."""
+        """`run` without waiting. Jobs run in the order of submission."""
         return self._writer.submit(job)
 
     def close(self) -> None:
-        """Run what was given, then close the file. May be repeated."""
+        """Run the submitted jobs, then close the file. May be repeated."""
         for thread in reversed(self._threads):
             thread.close()
         self._unlock()
@@ -145,12 +145,12 @@ class Database:
 
 
 class _Thread:
-    """One connection, and the thread that alone uses it.
+    """One connection, with the only thread that uses it.
 
     Args:
         name: of the thread.
         open_connection: opens the connection, on the thread.
-        carry_out: runs jobs that wait at once, and answers them.
+        carry_out: runs a batch of jobs and answers them.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class _Thread:
     ) -> None:
         self.opened: Future[None] = Future()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._gate = threading.Lock()  # nothing enters the queue behind its end
+        self._gate = threading.Lock()  # no job enters the queue after its end
         self._is_closed = False
         self._open = open_connection
         self._carry_out = carry_out
@@ -169,7 +169,7 @@ class _Thread:
         self._thread.start()
 
     def submit(self, job: Callable[[sqlite3.Connection], _Result]) -> Future[_Result]:
-        """Have a job run behind those given before. Raises UnavailableError: it is closed."""
+        """Queue a job. Raises UnavailableError: the thread is closed."""
         answer: Future[_Result] = Future()
         with self._gate:
             if self._is_closed:
@@ -178,7 +178,7 @@ class _Thread:
         return answer
 
     def close(self) -> None:
-        """Run what was given, then close the connection. May be repeated."""
+        """Run the queued jobs, then close the connection. May be repeated."""
         with self._gate:
             if not self._is_closed:
                 self._is_closed = True
@@ -200,7 +200,7 @@ class _Thread:
         connection.close()
 
     def _take_batch(self) -> tuple[list[_Job], bool]:
-        """Wait for a job and take all that wait with it; False with the last ones."""
+        """Wait for a job and take all that are queued; False with the last ones."""
         batch: list[_Job] = []
         item = self._jobs.get()
         while item is not None:
@@ -220,7 +220,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA secure_delete = ON")  # what was deleted is overwritten
+        connection.execute("PRAGMA secure_delete = ON")  # deleted content is overwritten
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA_VERSION:
             raise DatabaseError(f"its version is {version}, and this radixkv knows versions up to {SCHEMA_VERSION}")
@@ -240,7 +240,7 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _read_all(connection: sqlite3.Connection, batch: list[_Job]) -> None:
-    """Run jobs each in a transaction of its own, which sees one state of the file, and answer each at once."""
+    """Run each job in its own transaction, which sees one state of the file, and answer it at once."""
     for job in batch:
         if not job.answer.set_running_or_notify_cancel():
             continue
@@ -249,7 +249,7 @@ def _read_all(connection: sqlite3.Connection, batch: list[_Job]) -> None:
             result = job.run(connection)
         except sqlite3.Error as error:
             job.answer.set_exception(UnavailableError(f"the gateway's database cannot be read: {error}"))
-        except Exception as error:  # the asker's to handle, whatever it is
+        except Exception as error:  # the caller handles every kind
             job.answer.set_exception(error)
         else:
             job.answer.set_result(result)
@@ -259,7 +259,7 @@ def _read_all(connection: sqlite3.Connection, batch: list[_Job]) -> None:
 
 
 def _carry_out(connection: sqlite3.Connection, batch: list[_Job]) -> None:
-    """Run the jobs in one transaction, each undone alone where it fails, and answer them behind the commit."""
+    """Run the jobs in one transaction, each rolled back alone where it fails, and answer them after the commit."""
     results: list[tuple[Future[Any], Any, Exception | None]] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -287,7 +287,7 @@ def _carry_out_one(connection: sqlite3.Connection, job: _Job) -> tuple[Any, Exce
     connection.execute("SAVEPOINT job")
     try:
         return job.run(connection), None
-    except Exception as error:  # the asker's to handle, whatever it is
+    except Exception as error:  # the caller handles every kind
         connection.execute("ROLLBACK TO job")
         return None, error
     finally:

@@ -1,4 +1,4 @@
-"""The tables of the gateway's state file, step by step as versions have added to them."""
+"""The tables of the gateway's state file, one migration step per version."""
 
 from __future__ import annotations
 
@@ -263,6 +263,6 @@ ALTER TABLE conversations ADD COLUMN source TEXT;    -- names it where it was im
 CREATE INDEX conversations_by_source ON conversations (namespace, source) WHERE source IS NOT NULL;
 """
 STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES)
-"""What each version has added to the one before; a file of an earlier version is brought up to the latest."""
+"""Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 
 SCHEMA_VERSION = len(STEPS)

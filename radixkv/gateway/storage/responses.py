@@ -1,13 +1,13 @@
 """Stored responses: each one a point to fork from, with its exact token ids.
 
-    resp_a (prompt, reply)  <-  resp_b (what the template puts behind it, new input, reply)
+    resp_a (prompt, reply)  <-  resp_b (template text after it, new input, reply)
                             <-  resp_c (the same parent again: regenerated, or another input)
 
-A response holds the items and token ids that it added; what came before is its parent's. So one that is deleted or has
-expired while others go on from it is hidden, and removed with the last of them.
+A response holds the items and token ids that it added; its parent holds those before. So a deleted or expired response
+with children is hidden, and removed with the last of them.
 
-Over a bound, the oldest responses that nothing goes on from are removed first: abandoned branches from their tips, never a
-conversation's beginning under a living end.
+Over a bound, the oldest responses without children are removed first: abandoned branches from their tips, never the
+beginning of a living conversation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from radixkv.gateway.storage.database import Database
 __all__ = ["Context", "ResponseStore", "StoredResponse", "UnknownResponseError"]
 
 ROW_BYTES = 256
-"""What a row is counted as besides its contents."""
+"""Size of a row apart from its contents."""
 
 MAX_SWEPT = 1000
-"""Expired responses removed in one go."""
+"""Expired responses removed per transaction."""
 
 UNFINISHED = ("queued", "in_progress")
 
@@ -36,7 +36,7 @@ Item = dict[str, Any]
 
 
 class UnknownResponseError(RadixKVError, LookupError):
-    """No response of this id is stored here for this namespace."""
+    """No response of this id is stored for this namespace."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"no response with id {response_id!r} is stored")
@@ -44,7 +44,7 @@ class UnknownResponseError(RadixKVError, LookupError):
 
 
 class StoredResponse(NamedTuple):
-    """One response. `body`: the object as the API shows it. `input`: what its request gave; `output` is in the body."""
+    """One response. `body`: the object of the API. `input`: items of its request; its output is in the body."""
 
     body: dict[str, Any]
     input: list[Item]
@@ -52,16 +52,16 @@ class StoredResponse(NamedTuple):
 
     @property
     def status(self) -> str:
-        """As the API names it."""
+        """Status name of the API."""
         status: str = self.body["status"]
         return status
 
 
 class Context(NamedTuple):
-    """What a response is a reply to and says: all items up to and including its output, and their exact token ids.
+    """A response with its whole conversation: all items up to and including its output, and their exact token ids.
 
-    `tokens` is empty where they were never known, e.g. of a response that failed. `model` identifies whose they are, as the
-    caller did. `num_output`: items of its output, at the end of `items`.
+    `tokens` is empty where they were never known, e.g. for a failed response. `model` identifies their tokenizer and template,
+    as passed by the caller. `num_output`: items of its output, at the end of `items`.
     """
 
     response: StoredResponse
@@ -72,13 +72,13 @@ class Context(NamedTuple):
 
 
 class ResponseStore:
-    """Responses of all namespaces; nothing crosses from one to another.
+    """Responses of all namespaces; no response crosses namespaces.
 
-    Responses that a process left unfinished when it ended count as failed from the next one's start.
+    Responses that a process left unfinished count as failed from the next start.
 
     Args:
-        database: where they lie.
-        ttl_s: how long one is kept after its creation, in seconds.
+        database: stores them.
+        ttl_s: lifetime after creation, in seconds.
         max_responses, max_bytes: bounds of each namespace.
         clock: seconds since 1970.
     """
@@ -105,10 +105,10 @@ class ResponseStore:
     async def begin(
         self, namespace: str, body: Mapping[str, Any], items: Sequence[Item], parent: str | None = None
     ) -> None:
-        """Store a response that is under way. Its `body` has an id of its own.
+        """Store a response under way. Its `body` has a new id.
 
         Raises:
-            UnknownResponseError: there is no such parent, or there is none any more.
+            UnknownResponseError: the parent does not exist, or no longer.
             LimitError: the namespace is full, and everything in it is still needed.
         """
         row = _new_row(namespace, body, items, parent, self._clock(), self._ttl_s)
@@ -125,11 +125,11 @@ class ResponseStore:
         await self._database.run(insert, namespace)
 
     async def finish(self, body: Mapping[str, Any], tokens: bytes = b"", model: bytes = b"") -> None:
-        """Store how a response ended: its body with the output, and the ids of the whole conversation up to its end.
+        """Store the end of a response: its body with the output, and the token ids of the conversation up to its end.
 
-        `model`: identifies the model, tokenizer and template that the ids are of.
+        `model`: identifies the model, tokenizer and template of the ids.
 
-        A response that was deleted meanwhile stays deleted. Returns once it is safe against the end of this process.
+        A response deleted meanwhile stays deleted. Returns once the result survives the end of this process.
         """
 
         def update(connection: sqlite3.Connection) -> None:
@@ -147,10 +147,10 @@ class ResponseStore:
         await self._database.run(update)
 
     async def get(self, namespace: str, response_id: str) -> StoredResponse:
-        """A stored response.
+        """Return a stored response.
 
         Raises:
-            UnknownResponseError: there is none, or it is another namespace's, or it has expired.
+            UnknownResponseError: it does not exist, has expired, or belongs to another namespace.
         """
         now_s = self._clock()
         return await self._database.read(
@@ -158,7 +158,7 @@ class ResponseStore:
         )
 
     async def context(self, namespace: str, response_id: str) -> Context:
-        """A response with all that came before it. O(responses before it).
+        """Return a response with everything before it. O(responses before it).
 
         Raises:
             UnknownResponseError: as `get`.
@@ -177,7 +177,7 @@ class ResponseStore:
         return await self._database.read(read, namespace)
 
     async def input_items(self, namespace: str, response_id: str) -> list[Item]:
-        """Everything that a response is a reply to, in order: the items before its own output.
+        """Return all input of a response, in order: the items before its own output.
 
         Raises:
             UnknownResponseError: as `get`.
@@ -186,7 +186,7 @@ class ResponseStore:
         return context.items[: len(context.items) - context.num_output]
 
     async def delete(self, namespace: str, response_id: str) -> None:
-        """Remove a response. What goes on from it keeps its own content, which includes what was said before.
+        """Remove a response. Its children keep their full history, including its content.
 
         Raises:
             UnknownResponseError: as `get`.
@@ -197,7 +197,7 @@ class ResponseStore:
         )
 
     async def sweep(self) -> int:
-        """Remove what has expired; how many those were. To be called now and then."""
+        """Remove expired responses; returns their number. Call periodically."""
         now_s = self._clock()
         num_removed = 0
         while True:
@@ -207,7 +207,7 @@ class ResponseStore:
                 return num_removed
 
     def _make_room(self, connection: sqlite3.Connection, namespace: str, spared: str) -> bool:
-        """Remove old responses until the namespace is within its bounds; False where it cannot be."""
+        """Remove old responses until the namespace is within its bounds; False where that is impossible."""
         while True:
             used = connection.execute("SELECT * FROM usage WHERE namespace = ?", (namespace,)).fetchone()
             if used["num_responses"] <= self._max_responses and used["size_bytes"] <= self._max_bytes:
@@ -250,7 +250,7 @@ def _new_row(
 
 
 def _split(body: Mapping[str, Any]) -> tuple[str, str]:
-    """A response object as it is stored: all of it but the output, and the output, as JSON."""
+    """Split a response object for storage: all of it except the output, and the output, as JSON."""
     return json.dumps({**body, "output": []}), json.dumps(body["output"])
 
 
@@ -272,17 +272,17 @@ def _find(connection: sqlite3.Connection, namespace: str, response_id: str, now_
 
 
 def _lineage(connection: sqlite3.Connection, row: sqlite3.Row | None) -> Iterator[sqlite3.Row]:
-    """A response, its parent, and so on to the first."""
+    """Yield a response, its parent, and so on to the first."""
     while row is not None:
         yield row
         row = connection.execute("SELECT * FROM responses WHERE id = ?", (row["parent"],)).fetchone()
 
 
 def _tokens(connection: sqlite3.Connection, response_id: str | None) -> bytes:
-    """Exact token ids of the conversation up to a response's end."""
+    """Return the exact token ids of the conversation up to a response's end."""
     row = connection.execute("SELECT * FROM responses WHERE id = ?", (response_id,)).fetchone()
     pieces: list[bytes] = []
-    num_wanted: int | None = None  # bytes that the piece's child begins with
+    num_wanted: int | None = None  # bytes of the prefix shared with the child
     for part in _lineage(connection, row):
         own_end = None if num_wanted is None else num_wanted - part["num_shared"]
         pieces.append(part["tokens"][: max(0, own_end) if own_end is not None else None])
@@ -293,7 +293,7 @@ def _tokens(connection: sqlite3.Connection, response_id: str | None) -> bytes:
 
 
 def _remove(connection: sqlite3.Connection, row: sqlite3.Row) -> None:
-    """Delete a response, and hidden ones before it that nothing goes on from any more; hide it while something does."""
+    """Delete a response and hidden ancestors left without children; hide it while it has children."""
     if row["num_children"]:
         size = _size("{}", row["input"], row["output"], row["tokens"])
         hide = "UPDATE responses SET is_hidden = 1, body = '{}', status = 'deleted', size_bytes = ? WHERE id = ?"
@@ -313,7 +313,7 @@ def _sweep(connection: sqlite3.Connection, now_s: float) -> int:
     query = "SELECT * FROM responses WHERE is_hidden = 0 AND expires_s <= ? LIMIT ?"
     expired = connection.execute(query, (now_s, MAX_SWEPT)).fetchall()
     for row in expired:
-        # An earlier one of these may have been its child: what it knows of its children is read again.
+        # Removing an earlier row may have removed its last child: read the row again.
         fresh = connection.execute("SELECT * FROM responses WHERE id = ?", (row["id"],)).fetchone()
         if fresh is not None:
             _remove(connection, fresh)
@@ -321,7 +321,7 @@ def _sweep(connection: sqlite3.Connection, now_s: float) -> int:
 
 
 def _fail_unfinished(connection: sqlite3.Connection) -> None:
-    """Nobody works any more on what an earlier process left unfinished."""
+    """Mark responses that an earlier process left unfinished as failed."""
     query = "SELECT id, body FROM responses WHERE status IN ('queued', 'in_progress')"
     for row in connection.execute(query).fetchall():
         error = {"code": "server_error", "message": "the server ended before the response was finished"}

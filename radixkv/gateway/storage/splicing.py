@@ -1,8 +1,8 @@
-"""A text that goes on from a reply, put together of the reply's own ids and what is new in it.
+"""A text that continues a reply, spliced from the reply's own token ids and the new rest.
 
 the reply, as generated     | Hel | lo | , wor | ld |
-the text to go on from        H e l l o ,   w o r t h
-what the model is given     | Hel | lo | + ", worth" encoded behind them
+the text to continue          H e l l o ,   w o r t h
+input of the model          | Hel | lo | + ", worth" encoded after them
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Speller(Protocol):
 
 
 class Spliced(NamedTuple):
-    """The packed ids that a text shares with a reply from its beginning, and the text behind them."""
+    """Packed token ids that a text shares with the beginning of a reply, and the rest of the text."""
 
     tokens: bytes
     rest: str
 
 
 async def splice(speller: Speller, reply: bytes, text: str, *, trims: bool) -> Spliced:
-    """As many of a reply's packed ids as say the beginning of `text`. O(length).
+    """Return the longest prefix of a reply's packed ids that spells a beginning of `text`. O(length).
 
-    Tokens are compared by their bytes, so one that stands for no text ends what is shared; so does half a character.
+    Tokens are compared by their bytes: a token without text ends the shared prefix; so does half a character.
 
     Args:
-        speller: the worker that knows the tokens.
-        reply: as it was generated.
-        text: what is to be said.
-        trims: blanks at the beginning are no difference, as to a template that takes them away.
+        speller: the worker's tokenizer.
+        reply: packed ids as generated.
+        text: the text to continue.
+        trims: ignore blanks at the beginning, for a template that strips them.
     """
     ids = unpack_tokens(reply)
     spellings = await speller.spell(set(ids)) if ids else {}
@@ -49,7 +49,7 @@ async def splice(speller: Speller, reply: bytes, text: str, *, trims: bool) -> S
     if trims:
         begin, wanted_begin = _num_blanks(own), _num_blanks(wanted)
     elif own[:1] == b" " and wanted[:1] != b" " and not (await speller.detokenize(ids[:1])).startswith(" "):
-        begin = 1  # the tokenizer takes away the space before a first word
+        begin = 1  # the tokenizer strips the space before a first word
     shared = begin + _num_common(own[begin:], wanted[wanted_begin:])
     num_tokens = end = length = 0
     for number, piece in enumerate(spelled, 1):
@@ -63,7 +63,7 @@ async def splice(speller: Speller, reply: bytes, text: str, *, trims: bool) -> S
 
 
 async def splice_whole(speller: Speller, reply: bytes, text: str, end_ids: Collection[int]) -> Spliced | None:
-    """All ids of a reply without its end, where they decode to exactly `text`, half a character at its end included."""
+    """Return all ids of a reply without its end tokens if they decode to exactly `text`, half a last character included."""
     ids = unpack_tokens(reply)
     while ids and ids[-1] in end_ids:
         ids = ids[:-1]

@@ -1,4 +1,4 @@
-"""How a conversation is put to a model: what is known of its ids, and the messages behind these."""
+"""A conversation as input of a model: the token ids that are known, and the messages after them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Reader", "Transcript", "nothing_said"]
 
 
 class Reader(Protocol):
-    """What transcripts ask of the worker: a `Backend`."""
+    """What transcripts need of the worker: a `Backend`."""
 
     async def model(self) -> ModelInfo: ...
 
@@ -25,14 +25,14 @@ class Reader(Protocol):
 
 
 class Transcript(NamedTuple):
-    """How to put a list of messages to the model: `GenerateParams(messages=rest, history=history, ...)`.
+    """A list of messages as input of the model: `GenerateParams(messages=rest, history=history, ...)`.
 
-    history: packed token ids of what was generated before; empty where none of the replies is known.
-    rest: the messages behind it, at least one.
-    messages: all of them. With an empty history they say the same to a model whose template refuses `rest` on its own.
-    model: identifies the model, its tokenizer and its template; empty where its chats cannot go on after a reply.
-    goes_on: the last message is an assistant's, and the reply goes on from its text, which is `begun`. `stem`: then the ids up
-        to where that text begins, empty where they are not known.
+    history: packed token ids that were generated or read before; empty where none of the replies is known.
+    rest: the messages after the history, at least one.
+    messages: all of them. With an empty history they replace `rest` for a template that rejects `rest` on its own.
+    model: identifies the model, its tokenizer and its template; empty where its chats cannot continue after a reply.
+    goes_on: the last message is an assistant's, and the reply continues its text, `begun`. `stem`: then the ids before that
+     text, empty where they are not known.
     """
 
     history: bytes
@@ -48,5 +48,5 @@ class Transcript(NamedTuple):
 
 
 def nothing_said(namespace: str) -> Transcript:
-    """Of what is no chat."""
+    """Return the transcript of a request without messages."""
     return Transcript(b"", [], [], b"", namespace, b"", None)

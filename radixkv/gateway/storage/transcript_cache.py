@@ -1,10 +1,10 @@
-"""The bounded memo under stable transcripts: token ids of conversations, each entry a delta over the entry it goes on from.
+"""The bounded cache of stable transcripts: token ids of conversations, each entry a delta over its parent.
 
     prompt of turn 1 <- reply a <- prompt of turn 2 <- reply
                      <- reply b (regenerated)
 
-Recency: using an entry uses its whole path, the root last. So a parent is never older than its children, and what is least
-recently used has none: forgetting it leaves nothing dangling.
+Recency: using an entry uses its whole path, the root last. So a parent is never older than its children, and the least
+recently used entry is a leaf: evicting it leaves no entry without its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["Memo", "MemoLimits", "Remembered"]
+__all__ = ["Remembered", "TranscriptCache", "TranscriptCacheLimits"]
 
 _COLUMNS = "key, namespace, parent, tokens, num_reply, decoded, created_s"
 _SELECT = f"SELECT {_COLUMNS} FROM transcripts ORDER BY number"
@@ -32,14 +32,14 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoLimits:
-    """How much is remembered.
+class TranscriptCacheLimits:
+    """Bounds of the cache.
 
     Attributes:
         max_tokens: of one namespace; a token is 4 bytes.
-        max_entries: of one namespace; two per reply, of some 500 bytes besides their tokens.
-        max_total_tokens, max_total_entries: of all namespaces together; the one that holds most gives way.
-        ttl_s: how long an entry is held after it was made, in seconds, and all that goes on from it with it.
+        max_entries: of one namespace; two per reply, of some 500 bytes each apart from their tokens.
+        max_total_tokens, max_total_entries: of all namespaces together; the namespace that holds most loses entries first.
+        ttl_s: lifetime of an entry, in seconds; its descendants are dropped with it.
     """
 
     max_tokens: int = 4_000_000
@@ -57,17 +57,17 @@ class MemoLimits:
 
 
 class Remembered:
-    """The ids of a conversation up to some point.
+    """The token ids of a conversation up to some point.
 
     Attributes:
-        key: names the conversation.
-        parent: the entry it goes on from: all its ids come first; None where there is none.
-        tokens: packed ids behind the parent's.
-        num_reply: bytes at the end of `tokens` that were sampled; 0 where a prompt ends here.
-        decoded: digest of the reply's text as the worker decodes it; empty until that is known.
+        key: identifies the conversation.
+        parent: the entry whose ids come before its own; None at the root.
+        tokens: packed ids after the parent's.
+        num_reply: bytes at the end of `tokens` that were sampled; 0 for a prompt.
+        decoded: digest of the reply's text as the worker decodes it; empty until known.
         is_verified: whether the reply was generated, or decoded again, in this process.
-        created_s: when it was made, in seconds since 1970.
-        replies: entries that are held of replies to this prompt, by key, the oldest first.
+        created_s: seconds since 1970.
+        replies: cached replies to this prompt, by key, oldest first.
     """
 
     __slots__ = ("created_s", "decoded", "is_verified", "key", "namespace", "num_reply", "parent", "replies", "tokens")
@@ -91,14 +91,14 @@ class Remembered:
         return self.tokens[len(self.tokens) - self.num_reply :]
 
     def path(self) -> Iterator[Remembered]:
-        """This entry, its parent, and so on to the first."""
+        """Yield this entry, its parent, and so on to the root."""
         entry: Remembered | None = self
         while entry is not None:
             yield entry
             entry = entry.parent
 
     def all_tokens(self) -> bytes:
-        """Packed ids from the beginning of the conversation. O(them)."""
+        """Return the packed ids from the beginning of the conversation. O(them)."""
         return b"".join([entry.tokens for entry in self.path()][::-1])
 
 
@@ -122,16 +122,18 @@ class _Namespace:
         self.num_tokens = 0
 
 
-class Memo:
-    """All entries. One thread uses it; the database follows behind.
+class TranscriptCache:
+    """All entries. One thread uses it; writes to the database follow asynchronously.
 
     Args:
-        database: where a copy lies; what it holds is read back here.
+        database: holds a copy; its content is loaded here.
         limits: bounds.
         clock: seconds since 1970.
     """
 
-    def __init__(self, database: Database, limits: MemoLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, database: Database, limits: TranscriptCacheLimits, clock: Callable[[], float] = time.time
+    ) -> None:
         self._database = database
         self._limits = limits
         self._clock = clock
@@ -144,16 +146,16 @@ class Memo:
 
     @property
     def num_tokens(self) -> int:
-        """Token ids held, all namespaces together."""
+        """Cached token ids, all namespaces together."""
         return self._num_tokens
 
     def find(self, namespace: str, key: bytes) -> Remembered | None:
-        """The entry of that key, if there is one. O(1); uses nothing."""
+        """Return the entry of that key, if any. O(1); recency is unchanged."""
         held = self._namespaces.get(namespace)
         return held.entries.get(key) if held is not None else None
 
     def use(self, entry: Remembered) -> None:
-        """The entry and its whole path are the most recently used now. O(path)."""
+        """Make the entry and its whole path the most recently used. O(path)."""
         held = self._namespaces.get(entry.namespace)
         for part in entry.path():
             if held is not None and held.entries.get(part.key) is part:
@@ -162,10 +164,10 @@ class Memo:
     def put(
         self, namespace: str, key: bytes, prompt: bytes, reply: bytes, parent: Remembered | None
     ) -> Remembered | None:
-        """Hold the ids `prompt` + `reply` under a key, which counts as used; what was held under it before stays.
+        """Cache the ids `prompt` + `reply` under a key and mark the entry as used; an existing entry stays.
 
-        The parent's ids are shared where the prompt begins with them. Returns the entry; None where it is larger than
-        all that may be held.
+        The parent's ids are shared where the prompt begins with them. Returns the entry; None where it exceeds the bounds on
+        its own.
         """
         held = self._namespaces.setdefault(namespace, _Namespace())
         entry = held.entries.get(key)
@@ -184,7 +186,7 @@ class Memo:
         return entry if held.entries.get(key) is entry else None
 
     def save(self, entry: Remembered) -> None:
-        """Have an entry written to the database, behind all that was said to it before."""
+        """Queue a write of an entry to the database, after the writes queued before."""
         held = self._namespaces.get(entry.namespace)
         if held is None or held.entries.get(entry.key) is not entry:
             return  # forgotten meanwhile
@@ -193,7 +195,7 @@ class Memo:
         self._tell(lambda connection: connection.execute(_INSERT, row))
 
     def forget(self, *entries: Remembered) -> None:
-        """Drop entries of one namespace, all that go on from them, and prompts that nothing else replies to.
+        """Drop entries of one namespace, their descendants, and prompts left without a reply.
 
         O(entries of the namespace).
         """
@@ -205,7 +207,7 @@ class Memo:
         self._drop(held, stems - {entry.parent.key for entry in held.entries.values() if entry.parent is not None})
 
     def sweep(self) -> int:
-        """Drop what has expired, and what goes on from it; how many entries those were. O(entries)."""
+        """Drop expired entries and their descendants; returns the number of entries. O(entries)."""
         oldest_s = self._clock() - self._limits.ttl_s
         before = self._num_entries
         for held in self._namespaces.values():
@@ -213,7 +215,7 @@ class Memo:
         return before - self._num_entries
 
     def _drop(self, held: _Namespace, keys: set[bytes]) -> None:
-        """Remove the entries of these keys and all that go on from them."""
+        """Remove the entries of these keys and their descendants."""
         if not keys:
             return
         for entry in [e for e in held.entries.values() if any(part.key in keys for part in e.path())]:
@@ -258,7 +260,7 @@ class Memo:
             _LOG.debug("the database is closed: what is remembered now ends with the process")
 
     def _load(self) -> None:
-        """Read back what the database holds; what went on from an entry that is missing is left out."""
+        """Load the database's entries; descendants of a missing entry are left out."""
         found = self._database.submit(lambda connection: connection.execute(_SELECT).fetchall()).result()
         rows = {row[0]: _Row(*row) for row in found}
         for key in rows:
@@ -270,9 +272,9 @@ class Memo:
             self._shrink(held)
 
     def _restore(self, rows: dict[bytes, _Row], key: bytes) -> Remembered | None:
-        """Insert the entry of a row, its path before it.
+        """Insert the entry of a row, its path first.
 
-        A reply is written once its text is known, which can be behind a child's row. O(path).
+        A reply is written once its text is known, which may be after a child's row. O(path).
         """
         path: list[_Row] = []
         parent: Remembered | None = None

@@ -1,31 +1,31 @@
 """Stable transcripts: a reply that comes back as text is read as the token ids it was generated as.
 
-Clients of chat APIs send the whole conversation as text each time. Put through tokenizer and template again, a reply gives
-other ids in one of twenty, and everything behind it misses the cache. So each reply is remembered under what a client will
-send to go on from it:
+Clients of chat APIs send the whole conversation as text each time. Tokenizing a reply again gives other ids in one of
+twenty cases, and everything after it misses the cache. So each reply is cached under the messages that a client will send
+to continue:
 
     key    hash chain over (model, namespace, tools, template arguments), message, message, ..., the reply
     value  the exact ids of the conversation up to the reply's end: the prompt as it was, the ids as sampled
 
     messages of a request    system  user  assistant  user  assistant  user
                              '--- longest known chain that ends in a reply ---'  '-- rest --'
-    what the worker is given         its ids, as `history`                       encoded behind them
+    input of the worker          its ids, as `history`                       encoded after them
 
-One character changed, anywhere, makes another chain: then that text, and what follows it, is encoded as it was sent. Only the
-blanks around a reply are no change where the template takes them away itself, since many clients do, too.
+One changed character makes another chain: that text and everything after it is encoded as sent. Blanks around a reply are
+ignored where the template strips them itself, since many clients do, too.
 
-What the model sees differs from the template's own rendering in nothing but the replies themselves, which are as they were
-generated: their token boundaries, and what the template would have stripped from an earlier turn.
+The model's input differs from the template's own rendering only in the replies, which are as generated: their token
+boundaries, and text that the template would have stripped from an earlier turn.
 
-Thoughts are no such exception. A reply with thoughts is remembered under itself and, as its alias, under what a client sends
-that leaves them out. Where the template would not write them any more, most often behind the next turn of the user, its ids are
-not used: the reply is rendered anew, and from there on the prompt is another branch than the reply as it was generated.
-A reply that goes on from its own text has the ids of the known reply that begins most like it, as far as they say its text:
+Thoughts follow the template. A reply with thoughts is cached under itself and, as its alias, under the message that a client
+sends without them. Where the template would drop the thoughts, most often after the next user turn, the ids are not used:
+the reply is rendered again, and from there on the prompt is another branch than the generated one.
+A reply that continues its own text reuses the ids of the known reply with the longest common beginning:
 
     messages of a request    system  user  assistant's text, unfinished
-    known replies to these   '----------'  | ids ... |          the text behind these is encoded behind them
+    known replies to these   '----------'  | ids ... |          the rest of the text is encoded after these
 
-The memo is in memory, bounded, least recently used forgotten first; a copy in the gateway's database outlives a restart.
+The cache is in memory, bounded, LRU; a copy in the gateway's database survives a restart.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.splicing import Spliced, splice, splice_whole
 from radixkv.gateway.storage.transcript import Reader, Transcript
-from radixkv.gateway.storage.transcript_cache import Memo, MemoLimits, Remembered
+from radixkv.gateway.storage.transcript_cache import Remembered, TranscriptCache, TranscriptCacheLimits
 from radixkv.gateway.storage.transcript_keys import canonical, digest, message_bytes, root_key
 from radixkv.generation.request import Message, ModelInfo, Prompt
 from radixkv.generation.thinking import NUM_TAIL_TOKENS, ThinkingMarks
@@ -54,44 +54,44 @@ from radixkv.util.fair_semaphore import own_work
 __all__ = ["Reader", "Transcript", "Transcripts", "ends_in_mark"]
 
 PROBE_S = 30.0
-"""How long what is known of the model's tokenizer and template is trusted."""
+"""How long the probed properties of the model's tokenizer and template are trusted."""
 
 MAX_MESSAGES_AT_ONCE = 500
-"""Read on the event loop, at some 5 microseconds each; what are more are read on a thread."""
+"""Hashed on the event loop, at some 5 microseconds each; longer lists are hashed on a thread."""
 
 MAX_STOP_TOKENS = 64
-"""Tokens that a stop string may span; a reply that ended with a longer one is not remembered."""
+"""Tokens that a stop string may span; a reply that ended with a longer one is not cached."""
 
 MAX_COMPARED = 16
-"""Replies to one prompt of which the one is looked for that a text goes on from."""
+"""Replies to one prompt that are compared with the text to continue."""
 
 _READING = b"control tokens are the template's"
-"""How messages become ids. What another reading of them left in a database is not found again."""
+"""Version of how messages become ids. Database entries of another version are not found."""
 
 _PROBE = 'The 3 quick foxes,\tno. 12345: naïve 日本語 ½ 🙂\n\n  x = {"a": [1.5, None]}  # <end>'
 _PROBE_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
 _THOUGHTS = "reasoning_content"
-"""Of an assistant's message."""
+"""Field of an assistant's message."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Transcripts:
-    """Every namespace's memo of replies. Used by one event loop.
+    """Cached replies of every namespace. Used by one event loop.
 
     Args:
         reader: the worker, for its tokenizer.
-        database: where the memo outlives the process; its content is read back here.
-        limits: bounds of the memo.
+        database: persists the cache; its content is loaded here.
+        limits: bounds of the cache.
         clock: seconds since 1970.
-        when_forgotten: is called with a namespace and the keys of what was asked to be forgotten in it.
+        when_forgotten: called with a namespace and the keys that a caller asked to forget.
     """
 
     def __init__(
         self,
         reader: Reader,
         database: Database,
-        limits: MemoLimits | None = None,
+        limits: TranscriptCacheLimits | None = None,
         *,
         clock: Callable[[], float] = time.time,
         when_forgotten: Callable[[str, Collection[bytes]], None] = lambda _namespace, _keys: None,
@@ -99,7 +99,7 @@ class Transcripts:
         self._reader = reader
         self._when_forgotten = when_forgotten
         self._clock = clock
-        self._memo = Memo(database, limits or MemoLimits(), clock)
+        self._cache = TranscriptCache(database, limits or TranscriptCacheLimits(), clock)
         self._model: bytes | None = None
         self._end_ids: Collection[int] = ()
         self._trims_replies = False
@@ -118,17 +118,17 @@ class Transcripts:
         *,
         goes_on: bool = False,
     ) -> Transcript:
-        """The longest beginning of `messages` that ends in a known reply, as its ids, and the messages behind it.
+        """Return the longest beginning of `messages` that ends in a known reply as its ids, with the messages after it.
 
-        What is remembered in a derived `namespace` is found there alone, and bounded with all that its owner has.
-        Messages are in the form that the model's chat template takes them in. The reply's whole path counts as used. With
-        `goes_on` the last one is the assistant's text that the reply goes on from. O(characters of the messages).
+        Entries of a derived `namespace` are found only there, and count against its owner's bounds. Messages are in the form
+        of the model's chat template. The reply's whole path counts as used. With `goes_on` the reply continues the text of the
+        last message, an assistant's. O(characters of the messages).
 
         Raises:
-            InvalidArgumentError: there is no such text, or the template does not take the messages before it.
+            InvalidArgumentError: no such text, or the template rejects the messages before it.
         """
         if goes_on:
-            Prompt(messages=messages, continue_final_message=True)  # which refuses what cannot be gone on from
+            Prompt(messages=messages, continue_final_message=True)  # rejects messages that cannot be continued
             before = await self.read(namespace, messages[:-1], tools, template_arguments)
             return await self._go_on(before, messages[-1], tools, template_arguments or {})
         owner = owner_of(namespace)
@@ -138,19 +138,19 @@ class Transcripts:
             return Transcript(b"", listed, listed, model or b"", owner, b"", None)
         chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
-        for position in range(len(listed) - 2, -1, -1):  # something must be left to reply to
+        for position in range(len(listed) - 2, -1, -1):  # at least one message must follow
             if listed[position].get("role") != "assistant":
                 continue
-            found = self._memo.find(owner, keys[position])
+            found = self._cache.find(owner, keys[position])
             if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
-                self._memo.use(found)
+                self._cache.use(found)
                 return Transcript(found.all_tokens(), listed[position + 1 :], listed, model, owner, keys[-1], found)
         return Transcript(b"", listed, listed, model, owner, keys[-1], None)
 
     async def _go_on(
         self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> Transcript:
-        """The transcript of the turns `before`, and the text of the `last` one that the reply goes on from."""
+        """Return the transcript of the turns `before` and a reply that continues the text of the `last` one."""
         begun: str = last["content"]
         whole = before._replace(rest=[*before.rest, last], messages=[*before.messages, last], goes_on=True, begun=begun)
         if not before.key:
@@ -160,7 +160,7 @@ class Transcripts:
         found = await self._most_alike(before, last, base)
         if found is not None:
             entry, spliced = found
-            self._memo.use(entry)
+            self._cache.use(entry)
             stem = entry.all_tokens()[: -entry.num_reply]
             rest: list[Message] = [{"role": "assistant", "content": spliced.rest}]
             return whole._replace(history=stem + spliced.tokens, rest=rest, stem=stem, parent=entry.parent)
@@ -169,7 +169,7 @@ class Transcripts:
     async def _stem_of(
         self, before: Transcript, last: Message, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> bytes:
-        """The ids up to where the last message's text begins, behind its thoughts; empty where they are not known."""
+        """Return the ids before the last message's text, after its thoughts; empty where they are not known."""
         told = partial(Prompt, tools=tools, template_arguments=arguments)
         prompt = told(messages=before.rest)
         if self._marks is not None:
@@ -179,16 +179,16 @@ class Transcripts:
         except InvalidArgumentError as error:
             if error.argument != "messages":
                 raise
-        return b""  # the template cannot put these behind a reply; the whole may do
+        return b""  # the template rejects these after a reply; the whole may work
 
     async def _most_alike(self, before: Transcript, last: Message, base: bytes) -> tuple[Remembered, Spliced] | None:
-        """Of the latest known replies to `before`, the one of which the last message's text has most ids.
+        """Return the latest known reply to `before` that shares most ids with the last message's text.
 
-        `base`: where the model thinks, the ids behind which that text begins; other replies begin with thoughts.
+        `base`: where the model thinks, the ids before that text; other replies begin with thoughts.
         """
         namespace, begun = before.namespace, last["content"]
-        same = self._memo.find(namespace, self._link(before.key, last))
-        stem = self._memo.find(namespace, digest(before.key, b"prompt"))
+        same = self._cache.find(namespace, self._link(before.key, last))
+        stem = self._cache.find(namespace, digest(before.key, b"prompt"))
         latest = itertools.islice(reversed(stem.replies.values()), MAX_COMPARED) if stem is not None else ()
         best: tuple[Remembered, Spliced] | None = None
         for entry in ([same] if same is not None else []) + [entry for entry in latest if entry is not same]:
@@ -206,16 +206,16 @@ class Transcripts:
         return best
 
     async def within(self, transcript: Transcript, prompt: bytes, token_ids: TokensLike, text: str) -> Transcript:
-        """A reply that goes on from `text`, as one begins that is being generated.
+        """Return the transcript of a reply that continues `text`, a beginning of a reply being generated.
 
         Args:
-            transcript: what that one replies to.
-            prompt: the packed ids that it continues, as its `Started` event told them.
-            token_ids: what was sampled of it so far.
-            text: a beginning of it, with what it went on from itself.
+            transcript: the conversation that the running reply answers.
+            prompt: the packed ids that it continues, from its `Started` event.
+            token_ids: its sampled tokens so far.
+            text: a beginning of it, including the text that it continued itself.
 
         Raises:
-            InvalidArgumentError: `text` ends within what that one went on from, of which the ids are not known.
+            InvalidArgumentError: `text` ends within the continued text, whose ids are not known.
         """
         stem = transcript.stem if transcript.goes_on else prompt
         is_known = bool(stem) and prompt.startswith(stem)
@@ -245,11 +245,11 @@ class Transcripts:
         )
 
     async def splice(self, reply: bytes, text: str) -> Spliced:
-        """The packed ids of a reply that say the beginning of a text, and the text behind them, as the template has it."""
+        """Return the packed ids of a reply that spell the beginning of a text, and the rest of the text."""
         return await splice(self._reader, reply, text, trims=self._trims_replies)
 
     def behind(self, transcript: Transcript, tokens: bytes, messages: Sequence[Message]) -> Transcript:
-        """What `messages` say behind a reply that ends where a transcript goes on, of which `tokens` are all ids."""
+        """Return the transcript of `messages` after a reply at the end of a transcript; `tokens`: all ids up to its end."""
         reply = transcript.messages[-1]
         key = transcript.key and reduce(self._link, [reply, *messages], transcript.key)
         turns = [*transcript.messages, *messages]
@@ -266,17 +266,17 @@ class Transcripts:
         stop: str | int | None = None,
         is_cut: bool = False,
     ) -> None:
-        """Remember one reply to what `read` answered. Call it before the client is told that the reply is complete.
+        """Cache one reply to a transcript of `read`. Call it before the client gets the end of the reply.
 
         Args:
-            transcript: what `read` answered for the request.
-            reply: the reply as a client will send it back, an assistant's message as the chat template takes it; without the
-                text that it went on from.
-            prompt: the packed ids that were continued, as the `Started` event told them.
-            token_ids: all that was sampled for this branch.
-            text: all text that was told of it.
-            stop: as its `BranchFinished` tells; tokens of a stop string are no part of the reply.
-            is_cut: it was stopped, maybe with tokens at its end of which no text was told.
+            transcript: the result of `read` for the request.
+            reply: the reply as a client will send it back, an assistant's message in the chat template's form; without the text
+                that it continued.
+            prompt: the packed ids that were continued, from the `Started` event.
+            token_ids: all sampled tokens of this branch.
+            text: all its emitted text.
+            stop: of its `BranchFinished` event; tokens of a stop string are not part of the reply.
+            is_cut: it was cancelled, perhaps with last tokens whose text was not emitted.
         """
         if not transcript.key:
             return
@@ -284,7 +284,7 @@ class Transcripts:
         if transcript.goes_on:
             stem, begun = transcript.stem, transcript.begun
             if not stem or not prompt.startswith(stem):
-                return  # the template begins a turn that is there in another way
+                return  # the template begins a continued turn in another way
             reply = _joined(transcript.messages[-1], reply)
             prompt, tokens, text = stem, prompt[len(stem) :] + tokens, begun + text
         if isinstance(stop, str) or (is_cut and await self._reader.detokenize(tokens) != text):
@@ -295,13 +295,13 @@ class Transcripts:
         if not tokens:
             return
         namespace, parent = transcript.namespace, transcript.parent
-        thoughts = [prompt] if transcript.goes_on and self._marks is not None else []  # which may stand in it
-        prompted = self._memo.put(namespace, digest(transcript.key, b"prompt", *thoughts), prompt, b"", parent)
+        thoughts = [prompt] if transcript.goes_on and self._marks is not None else []  # the prompt may hold them
+        prompted = self._cache.put(namespace, digest(transcript.key, b"prompt", *thoughts), prompt, b"", parent)
         key = self._link(transcript.key, reply)
-        entry = self._memo.put(namespace, key, prompt, tokens, prompted or parent)
+        entry = self._cache.put(namespace, key, prompt, tokens, prompted or parent)
         bare = _without_thoughts(reply)
         if entry is not None and bare is not reply:
-            self._memo.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
+            self._cache.put(namespace, self._link(transcript.key, bare), prompt + tokens, b"", entry)
         if entry is not None and not entry.decoded:
             task = asyncio.get_running_loop().create_task(self._save(entry))
             self._saving.add(task)
@@ -314,22 +314,22 @@ class Transcripts:
         tools: Sequence[Mapping[str, Any]] = (),
         template_arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Drop a conversation that ends with a reply, and all that go on from it; to the next request it is unknown."""
+        """Drop a conversation that ends with a reply, and all its continuations; the next request finds none of them."""
         model = await self._identify_model()
         if model is not None and messages:
             owner = owner_of(namespace)
             keys = self._chain(root_key(model, namespace, tools, template_arguments or {}), messages)[-2:]
             self._when_forgotten(owner, keys)
-            found = self._memo.find(owner, keys[-1])
+            found = self._cache.find(owner, keys[-1])
             if found is not None:
-                self._memo.forget(_replied(found))
+                self._cache.forget(_replied(found))
 
     async def forget_below(
         self, namespace: str, above: Sequence[Message], below: Sequence[tuple[int | None, Message]]
     ) -> None:
-        """Drop every reply of a tree of messages that goes on from `above`, and all that go on from them.
+        """Drop every reply of a tree of messages after `above`, and all their continuations.
 
-        Each message comes with the place in `below` of the one that it follows; None: it follows `above`. O(characters).
+        Each message comes with the index in `below` of its parent; None: it follows `above`. O(characters).
         """
         model = await self._identify_model()
         if model is None:
@@ -339,31 +339,31 @@ class Transcripts:
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
         self._when_forgotten(namespace, {root, *keys})
-        found = (self._memo.find(namespace, key) for key in keys)
-        self._memo.forget(*(_replied(entry) for entry in found if entry is not None))
+        found = (self._cache.find(namespace, key) for key in keys)
+        self._cache.forget(*(_replied(entry) for entry in found if entry is not None))
 
     def keeps_thoughts(self, messages: Sequence[Message]) -> bool:
-        """Whether the template writes the thoughts of all replies among these messages, where it last was looked at."""
+        """Whether the template writes the thoughts of all replies among these messages, as of the last probe."""
         last_user = _last_user(messages)
         thoughtful = (place for place, message in enumerate(messages) if message.get(_THOUGHTS))
         return all(self._keeps(place, last_user) for place in thoughtful)
 
     def sweep(self) -> int:
-        """Drop what has expired; how many entries those were. To be called now and then."""
-        return self._memo.sweep()
+        """Drop expired entries; returns their number. Call periodically."""
+        return self._cache.sweep()
 
     async def aclose(self) -> None:
-        """Wait until all that was remembered is handed to the database, which is closed after this."""
+        """Wait until all entries are handed to the database, which may be closed afterwards."""
         while self._saving:
             await asyncio.gather(*self._saving, return_exceptions=True)
 
     async def exact_tokens(self, token_ids: TokensLike, text: str, stop: str | int | None) -> bytes | None:
-        """The sampled ids that stand for exactly `text`: without those of a stop string; None where no ids do."""
+        """Return the sampled ids of exactly `text`, without those of a stop string; None where no ids match."""
         tokens = pack_tokens(token_ids)
         return await self._without_stop(tokens, text) if isinstance(stop, str) else tokens
 
     async def _without_stop(self, tokens: bytes, text: str) -> bytes | None:
-        for _ in range(MAX_STOP_TOKENS + 1):  # none go where the text includes the stop string
+        for _ in range(MAX_STOP_TOKENS + 1):  # none are removed where the text includes the stop string
             shorter = await self._reader.detokenize(tokens) if tokens else ""
             if shorter == text:
                 return tokens
@@ -392,10 +392,10 @@ class Transcripts:
         except RadixKVError as error:
             _LOG.info("a reply stays out of the database: %s", error)
             return
-        self._memo.save(entry)
+        self._cache.save(entry)
 
     async def _is_sound(self, entry: Remembered) -> bool:
-        """Whether all replies up to this one decode to the texts they had; those read from disk are looked at once."""
+        """Whether all replies up to this one still decode to their texts; those loaded from disk are checked once."""
         path = [part for part in entry.path() if not part.is_verified]
         for part in path:
             if part.reply:
@@ -404,13 +404,13 @@ class Transcripts:
                 except InvalidArgumentError:  # ids that this model does not have
                     decoded = b""
                 if decoded != part.decoded:
-                    self._memo.forget(part)
+                    self._cache.forget(part)
                     return False
             part.is_verified = True
         return True
 
     async def _identify_model(self) -> bytes | None:
-        """What the model makes of a probe: name, tokenizer, template. None where its chats cannot go on after a reply."""
+        """Return the digest of a probe: name, tokenizer, template. None where chats cannot continue after a reply."""
         async with self._probing:
             return await self._identify_model_alone()
 
@@ -443,19 +443,19 @@ class Transcripts:
         return digest(_READING, canonical([info.name, info.vocab_size]), prompt, behind)
 
     async def _shows_thoughts(self, content: str, calls: Sequence[Mapping[str, Any]], following: Message) -> bool:
-        """Whether the template writes the thoughts of a reply that something follows."""
+        """Whether the template writes the thoughts of a reply with a turn after it."""
         told: list[bytes] = []
         for thoughts in ("1", "2"):
             reply = {"role": "assistant", "content": content, _THOUGHTS: thoughts}
             turns = [{"role": "user", "content": "."}, {**reply, "tool_calls": calls} if calls else reply, following]
             try:
                 told.append(await self._reader.tokenize(Prompt(messages=turns)))
-            except InvalidArgumentError:  # it takes no such turns
+            except InvalidArgumentError:  # the template rejects such turns
                 return False
         return told[0] != told[1]
 
     async def _spell_reply(self, reply: str) -> bytes:
-        """A conversation with this reply, rendered."""
+        """Render a conversation with this reply."""
         turns = [
             {"role": "user", "content": "."},
             {"role": "assistant", "content": reply},
@@ -464,7 +464,7 @@ class Transcripts:
         return await self._reader.tokenize(Prompt(messages=turns))
 
     def _chain(self, root: bytes, messages: Sequence[Message]) -> list[bytes]:
-        """A key for every beginning of the conversation; equal only where all messages up to there are."""
+        """Return a key for every beginning of the conversation; equal only where all messages up to there are equal."""
         keys: list[bytes] = []
         for message in messages:
             root = self._link(root, message)
@@ -480,13 +480,13 @@ class Transcripts:
 
 
 async def ends_in_mark(reader: Reader, prompt: bytes, marks: ThinkingMarks) -> bool:
-    """Whether a prompt of packed ids has opened the thoughts of its reply, by marks that a message does not name."""
+    """Whether a prompt of packed ids has opened the thoughts of its reply, by marks that no message contains."""
     tail = await reader.detokenize(prompt[-NUM_TAIL_TOKENS * TOKEN_BYTES :])
     return marks.has_opened(tail)
 
 
 def _joined(begun: Message, reply: Message) -> Message:
-    """A reply, with the text and the thoughts that it went on from."""
+    """Return a reply, including the text and the thoughts that it continued."""
     joined = {name: (begun.get(name) or "") + (reply.get(name) or "") for name in ("content", _THOUGHTS)}
     return {**reply, **{name: text for name, text in joined.items() if text or name == "content"}}
 
@@ -496,10 +496,10 @@ def _without_thoughts(message: Message) -> Message:
 
 
 def _last_user(messages: Sequence[Message]) -> int:
-    """The place of the user's last turn; -1: there is none."""
+    """Return the index of the user's last turn; -1: none."""
     return max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=-1)
 
 
 def _replied(entry: Remembered) -> Remembered:
-    """The reply that an entry is, or is an alias of."""
+    """Return the reply that an entry is, or whose alias it is."""
     return entry if entry.num_reply or entry.parent is None else entry.parent

@@ -1,4 +1,4 @@
-"""A turn of a chat, whatever the API.
+"""A turn of a chat, shared by all APIs.
 
 turns            prompt, generation, reply
 messages         messages to template turns
@@ -10,8 +10,8 @@ tools            functions a model may call
 call_parser      calls found in a streaming reply
 response_format  `response_format`
 json_schemas     JSON schemas for the grammar engine
-constraints      choice, regex, grammar in each client's words
-thinking_wish    whether and how long a model thinks
-client_noise     what clients put in front of a prompt
-openapi          answers as the API description has them
+constraints      choice, regex, grammar in each client's fields
+thinking_wish    whether and how long the model thinks
+client_noise     headers that clients put in front of a prompt
+openapi          response models of the API description
 """

@@ -1,11 +1,11 @@
-"""Calls of functions, found in a reply while it streams.
+"""Parses function calls out of a streaming reply.
 
-Models write calls as their template taught them. Two forms are read:
+Models write calls in the form of their template. Two forms are parsed:
 
     Hermes, Qwen     text <tool_call>{"name": "f", "arguments": {...}}</tool_call> <tool_call>...
     Llama 3, Mistral {"name": "f", "parameters": {...}}, or a list of such, at the beginning of the reply
 
-A call is told as soon as its name stands there, its arguments as they come. One that names no function of the request is text.
+A call is emitted as soon as its name is complete, its arguments as they arrive. A call of an unknown function is text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CallParser", "CallPiece", "FunctionCalled"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'[\s\[,;]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-"""A call as far as the object of its arguments begins."""
+"""A call up to the beginning of its arguments."""
 
 _NO_HEAD = re.compile(
     r"""[\s\[,;]* (?: [^\s\[,;{] | \{\s* (?: [^\s"]
@@ -30,13 +30,13 @@ _NO_HEAD = re.compile(
         | "name"\s*:\s* (?: [^\s"] | "([^"\\]*)" ) ) )""",
     re.VERBOSE,
 )
-"""What begins no call, unless its group is the name of a function."""
+"""Text that begins no call, unless its group is the name of a function."""
 
 _MARK, _MARK_IN_STRING = re.compile(r'["{}]'), re.compile(r'["\\]')
 
 
 class FunctionCalled:
-    """A call found in a reply. `arguments`: JSON as the model has written it, as far as it has."""
+    """A call found in a reply. `arguments`: JSON as written by the model so far."""
 
     __slots__ = ("_pieces", "call_id", "name")
 
@@ -50,12 +50,12 @@ class FunctionCalled:
         return "".join(self._pieces)
 
     def grow(self, arguments: str) -> None:
-        """More of its arguments."""
+        """Append to its arguments."""
         self._pieces.append(arguments)
 
 
 class CallPiece(NamedTuple):
-    """What a call has grown by. `number`: of the call, from 0; `begins`, `ends`: whether this is its first, its last piece."""
+    """Growth of a call. `number`: of the call, from 0; `begins`, `ends`: whether this is its first, its last piece."""
 
     call: FunctionCalled
     number: int
@@ -65,7 +65,7 @@ class CallPiece(NamedTuple):
 
 
 class _ObjectEnd:
-    """Finds where nested objects of JSON end that comes in pieces. `depth`: of those that are open. O(characters)."""
+    """Finds the end of nested JSON objects in a streamed text. `depth`: of open objects. O(characters)."""
 
     __slots__ = ("_in_string", "_is_escaped", "depth")
 
@@ -74,7 +74,7 @@ class _ObjectEnd:
         self._in_string = self._is_escaped = False
 
     def find(self, text: str, depth: int) -> int | None:
-        """Where in the next piece the depth becomes this; None: it does not."""
+        """Return where in the next piece the depth becomes this; None: nowhere."""
         at = 0
         while at < len(text):
             if self._is_escaped:
@@ -96,18 +96,18 @@ class _ObjectEnd:
 
 
 class CallParser:
-    """Splits a reply, as it streams, into the text to be shown and the calls. O(characters).
+    """Splits a streaming reply into visible text and calls. O(characters).
 
     Text that may be the beginning of a call is held back.
 
     Args:
-        names: the functions offered; with none, all is text.
-        takes_one_call: what comes behind the first call is left out.
-        must_call: the reply is held to be calls, so that the beginning of one is no text.
+        names: the functions offered; with none, everything is text.
+        takes_one_call: drop everything after the first call.
+        must_call: the reply is constrained to calls, so the beginning of a call is never text.
 
     Attributes:
-        is_over: nothing further is taken in.
-        has_cut: something was left out of what was taken in.
+        is_over: further input is dropped.
+        has_cut: some input was dropped.
     """
 
     def __init__(self, names: Collection[str], *, takes_one_call: bool = False, must_call: bool = False) -> None:
@@ -121,12 +121,12 @@ class CallParser:
         self._num_calls = 0
         self._call: FunctionCalled | None = None  # the open one
         self._end = _ObjectEnd()
-        self._has_arguments = False  # of the open call: all of them
-        self._is_tagged = False  # whether the open or last call stands between tags
-        self._follows_call = False  # what stands between and behind calls is no text of the reply
+        self._has_arguments = False  # the open call's arguments are complete
+        self._is_tagged = False  # the open or last call is between tags
+        self._follows_call = False  # separators between and after calls are not text
 
     def push(self, text: str) -> tuple[str, list[CallPiece]]:
-        """Take in more text: what of it is certain to be none of a call, and what calls have grown by."""
+        """Take in more text; returns the text that certainly belongs to no call, and the growth of calls."""
         if not self._names:
             return text, []
         shown: list[str] = []
@@ -137,7 +137,7 @@ class CallParser:
         return self._show(shown), _merged(pieces)
 
     def flush(self) -> tuple[str, list[CallPiece]]:
-        """What is left at the end of the reply."""
+        """Return the rest at the end of the reply."""
         held, self._held = self._held, ""
         pieces: list[CallPiece] = []
         text = held.strip()
@@ -155,7 +155,7 @@ class CallParser:
         return self._show([held]), []
 
     def _advance(self, shown: list[str], pieces: list[CallPiece]) -> bool:
-        """Take in some of what is held; False: more is needed."""
+        """Consume some of the held text; False: more is needed."""
         if self.is_over:
             self.has_cut, self._held = self.has_cut or bool(self._held.strip()), ""
             return False
@@ -199,7 +199,7 @@ class CallParser:
         return True
 
     def _begin(self, head: re.Match[str], pieces: list[CallPiece], *, is_tagged: bool) -> bool:
-        """A call begins, of which its head is taken in."""
+        """Begin a call and consume its head."""
         self._held = self._held[head.end() :]
         self._is_tagged, self._has_arguments, self._end = is_tagged, False, _ObjectEnd()
         self._call = FunctionCalled(head[1])
@@ -207,7 +207,7 @@ class CallParser:
         return True
 
     def _advance_call(self, pieces: list[CallPiece]) -> bool:
-        """The arguments of the open call, and behind them the rest of its object and its tag, which say nothing more."""
+        """Consume the arguments of the open call; after them the rest of its object and its tag, which hold no content."""
         if not self._has_arguments:
             end = self._end.find(self._held, depth=1)
             taken, self._held = self._held[:end], "" if end is None else self._held[end:]
@@ -236,7 +236,7 @@ class CallParser:
         self.is_over = self._takes_one_call
 
     def _add_whole(self, text: str, pieces: list[CallPiece]) -> bool:
-        """Add the calls of a text that is such as a whole; whether it is."""
+        """Add the calls of a text that consists of calls only; returns whether it does."""
         try:
             value = read_json(text)
         except ValueError:
@@ -252,7 +252,7 @@ class CallParser:
         return True
 
     def _may_be_bare(self, shown: Sequence[str]) -> bool:
-        """Whether a call may begin here without a tag: nothing of the reply was shown yet."""
+        """Whether a call may begin here without a tag: no text was shown yet."""
         return not self._has_text and not any(shown)
 
     def _show(self, pieces: Sequence[str]) -> str:
@@ -262,7 +262,7 @@ class CallParser:
 
 
 def _merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
-    """One piece of each call."""
+    """Merge pieces: one per call."""
     merged: list[CallPiece] = []
     for piece in pieces:
         before = merged.pop() if merged and merged[-1].call is piece.call else None
@@ -272,7 +272,7 @@ def _merged(pieces: Sequence[CallPiece]) -> list[CallPiece]:
 
 
 def _begins_call(text: str, names: Collection[str]) -> bool:
-    """Whether it may be the beginning of a call of one of the functions."""
+    """Whether the text may be the beginning of a call of one of the functions."""
     found = _NO_HEAD.match(text)
     return found is None or found[1] in names
 
@@ -287,5 +287,5 @@ def _as_call(value: Any, names: Collection[str]) -> FunctionCalled | None:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that begins `tag`."""
+    """Return the length of the longest suffix of `text` that begins `tag`."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

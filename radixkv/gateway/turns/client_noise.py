@@ -1,4 +1,4 @@
-"""What clients put before a prompt for somebody else, new in each conversation: the model is not told, so that prefixes agree.
+"""Removes per-conversation headers that clients put in front of a prompt, so that prefixes match across conversations.
 
 Claude Code   x-anthropic-billing-header: cc_version=2.1.197.123; cc_entrypoint=cli; cch=5f0b1;   as the first system block
 """
@@ -13,6 +13,6 @@ _NOISE = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 
 
 def without_noise(system: str) -> str:
-    """A system text without what `_NOISE` finds at its beginning. O(1), but for the copy where it finds something."""
+    """Return a system text without a leading header that `_NOISE` matches. O(1), except the copy on a match."""
     found = _NOISE.match(system)
     return system[found.end() :] if found else system

@@ -1,4 +1,4 @@
-"""What a request holds the text of its reply to, in the words of OpenAI, vLLM, SGLang and llama.cpp.
+"""Output constraints of a reply, in the fields of OpenAI, vLLM, SGLang and llama.cpp.
 
     response_format                                                                 OpenAI
     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar    vLLM
@@ -41,7 +41,7 @@ _Choices = Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES), F
 
 
 class StructuredOutputs(ApiModel):
-    """One of these."""
+    """Exactly one of these fields."""
 
     json_: _Schema | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -51,10 +51,10 @@ class StructuredOutputs(ApiModel):
 
 
 class ConstrainedOptions(GenerationOptions):
-    """Fields of which one at most may hold the reply to something."""
+    """Fields that constrain the reply; at most one may be set."""
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = Field(None, description="Extension, as vLLM has it.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="Extension, as in vLLM.")
     guided_json: _Schema | None = Field(None, description="Extension.")
     guided_regex: _Text | None = Field(None, description="Extension.")
     guided_choice: _Choices | None = Field(None, description="Extension.")
@@ -65,10 +65,10 @@ class ConstrainedOptions(GenerationOptions):
     grammar: _Text | None = Field(None, description="Extension, in Lark's notation.")
 
     def constraint(self) -> Constraint | None:
-        """What the reply is held to; None where its text is free.
+        """Return the output constraint; None for free text.
 
         Raises:
-            ApiError: 400: several are given, or one is none.
+            ApiError: 400: several constraints are given, or a schema is invalid.
         """
         held = list(self._constraints())
         if len(held) > 1:

@@ -1,16 +1,16 @@
-"""JSON schemas of callers as the grammar engine, llguidance, takes them: it knows a part of JSON Schema and refuses the rest.
+"""Rewrites callers' JSON schemas for the grammar engine, llguidance, which supports part of JSON Schema and rejects the rest.
 
-Its own lenient option leaves some keywords out and tells the worker alone, and still refuses patterns, formats and references
-that programs make. So a schema is rewritten here, where what is left out can be told to its caller.
+The engine's own lenient option ignores some keywords and reports them to the worker only, and still rejects common patterns,
+formats and references. So a schema is rewritten here, and the ignored keywords are reported to the caller.
 
-    $ref                        to one list of definitions, numbered; a reference that leads nowhere is left out
-    properties, nothing more    closed: no other names, as far as the schema and what is beside it describe it
+    $ref                        to one list of definitions, numbered; a dangling reference is left out
+    properties alone            closed: no other names than the schema and its sibling schemas describe
     propertyNames of an enum    these names; of a pattern: `patternProperties`
     oneOf                       anyOf, which is the same where each has a type or a name of its own
-    nullable, draft 4 bounds    in the words of draft 2020-12
-    uniqueItems, not, if, ...   left out, as are patterns that look around and formats that are not known
+    nullable, draft 4 bounds    as in draft 2020-12
+    uniqueItems, not, if, ...   left out, as are patterns with lookaround and unknown formats
 
-What the engine still refuses is tried again with less: see `Detail`.
+Where the engine still rejects the result, less detail is tried: see `Detail`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from radixkv.gateway.protocol.errors import ApiError
 __all__ = ["FORMATS", "Definitions", "Detail", "engine_schema"]
 
 Definitions = dict[str, Any]
-"""What the rewritten schemas of one grammar refer to: its `$defs`."""
+"""Schemas that the rewritten schemas of one grammar refer to: its `$defs`."""
 
 
 class Detail(IntEnum):
-    """How much of a schema that is not strict is kept. NOTHING: any object."""
+    """How much of a non-strict schema is enforced. NOTHING: any object."""
 
     ALL = 2
     SHAPE = 1
@@ -40,7 +40,7 @@ class Detail(IntEnum):
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _MEMBERS = ("allOf", "anyOf", "oneOf")
 FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
-"""Of texts, that the engine knows."""
+"""Text formats that the engine supports."""
 _LEFT_OUT = (
     *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "if"),
     *("maxContains", "minContains", "uniqueItems"),
@@ -53,25 +53,25 @@ _NO_SHAPE = (*_LENGTHS, *_BOUNDS, "format", "maxProperties", "minProperties", "p
 _TAKEN = (*_LENGTHS, *_BOUNDS, "const", "enum", "format", "maxProperties", "minProperties", "pattern", "required")
 
 MAX_LOOKS = 50_000
-"""Names that are looked at to close the objects of one schema; what comes behind stays open."""
+"""Names visited to close the objects of one schema; objects after this bound stay open."""
 
 _OUT_OF_REACH = re.compile(r"\(\?(?:[=!>]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9bBkGcZ]")
-"""What no automaton reads: looking around, references to groups, word boundaries."""
+"""Constructs beyond an automaton: lookaround, references to groups, word boundaries."""
 
 
 def engine_schema(
     schema: Mapping[str, Any], param: str, definitions: Definitions, detail: Detail = Detail.ALL
 ) -> tuple[dict[str, Any], list[str]]:
-    """A schema as the engine takes it, and the keywords that it has without effect, as `param.keyword`. O(schema).
+    """Return a schema in the engine's form, and the keywords without effect, as `param.keyword`. O(schema).
 
     Args:
         schema: plain JSON.
         param: the field that holds it.
-        definitions: grows by those that it refers to.
-        detail: how much of it is kept; less is told by keyword as well.
+        definitions: extended by the schemas that it refers to.
+        detail: how much is enforced; the rest is reported by keyword as well.
 
     Raises:
-        ApiError: 400: it is no schema.
+        ApiError: 400: not a valid schema.
     """
     if detail is Detail.NOTHING:
         return {"type": "object"}, [param]
@@ -91,17 +91,17 @@ class _Rewriter:
         self._param = param
         self._definitions = definitions
         self._detail = detail
-        self._names: dict[tuple[int, bool], str] = {}  # by the identity of what is referred to
+        self._names: dict[tuple[int, bool], str] = {}  # by the identity of the referenced schema
         self._to_do: list[tuple[str, Any, bool]] = []
         self._looks_left = MAX_LOOKS
 
     def fault(self, message: str) -> ApiError:
-        """The refusal of what is no schema."""
+        """Return the rejection of an invalid schema."""
         message = f"{self._param} is no JSON schema: {message}"[:500]
         return ApiError(400, message, code="invalid_value", param=self._param)
 
     def rewrite_all(self) -> Any:
-        """The schema, and into the definitions what it refers to. References in a row may be of any length."""
+        """Return the rewritten schema; referenced schemas go to the definitions. Chains of references may be of any length."""
         told = self._rewrite(self._root)
         while self._to_do:
             name, found, is_open = self._to_do.pop()
@@ -109,7 +109,7 @@ class _Rewriter:
         return told
 
     def _rewrite(self, schema: Any, is_open: bool = False) -> Any:
-        """A schema in it. `is_open`: it is beside another that says which names there may be."""
+        """Rewrite a subschema. `is_open`: a sibling schema lists the allowed names."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
@@ -147,7 +147,7 @@ class _Rewriter:
     def _keyword(
         self, keyword: str, value: Any, schema: Mapping[str, Any], told: Mapping[str, Any], is_open: bool
     ) -> dict[str, Any]:
-        """What a keyword becomes; nothing where it only describes."""
+        """Return the rewritten keyword; empty for annotations."""
         match keyword:
             case "$ref":
                 return self._reference(value, is_open)
@@ -166,13 +166,13 @@ class _Rewriter:
         return {keyword: value} if keyword in _TAKEN else {}
 
     def _one_of(self, value: list[Any], members: list[Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Any of them, where no text is two of them."""
+        """Rewrite oneOf to anyOf; reported as left out where a value may match two members."""
         if "discriminator" not in schema and not _are_apart([self._seen_through(each) for each in value]):
             self._leave_out("oneOf")
         return {"allOf": [{"anyOf": members}]} if "anyOf" in schema else {"anyOf": members}
 
     def _seen_through(self, schema: Any) -> Mapping[str, Any]:
-        """What is referred to, where that is all that a schema does."""
+        """Return the referenced schema where a schema is only a reference."""
         found = self._find(schema["$ref"]) if isinstance(schema, Mapping) and "$ref" in schema else schema
         return found if isinstance(found, Mapping) else {}
 
@@ -236,9 +236,9 @@ class _Rewriter:
     # -- objects
 
     def _closing(self, schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """What closes an object that names its members and does not say whether there may be others.
+        """Close an object that names its members and does not say whether others are allowed.
 
-        Returns that, and whether the schemas beside it must be left open, since it speaks for them.
+        Returns the closing keywords, and whether sibling schemas must stay open, since these keywords cover them.
         """
         beside = [keyword for keyword in ("$ref", *_MEMBERS, "if") if keyword in schema]
         has_members = "properties" in schema or len(beside) > 1 or len(_list(schema, "allOf")) > 1
@@ -253,10 +253,10 @@ class _Rewriter:
         return {"properties": dict.fromkeys(names, True), "additionalProperties": False}, True
 
     def _described(self, schema: Mapping[str, Any]) -> dict[str, None] | None:
-        """The names that a schema and those beside it give members; None where it allows others."""
+        """Return the member names of a schema and its siblings; None where other names are allowed."""
         names: dict[str, None] = {}
         seen: set[int] = set()
-        to_see: list[Any] = [schema]  # the last first: names come in the order in which they stand there
+        to_see: list[Any] = [schema]  # a stack: names keep their order in the schema
         while to_see:
             each = to_see.pop()
             if isinstance(each, str):
@@ -268,13 +268,13 @@ class _Rewriter:
                 return None
             beside = list(self._beside(each))
             self._looks_left -= 1 + len(beside)
-            if self._looks_left < 0:  # it would take too long to find out
+            if self._looks_left < 0:  # over the bound
                 return None
             to_see += reversed(beside)
         return names
 
     def _beside(self, schema: Mapping[str, Any]) -> Iterator[Any]:
-        """Names of its own, and schemas beside it."""
+        """Yield its own names and its sibling schemas."""
         for keyword, value in schema.items():
             if keyword in _MEMBERS:
                 yield from _list(schema, keyword)
@@ -293,7 +293,7 @@ class _Rewriter:
         return bool(patterns) and (self._detail is Detail.SHAPE or any(map(_OUT_OF_REACH.search, patterns)))
 
     def _property_names(self, value: Any, members: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Names from a list are members that may be there; names of a pattern have a keyword of their own."""
+        """Rewrite propertyNames: an enum becomes optional members; a pattern becomes patternProperties."""
         told = self._seen_through(value)
         if told and not {"properties", "patternProperties"} & schema.keys():
             names = told.get("enum", [told["const"]] if "const" in told else None)
@@ -325,7 +325,7 @@ class _Rewriter:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _find(self, reference: Any) -> Any:
-        """What a reference leads to, within the schema; None: nothing."""
+        """Resolve a reference within the schema; None: dangling."""
         base, _, fragment = str(reference).partition("#")
         found: Any = self._root
         if base and base != self._root.get("$id"):
@@ -341,7 +341,7 @@ class _Rewriter:
         return found
 
     def _first(self, is_it: Callable[[Mapping[str, Any]], bool]) -> Any:
-        """Of the schema's definitions."""
+        """Return the first of the schema's definitions that matches."""
         known = [self._root]
         for keyword in ("$defs", "definitions"):
             known += [each for each in _object(self._root, keyword).values() if isinstance(each, Mapping)]
@@ -349,7 +349,7 @@ class _Rewriter:
 
 
 def _object(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
-    """The value of a keyword where it is an object, as it must be; else an empty one."""
+    """Return the value of a keyword if it is an object; else an empty one."""
     value = schema.get(keyword)
     return value if isinstance(value, Mapping) else {}
 
@@ -360,7 +360,7 @@ def _list(schema: Mapping[str, Any], keyword: str) -> list[Any]:
 
 
 def _are_apart(members: list[Mapping[str, Any]]) -> bool:
-    """Whether no value is of two of them: each has types of its own, or demands a value of its own under one name."""
+    """Whether no value matches two members: their types differ, or a required name has distinct values."""
     if all("type" in each for each in members) and _are_disjoint([_types(each) for each in members]):
         return True
     shared = set.intersection(*(set(_texts(_list(each, "required"))) for each in members))
@@ -369,7 +369,7 @@ def _are_apart(members: list[Mapping[str, Any]]) -> bool:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Of a value; a whole number is a number."""
+    """Types of a value; a whole number is a number."""
     told = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {"number" if each == "integer" else str(each) for each in told}
 

@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes that the API has, with the bytes of each token."""
+"""Log probabilities in the two shapes of the API, with the bytes of each token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_LOGPROB = -9999.0
 async def chat_logprobs(
     backend: Backend, sampled: Sequence[SampledToken], *, by_id: bool = False
 ) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content` of these tokens; `by_id`: each is named as ``token_id:17``."""
+    """Return `choices[].logprobs.content` of these tokens; `by_id`: each is named ``token_id:17``."""
     spelled = await _spell(backend, sampled, by_id)
     return [
         {
@@ -31,13 +31,13 @@ async def chat_logprobs(
 async def completion_logprobs(
     backend: Backend, sampled: Sequence[SampledToken], offset: int, *, by_id: bool = False
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of completions; null of a token that stands behind nothing.
+    """Return `choices[].logprobs` of completions; null for a token without a predecessor.
 
     Args:
         backend: the worker.
         sampled: the tokens.
-        offset: where in the text the first of them begins, in characters.
-        by_id: each is named as ``token_id:17``.
+        offset: where the first of them begins in the text, in characters.
+        by_id: each is named ``token_id:17``.
     """
     spelled = await _spell(backend, sampled, by_id)
     offsets = [offset]
@@ -55,7 +55,7 @@ async def completion_logprobs(
 
 
 class _Spelled(NamedTuple):
-    """How a token is named, and its text as bytes."""
+    """Name of a token, and its text as bytes."""
 
     name: str
     text: bytes
@@ -72,7 +72,7 @@ def _entry(spelled: _Spelled, logprob: float | None) -> dict[str, Any]:
 
 
 def token_text(spelled: bytes) -> str:
-    """As text; a piece of a character as the API writes it: ``bytes:\\xe2\\x82``."""
+    """Return the token as text; an incomplete character in the API's form: ``bytes:\\xe2\\x82``."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The turns of a chat, from the API's form to the one that chat templates take.
+"""Converts the turns of a chat from the API's form to the chat template's.
 
 {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}   ->  {"role": "system", "content": "Be brief."}
 """
@@ -33,21 +33,21 @@ __all__ = [
 ]
 
 MAX_ARGUMENT_VALUES = 200_000
-"""Names and values in the arguments of all calls of one request."""
+"""Keys and values in the arguments of all calls of one request."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES = {"developer": "system", "function": "tool"}
 
 
 class FunctionCall(ApiModel):
-    """A function and its arguments, as the model wrote them: JSON in a text."""
+    """A function and its arguments as written by the model: JSON as text."""
 
     name: Annotated[Name, Field(min_length=1)]
     arguments: str = ""
 
 
 class ToolCall(ApiModel):
-    """A call that an earlier reply has made."""
+    """A call made by an earlier reply."""
 
     id: Name | None = None
     type: Literal["function"] | None = None
@@ -55,15 +55,15 @@ class ToolCall(ApiModel):
 
 
 class ContentPart(ApiModel):
-    """A piece of a message; this server reads text."""
+    """A part of a message; this server reads text."""
 
     type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
-    refusal: str | None = Field(None, description="Of an earlier reply, which said no more.")
+    refusal: str | None = Field(None, description="Of an earlier reply that consists of a refusal.")
 
     @property
     def said(self) -> str | None:
-        """Its text; None where it is no text."""
+        """Its text; None where it is not a text part."""
         return self.text if self.type in _TEXT_PARTS else self.refusal if self.type == "refusal" else None
 
 
@@ -77,7 +77,7 @@ class ChatMessage(ApiModel):
     audio: PlainValue = Field(None, description="Not supported.")
     tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     tool_call_id: Name | None = None
-    function_call: FunctionCall | None = Field(None, description="As one of `tool_calls`, which have replaced it.")
+    function_call: FunctionCall | None = Field(None, description="Deprecated: use `tool_calls`.")
     reasoning_content: str | None = Field(None, description="Extension. An assistant's thoughts.")
     reasoning: PlainValue = Field(
         None, description="Extension. Another name of `reasoning_content`, where it is a text."
@@ -85,14 +85,14 @@ class ChatMessage(ApiModel):
 
     @property
     def thoughts(self) -> str:
-        """What an assistant thought before it said its content."""
+        """An assistant's reasoning before its content."""
         if self.role != "assistant":
             return ""
         return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
     @property
     def calls(self) -> Sequence[ToolCall]:
-        """Those that it made, in either words."""
+        """Its calls, in either form."""
         old = [ToolCall(function=self.function_call)] if self.function_call is not None else []
         return [*(self.tool_calls or ()), *old]
 
@@ -101,17 +101,17 @@ ChatMessages = Annotated[list[Annotated[ChatMessage, Each]], Field(min_length=1,
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """All turns as the template takes them.
+    """Return all turns in the template's form.
 
     Raises:
-        ApiError: 400: there is none, or one holds what is no text.
+        ApiError: 400: a message has no content, or a part that is not text.
     """
     check_arguments((c.function.arguments for m in messages for c in m.calls), "messages")
     return [_template_message(message, f"messages.{index}") for index, message in enumerate(messages)]
 
 
 def check_arguments(arguments: Iterable[str], param: str) -> None:
-    """Refuse calls whose arguments, which are JSON in a text, hold more than `MAX_ARGUMENT_VALUES` together.
+    """Reject calls whose arguments together hold more than `MAX_ARGUMENT_VALUES` JSON values.
 
     Raises:
         ApiError: 400.
@@ -142,7 +142,7 @@ def _text(message: ChatMessage, param: str) -> str:
     if message.audio is not None:
         raise unsupported_part("audio", f"{param}.audio")
     if content is None:
-        if message.role not in ("assistant", "tool", "function"):  # a tool may have nothing to say
+        if message.role not in ("assistant", "tool", "function"):  # a tool's result may be empty
             raise ApiError(400, f"{param}.content is missing", code="missing_value", param=f"{param}.content")
         return message.refusal or ""
     if isinstance(content, str):
@@ -154,12 +154,12 @@ def _text(message: ChatMessage, param: str) -> str:
 
 
 def placeholder(kind: str) -> str:
-    """What stands for a part that is no text where it was read by a tool."""
+    """Text that replaces a non-text part of a tool's result."""
     return f"[{kind}: this model reads text alone]"
 
 
 def leave_noise_out(messages: Sequence[ChatMessage]) -> list[str]:
-    """Take from the first message what `without_noise` does; its place where it was."""
+    """Strip the first message as `without_noise` does; returns its place where it changed."""
     first = messages[0]
     if first.role not in ("system", "developer") or not first.content:
         return []
@@ -172,7 +172,7 @@ def leave_noise_out(messages: Sequence[ChatMessage]) -> list[str]:
 
 
 def left_out_thoughts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[str]:
-    """The places of thoughts that the model is not given: it shows none itself, or they are no text of an assistant's."""
+    """Return the places of thoughts that the model does not get: it has no thinking, or they are not an assistant's text."""
     return [
         f"messages.{index}.{'reasoning_content' if message.reasoning_content else 'reasoning'}"
         for index, message in enumerate(messages)
@@ -181,13 +181,13 @@ def left_out_thoughts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[
 
 
 def unsupported_part(kind: str, param: str) -> ApiError:
-    """The refusal of a part of a message that is no text."""
+    """Return the rejection of a message part that is not text."""
     message = f"{param} is of type {kind!r}; this model reads text parts only: {{'type': 'text', 'text': ...}}"
     return ApiError(400, message, code="unsupported_content_type", param=param)
 
 
 def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
-    """Templates want arguments as an object; what is none stays the text that it is."""
+    """Convert a call: templates want arguments as an object; arguments that are none stay text."""
     arguments: Any = call.function.arguments
     try:
         parsed = read_json(call.function.arguments)

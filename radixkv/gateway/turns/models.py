@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served, and its adapters, each of which requests name as a model of its own."""
+"""`/v1/models`: the served model and its adapters, each of which requests name as a model of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ router = APIRouter(tags=["models"])
 
 
 class ServedModel(NamedTuple):
-    """The model, or one of its adapters, by its public name. `fingerprint`: changes when answers may. `adapter`: or empty."""
+    """The model or one of its adapters, by its public name. `fingerprint`: changes when replies may. `adapter`: or empty."""
 
     name: str
     info: ModelInfo
@@ -34,10 +34,10 @@ class ServedModel(NamedTuple):
 
 
 async def served_model(request: Request, asked: str | None = None) -> ServedModel:
-    """The model that is served; `asked` is checked to be it, or one of its adapters, as ``NAME`` or ``MODEL:NAME``.
+    """Return the served model; `asked` must name it or one of its adapters, as ``NAME`` or ``MODEL:NAME``.
 
     Raises:
-        ApiError: 404: another model was asked for.
+        ApiError: 404: another model was requested.
         UnavailableError: the worker cannot be reached.
     """
     state = request.app.state
@@ -60,7 +60,7 @@ def _served(name: str, info: ModelInfo, adapter: str) -> ServedModel:
 
 
 def public_name(config: GatewayConfig, info: ModelInfo) -> str:
-    """The model's name; of a folder the last part, since where it lies is nobody's business."""
+    """Return the model's name; for a folder only the last part, so that no path is exposed."""
     if config.model_name:
         return config.model_name
     name = info.name
@@ -92,7 +92,7 @@ def _describe_to_anthropic(model: ServedModel, created: int) -> dict[str, Any]:
 
 @router.get("/v1/models", response_model=ModelList | AnthropicModelList, response_model_exclude_none=True)
 async def list_models(request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """What is served; with the header `anthropic-version` as that protocol lists it."""
+    """The served models; with the header `anthropic-version` in that protocol's form."""
     model = await served_model(request)
     served = [model, *(_served(adapter, model.info, adapter) for adapter in model.info.adapters)]
     if speaks_anthropic(request.scope):
@@ -103,7 +103,7 @@ async def list_models(request: Request, _tenant: CurrentTenant) -> dict[str, Any
 
 @router.get("/v1/models/{model:path}", response_model=Model | AnthropicModel, response_model_exclude_none=True)
 async def retrieve_model(model: str, request: Request, _tenant: CurrentTenant) -> dict[str, Any]:
-    """One model; with the header `anthropic-version` as that protocol describes it."""
+    """One model; with the header `anthropic-version` in that protocol's form."""
     found = await served_model(request, model)
     if speaks_anthropic(request.scope):
         return _describe_to_anthropic(found, request.app.state.started)

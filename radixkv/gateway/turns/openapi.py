@@ -1,4 +1,4 @@
-"""What answers look like, for the API's own description of itself; they are put together elsewhere."""
+"""Response models for the API description; the responses are built elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -28,7 +28,7 @@ class ErrorDetail(BaseModel):
 
 
 class Error(BaseModel):
-    """Every answer that is no success."""
+    """The body of every response that is not a success."""
 
     error: ErrorDetail
 
@@ -40,13 +40,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class PromptTokensDetails(BaseModel):
-    """How the prompt was read. `cached_tokens`: found in the cache and not computed."""
+    """Prompt usage. `cached_tokens`: found in the cache and not computed."""
 
     cached_tokens: int
 
 
 class TokenUsage(BaseModel):
-    """What it cost."""
+    """Tokens of the request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -55,14 +55,14 @@ class TokenUsage(BaseModel):
 
 
 class CalledFunction(BaseModel):
-    """A function and its arguments, JSON in a text."""
+    """A function and its arguments, JSON as text."""
 
     name: str
     arguments: str
 
 
 class MadeCall(BaseModel):
-    """A call that the model makes."""
+    """A call made by the model."""
 
     id: str
     type: Literal["function"]
@@ -70,7 +70,7 @@ class MadeCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """The reply. `reasoning_content`: what the model thought before."""
+    """The reply. `reasoning_content`: the model's thoughts before it."""
 
     role: Literal["assistant"]
     content: str | None
@@ -80,7 +80,7 @@ class AnswerMessage(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token and how likely it was."""
+    """A token and its log probability."""
 
     token: str
     logprob: float
@@ -88,7 +88,7 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The token drawn, and the most likely ones."""
+    """The sampled token, and the most likely ones."""
 
     top_logprobs: list[TopLogprob]
 
@@ -110,7 +110,7 @@ class ChatChoice(BaseModel):
 
 
 class PromptLogprob(BaseModel):
-    """How likely a token was in its place of the prompt. `rank`: its place among all by likelihood, from 1."""
+    """Log probability of a prompt token at its position. `rank`: among all tokens by likelihood, from 1."""
 
     logprob: float
     rank: int
@@ -118,11 +118,11 @@ class PromptLogprob(BaseModel):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""Per token of the prompt, by token id: it and the most likely ones; null of the first."""
+"""Per prompt token, by token id: that token and the most likely ones; null for the first."""
 
 
 class ChatCompletion(BaseModel):
-    """The answer to a chat."""
+    """The response to a chat."""
 
     id: str
     object: Literal["chat.completion"]
@@ -135,7 +135,7 @@ class ChatCompletion(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Columns, one entry per token, those of an echoed prompt first; null of its first, which stands behind nothing."""
+    """Columns with one entry per token, those of an echoed prompt first; null for the first token of an echo."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -154,7 +154,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """The answer to prompts."""
+    """The response to prompts."""
 
     id: str
     object: Literal["text_completion"]
@@ -166,9 +166,9 @@ class Completion(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that is served. `max_model_len`: prompt and reply together, in tokens. `parent`: of an adapter, the model.
+    """A served model. `max_model_len`: prompt and reply together, in tokens. `parent`: of an adapter, its model.
 
-    `num_parameters`: of a model's weights, where they are known.
+    `num_parameters`: of a model's weights, where known.
     """
 
     id: str
@@ -181,14 +181,14 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """The served model and its adapters."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class AnthropicModel(BaseModel):
-    """The same to a client of the Anthropic API. `max_input_tokens`: prompt and reply together."""
+    """A served model in the Anthropic API. `max_input_tokens`: prompt and reply together."""
 
     type: Literal["model"]
     id: str
@@ -199,7 +199,7 @@ class AnthropicModel(BaseModel):
 
 
 class AnthropicModelList(BaseModel):
-    """All of them, on one page."""
+    """All served models, on one page."""
 
     data: list[AnthropicModel]
     has_more: Literal[False]
@@ -208,5 +208,5 @@ class AnthropicModelList(BaseModel):
 
 
 def streamed_or(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """The description of an answer that is `model`, or its pieces as server-sent events."""
+    """Return the description of a response that is `model`, or pieces of it as server-sent events."""
     return {200: {"model": model, "content": {"text/event-stream": {}}, "description": "The answer, or pieces of it"}}

@@ -1,6 +1,6 @@
-"""What every request that generates may say about how, and the sampling parameters that this means.
+"""Options shared by all generating requests, and the sampling parameters built from them.
 
-Names, types and bounds are the OpenAI API's; behind them stand extensions of this server.
+Names, types and bounds are the OpenAI API's; extensions of this server follow them.
 """
 
 from __future__ import annotations
@@ -69,33 +69,33 @@ def _no_empty_stop(value: Any) -> Any:
 _StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[_StopText], Field(max_length=MAX_STOPS), FAIL_FAST]
 Stop = Annotated[_StopText | StopTexts | None, BeforeValidator(_no_empty_stop)]
-"""One text or several."""
+"""One stop text or several."""
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """All of them."""
+    """Return all stop texts."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 class StreamOptions(ApiModel):
     """`stream_options` of a request."""
 
-    include_usage: bool | None = Field(None, description="A last chunk tells the usage of the whole request.")
+    include_usage: bool | None = Field(None, description="A last chunk holds the usage of the whole request.")
     continuous_usage_stats: bool | None = Field(
-        None, description="Extension. With `include_usage`: every chunk tells the usage so far, of its choice."
+        None, description="Extension. With `include_usage`: every chunk holds the usage of its choice so far."
     )
 
 
 class RetentionRange(ClosedModel):
-    """What a range of a history is worth to be kept, by token positions in prompt and reply; an unknown field is refused."""
+    """Retention priority of a token range of prompt and reply; unknown fields are rejected."""
 
     start: Annotated[Whole, Field(ge=0, lt=MAX_POSITION)] = 0
-    end: Annotated[Whole, Field(ge=1, le=MAX_POSITION)] | None = Field(None, description="Left out: to the end.")
+    end: Annotated[Whole, Field(ge=1, le=MAX_POSITION)] | None = Field(None, description="Default: to the end.")
     priority: Annotated[Whole, Field(ge=0, le=MAX_PRIORITY)] = Field(
-        DEFAULT_PRIORITY, description="Of your own, what is lower is evicted first."
+        DEFAULT_PRIORITY, description="Among your own blocks, lower priorities are evicted first."
     )
     duration_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)] | None = Field(
-        None, description="From each use on; left out: for good."
+        None, description="Counted from each use; default: no end."
     )
 
     @model_validator(mode="after")
@@ -108,13 +108,13 @@ class RetentionRange(ClosedModel):
 CacheSalt = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARS)] | None,
     Field(
-        description="Extension. What is computed under one salt is found under no other, nor without one. It counts as your "
-        "own all the same. A secret: only its hash is kept."
+        description="Extension. Prefixes computed under one salt match only requests with the same salt. They still count "
+        "against your quota. A secret: only its hash is kept."
     ),
 ]
 
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
-"""Of the model, or an adapter; left out: the model that is served."""
+"""Name of the model or an adapter; default: the served model."""
 
 
 def _unbounded(value: Any) -> Any:
@@ -122,10 +122,10 @@ def _unbounded(value: Any) -> Any:
 
 
 Unbounded = BeforeValidator(_unbounded)
-"""Of a number of tokens: -1 is none."""
+"""Of a number of tokens: -1 is no bound."""
 
 MaxTokens = Annotated[Annotated[Whole, Field(ge=0, lt=2**31)] | None, Unbounded]
-"""Of a reply; -1, as some frontends have it, is none. 0: the prompt is computed, and nothing is drawn."""
+"""Of a reply; -1, as some frontends send it, is no bound. 0: the prompt is computed, and no token is sampled."""
 
 RetentionRanges = Annotated[list[RetentionRange], Field(max_length=MAX_RETENTION_RANGES), FAIL_FAST]
 
@@ -138,7 +138,7 @@ LogitBias = Annotated[
 
 
 def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ...]:
-    """The ranges as the worker takes them; none where none are given."""
+    """Return the ranges in the worker's form; empty where none are given."""
     return tuple(Retention(each.start, each.end, each.priority, each.duration_s) for each in ranges or ())
 
 
@@ -158,7 +158,7 @@ class GenerationOptions(ApiModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Name | None = Field(None, description="Accepted; used for nothing.")
+    user: Name | None = Field(None, description="Accepted and ignored.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
     cache_salt: CacheSalt = None
@@ -178,25 +178,26 @@ class GenerationOptions(ApiModel):
         None, description="Extension, for beam search."
     )
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served among your own; -100: when nobody waits."
+        None,
+        description="Extension. Higher priorities are served first among your own requests; -100: only when no other waits.",
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
     retention: RetentionRanges | None = Field(
-        None, description="Extension. What ranges of the history, prompt and reply, are worth to be kept in the cache."
+        None, description="Extension. Retention priorities of ranges of the history (prompt and reply) in the cache."
     )
     prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None,
-        description="Extension, as vLLM has it. Tells how likely the prompt's tokens are, and the most likely; not streamed.",
+        description="Extension, as in vLLM. Returns log probabilities of prompt tokens and the most likely ones; not streamed.",
     )
     return_token_ids: bool | None = Field(
-        None, description="Extension. Tells `prompt_token_ids`, and `token_ids` of each choice."
+        None, description="Extension. Returns `prompt_token_ids`, and `token_ids` of each choice."
     )
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = Field(
         None,
-        description="Extension. Of tokens in prompt and reply the logit is divided by it where above 0, else multiplied.",
+        description="Extension. Logits of tokens in prompt and reply are divided by it where above 0, else multiplied.",
     )
     repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = Field(
-        None, description="Extension. As `repetition_penalty`, of which it is another name."
+        None, description="Extension. Another name of `repetition_penalty`."
     )
     bad_words: (
         Annotated[
@@ -205,21 +206,22 @@ class GenerationOptions(ApiModel):
             FAIL_FAST,
         ]
         | None
-    ) = Field(None, description="Extension. Texts that the reply does not say.")
+    ) = Field(None, description="Extension. Texts that the reply must not contain.")
     allowed_token_ids: (
         Annotated[
             list[Annotated[Whole, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=MAX_ALLOWED_IDS), FAIL_FAST
         ]
         | None
-    ) = Field(None, description="Extension. All that may be drawn, the ends of a reply among them.")
+    ) = Field(None, description="Extension. The only tokens that may be sampled, end tokens included.")
     skip_special_tokens: bool | None = Field(
-        None, description="Extension. False: special tokens are text, by their names."
+        None, description="Extension. False: special tokens appear in the text, by name."
     )
     include_stop_str_in_output: bool | None = Field(
-        None, description="Extension. What ends a reply, a stop string or token, is part of its text."
+        None, description="Extension. The text includes the stop string or token that ended the reply."
     )
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description="Extension. Of the prompt so many tokens at its end are read; -1: as many as the model takes."
+        None,
+        description="Extension. Only the last so many tokens of the prompt are read; -1: as many as fit the model.",
     )
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Extension. Log probabilities name tokens as `token_id:17`."
@@ -227,12 +229,12 @@ class GenerationOptions(ApiModel):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk that tells the usage."""
+        """Whether a stream ends with a chunk with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def tells_running_usage(self) -> bool:
-        """Whether every chunk of a stream tells the usage so far."""
+        """Whether every chunk of a stream holds the usage so far."""
         return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(
@@ -244,10 +246,10 @@ class GenerationOptions(ApiModel):
         echoed_logprobs: int | None = None,
         grammar: Grammar | None = None,
     ) -> SamplingParams:
-        """The sampling parameters. `echoed_logprobs`: most likely tokens that an echo tells for each of the prompt's.
+        """Return the sampling parameters. `echoed_logprobs`: number of most likely tokens per prompt token of an echo.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
         if self.stream and self.prompt_logprobs is not None:
             message = "prompt_logprobs are not told in a stream: leave one of them out"
@@ -315,7 +317,7 @@ def drawing(
     top_k: int | None,
     min_p: float | None = None,
 ) -> dict[str, Any]:
-    """How tokens are drawn; None: as the model wants it. A `top_p` of 0 keeps one token, a `top_k` below 0 all."""
+    """Return the drawing parameters; None: the model's default. A `top_p` of 0 keeps one token, a `top_k` below 0 all."""
     if top_p == 0:
         top_p, top_k = 1.0, 1
     return defaults.fill(temperature, None if top_k is None else max(0, top_k), top_p, min_p)
@@ -330,13 +332,13 @@ def _or(value: float | None, default: float | None) -> float | None:
 
 
 def _early_stopping(value: str | bool | None) -> EarlyStopping:
-    if isinstance(value, bool):  # as transformers takes it
+    if isinstance(value, bool):  # as in transformers
         return EarlyStopping.ALWAYS if value else EarlyStopping.HEURISTIC
     return EarlyStopping(value or "heuristic")
 
 
 def check_plain(value: Any, param: str, max_values: int = MAX_PLAIN_VALUES) -> None:
-    """Refuse free-form JSON that is too large, or could not be written again: too deep, no finite number, half a character.
+    """Reject free-form JSON that is too large or cannot be serialized again: too deep, not finite, half a character.
 
     Raises:
         ApiError: 400.

@@ -1,4 +1,4 @@
-"""Replies as they grow, branch by branch, from the worker's events."""
+"""Replies built from the worker's events, branch by branch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Growth", "Reply", "RunningUsage", "usage_body"]
 
 
 class Growth(NamedTuple):
-    """What an event has added to a reply: text to be shown, pieces of calls, log probabilities of its tokens, and these.
+    """Growth of a reply by one event: visible text, pieces of calls, log probabilities of its tokens, and the tokens.
 
-    `thinking`: thoughts, which stand before the text.
+    `thinking`: thoughts, which come before the text.
     """
 
     text: str
@@ -32,18 +32,18 @@ class Reply:
     """One branch.
 
     Args:
-        index: among the choices.
-        names: functions whose calls are looked for.
-        end_ids: tokens that end a reply and stand for no text of it.
-        takes_one_call: what comes behind the first call is no part of the reply.
-        must_call: it is held to be calls.
-        marks: what stands around its thoughts.
+        index: of the choice.
+        names: functions whose calls are parsed.
+        end_ids: tokens that end a reply and have no text.
+        takes_one_call: drop everything after the first call.
+        must_call: the reply is constrained to calls.
+        marks: delimiters of its thoughts.
 
     Attributes:
-        text: what is shown of it. thinking: its thoughts. raw: all its text, thoughts and calls among it.
-        token_ids: all that was sampled of it.
-        num_thinking_tokens: how many of these are thoughts, with their closing mark.
-        calls: of functions. reason, stop: how it ended, None while it runs.
+        text: its visible text. thinking: its thoughts. raw: all its text, including thoughts and calls.
+        token_ids: all its sampled tokens.
+        num_thinking_tokens: tokens of its thoughts, with their closing mark.
+        calls: of functions. reason, stop: of its end, None while it runs.
     """
 
     __slots__ = (
@@ -90,19 +90,19 @@ class Reply:
         self._splitter = splitter_of(marks)
         self._close_ids = marks.close_ids if marks is not None else ()
         self._has_closed = False
-        self._num_unread = 0  # tokens of which it is not known whether they open thoughts
+        self._num_unread = 0  # tokens that may still turn out to open thoughts
 
     def open_thinking(self) -> None:
-        """The prompt has opened its thoughts."""
+        """The prompt has opened its thoughts: begin within them."""
         self._splitter.open()
 
     def go_on(self, text: str) -> bool:
-        """It goes on from this text, of which nothing is told. Returns whether that ends within thoughts."""
+        """Continue this text, which is not emitted. Returns whether the text ends within thoughts."""
         self._splitter.begin(text)
         return self._splitter.is_thinking
 
     def push(self, delta: Delta) -> Growth:
-        """Take in further tokens."""
+        """Take in sampled tokens."""
         if self._parser.is_over:
             return Growth("", [])
         self.token_ids += delta.token_ids
@@ -129,7 +129,7 @@ class Reply:
         return self._grow(text + rest, calls + last_calls, (), (), thought)
 
     def _count_thinking(self, token_ids: Sequence[int], has_thought: bool) -> int:
-        """How many of further tokens are thoughts: as far as the token that closes them, where one does."""
+        """Return how many of the new tokens are thoughts: up to the token that closes them, if there is one."""
         is_thinking = self._splitter.is_thinking
         if is_thinking and not has_thought:
             self._has_closed = False
@@ -145,7 +145,7 @@ class Reply:
 
     @property
     def is_exact(self) -> bool:
-        """Whether `token_ids` say what the caller was told: nothing was left out of their text."""
+        """Whether `token_ids` match the emitted text: nothing was dropped."""
         return not self._parser.has_cut
 
     def _grow(
@@ -163,13 +163,13 @@ class Reply:
 
     @property
     def finish_reason(self) -> str:
-        """In the API's words."""
+        """Finish reason of the API."""
         if self.calls and self.reason is FinishReason.STOP:
             return "tool_calls"
         return self.reason.value if self.reason is not None else "stop"
 
     def as_message(self) -> Message:
-        """As a client will send it back, in the form that chat templates take."""
+        """Return the message as a client will send it back, in the chat template's form."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.thinking:
             message["reasoning_content"] = self.thinking
@@ -182,9 +182,9 @@ class Reply:
 
 
 class RunningUsage:
-    """What each choice of a stream has cost so far; `usage_body` tells all of them at the end.
+    """Usage so far of each choice of a stream; `usage_body` gives the total at the end.
 
-    `num_prompt_tokens`: of each; to be set once they are known.
+    `num_prompt_tokens`: of each choice; set once known.
     """
 
     __slots__ = ("_num_generated", "num_prompt_tokens")
@@ -194,11 +194,11 @@ class RunningUsage:
         self._num_generated: dict[int, int] = {}
 
     def grow(self, index: int, num_tokens: int) -> None:
-        """A choice has so many more."""
+        """Add generated tokens to a choice."""
         self._num_generated[index] = self._num_generated.get(index, 0) + num_tokens
 
     def body(self, index: int) -> Mapping[str, Any]:
-        """`usage` of a chunk of that choice."""
+        """Return `usage` of a chunk of that choice."""
         num_generated = self._num_generated.get(index, 0)
         return {
             "prompt_tokens": self.num_prompt_tokens,
@@ -208,7 +208,7 @@ class RunningUsage:
 
 
 def usage_body(usage: Usage, num_thinking_tokens: int = 0) -> Mapping[str, Any]:
-    """`usage` of an answer; `num_thinking_tokens`: of all its replies."""
+    """Return `usage` of a response; `num_thinking_tokens`: of all its replies."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_generated_tokens,

@@ -1,4 +1,4 @@
-"""`response_format`: what the text of a reply is held to."""
+"""`response_format`: the output constraint of a reply."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_TOLD = 200
-"""Characters of a grammar that its refusal repeats."""
+"""Characters of a grammar that its rejection repeats."""
 
 
 class JsonSchema(ApiModel):
@@ -53,7 +53,7 @@ class JsonObjectFormat(ApiModel):
 
 
 class JsonSchemaFormat(ApiModel):
-    """JSON that a schema allows."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -63,7 +63,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:
-    """The constraint of a format; None for text. Raises ApiError 400 for a schema that is none."""
+    """Return the constraint of a format; None for text. Raises ApiError 400 for an invalid schema."""
     if isinstance(wanted, JsonObjectFormat):
         return json_object("response_format")
     if isinstance(wanted, JsonSchemaFormat):
@@ -73,17 +73,17 @@ def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:
 
 
 def json_object(param: str) -> Constraint:
-    """Any JSON object."""
+    """Return the constraint to any JSON object."""
     return Constraint(Grammar("json_object"), param, "json_object")
 
 
 def schema_constraint(
     schema: dict[str, Any] | None, param: str, *, is_strict: bool = False, detail: Detail = Detail.ALL
 ) -> Constraint:
-    """The constraint of a JSON schema; any JSON object where it is left out.
+    """Return the constraint of a JSON schema; any JSON object where the schema is missing.
 
     Raises:
-        ApiError: 400: it is none, or it is strict and holds what cannot be enforced.
+        ApiError: 400: the schema is invalid, or it is strict and holds keywords that cannot be enforced.
     """
     if not schema:
         return json_object(param)
@@ -101,12 +101,12 @@ def schema_constraint(
 
 
 def looser(constrained: Callable[..., Constraint], detail: Detail) -> Callable[[], Constraint] | None:
-    """What makes the constraint with less detail; None: there is none left."""
+    """Return a function that makes the constraint with less detail; None: no detail is left."""
     return partial(constrained, detail=Detail(detail - 1)) if detail else None
 
 
 def require_all(left_out: Sequence[str], param: str) -> None:
-    """Refuse a strict schema of which something is left out.
+    """Reject a strict schema with ignored keywords.
 
     Raises:
         ApiError: 400.

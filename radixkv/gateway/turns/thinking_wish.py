@@ -1,4 +1,4 @@
-"""Whether and how long a model shall think, as each API says it, and what of that its chat template reads."""
+"""Whether and how long a model thinks: the fields of each API, mapped to variables of its chat template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 class ThinkingWish(NamedTuple):
-    """What a request says. `is_on`: whether the model thinks; `effort`; `budget_tokens`. None: it says nothing of it."""
+    """Wish of a request. `is_on`: whether the model thinks; `effort`; `budget_tokens`. None: not given."""
 
     is_on: bool | None = None
     effort: Effort | None = None
@@ -25,12 +25,12 @@ class ThinkingWish(NamedTuple):
 def thinking_arguments(
     info: ModelInfo, wish: ThinkingWish, given: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Variables for the template that say the wish, and the fields of it that nothing can honour.
+    """Return template variables for the wish, and its fields that have no effect.
 
     Args:
         info: the model.
         wish: of the request.
-        given: variables that the request names itself; they go before the wish.
+        given: variables that the request sets itself; they override the wish.
     """
     is_on = False if wish.effort == "none" and wish.is_on is None else wish.is_on
     said: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Functions that a model may call: what it is told of them, and what its reply is held to where it must call one."""
+"""Functions that a model may call: their description in the prompt, and the constraint of a required call."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = [
 
 MAX_TOOLS = 512
 MAX_NAME_CHARACTERS = 128
-"""Of a function, as far as the APIs go: OpenAI's has 64."""
+"""Of a function; the longest of the APIs: OpenAI's has 64."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
-"""The schema of a function that gives none."""
+"""The schema of a function without one."""
 
 
 class ToolFunction(ApiModel):
-    """A function that the model may call. What else a caller says of it goes to the template as well."""
+    """A function that the model may call. Unknown fields go to the template as well."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -62,27 +62,27 @@ ChatTools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Pl
 
 
 class NamedFunction(ApiModel):
-    """Which function."""
+    """The function to call."""
 
     name: Annotated[Name, Field(min_length=1)]
 
 
 class NamedTool(ApiModel):
-    """A `tool_choice` that names the function to be called."""
+    """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedTools(ApiModel):
-    """Which of the tools may be called, and whether one must be."""
+    """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
 
 
 class AllowedChoice(ApiModel):
-    """A `tool_choice` that allows some of the tools; the model is told of all, so that the prompt stays the same."""
+    """A `tool_choice` that allows some of the tools; the prompt still describes all, so that its prefix stays the same."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -93,13 +93,13 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """What a request's tools mean for its generation.
+    """Effects of a request's tools on its generation.
 
     Attributes:
-        tools: as the chat template takes them; empty where the model is not to know of any.
-        names: functions whose calls are looked for in the reply.
-        constraint: what the reply is held to where a call is required.
-        takes_one_call: whether what a reply holds behind its first call is left out.
+        tools: in the chat template's form; empty where the prompt describes none.
+        names: functions whose calls are parsed in the reply.
+        constraint: the output constraint where a call is required.
+        takes_one_call: whether everything after a reply's first call is dropped.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -109,7 +109,7 @@ class ToolPlan:
 
     @property
     def reading(self) -> dict[str, bool]:
-        """How its calls are to be read; see `Reply`."""
+        """Arguments of `Reply` for parsing its calls."""
         return {"takes_one_call": self.takes_one_call, "must_call": self.constraint is not None}
 
 
@@ -119,12 +119,12 @@ def plan_tools(
     parallel_calls: bool | None = None,
     places: Sequence[str] | None = None,
 ) -> ToolPlan:
-    """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean; None is what the API says without them.
+    """Plan a request's `tools`, `tool_choice` and `parallel_tool_calls`; None is the API's default.
 
-    `places`: the field that holds the schema of each tool; None: as chat completions have it.
+    `places`: the field with the schema of each tool; None: as in chat completions.
 
     Raises:
-        ApiError: 400: tools or a choice that make no sense.
+        ApiError: 400: a choice without tools or of an unknown tool, or an invalid schema.
     """
     takes_one_call = parallel_calls is False
     if not tools:
@@ -162,7 +162,7 @@ def _named(functions: Mapping[str, _Function], named: Sequence[NamedTool]) -> di
 
 
 def _call_constraint(functions: Mapping[str, _Function], detail: Detail = Detail.ALL) -> Constraint:
-    """JSON of one call of one of the functions. `detail`: of those that are not strict."""
+    """Return the constraint to one call of one of the functions. `detail`: of the non-strict ones."""
     calls: list[dict[str, Any]] = []
     definitions: Definitions = {}
     left_out: list[str] = []

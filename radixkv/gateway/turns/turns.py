@@ -1,4 +1,4 @@
-"""A turn of a chat, whatever the protocol: the model that takes it, the generation that makes it, what is remembered of it."""
+"""A turn of a chat in every protocol: its model, its generation, its transcript."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts, ends_in_mark
 from radixkv.gateway.turns.models import ServedModel, served_model
@@ -23,10 +23,10 @@ __all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "star
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
-    """The model that is asked for, by default the one that is served; it takes messages.
+    """Return the requested model, by default the served one; it must take messages.
 
     Raises:
-        ApiError: 404: it is not served here. 400: it takes none.
+        ApiError: 404: not served here. 400: without a chat template.
         UnavailableError: the worker cannot be reached.
     """
     model = await served_model(request, asked)
@@ -44,12 +44,12 @@ async def begin_replies(
     transcript: Transcript | None = None,
     grammar: Grammar | None = None,
 ) -> None:
-    """Tell replies that begin behind this prompt, of packed tokens, what of their thoughts stands in it.
+    """Start replies after this prompt of packed tokens: thoughts that the prompt has opened are noted.
 
-    `transcript`: as it was put to the model, where it may have the replies go on from text.
+    `transcript`: the input of the model, which may have the replies continue a text.
 
     Raises:
-        ApiError: 400: a `grammar` holds replies that go on from within thoughts.
+        ApiError: 400: a `grammar` constrains replies that continue within thoughts.
     """
     marks = model.info.thinking
     if marks is None:
@@ -72,10 +72,10 @@ async def read_prompt(
     tools: Sequence[Mapping[str, Any]],
     arguments: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The packed tokens that a turn behind a transcript goes on from, as `start_turn` puts them to the model.
+    """Return the packed tokens of the prompt of a turn after a transcript, as `start_turn` submits it.
 
     Raises:
-        InvalidArgumentError: the model's template does not take the messages.
+        InvalidArgumentError: the model's template rejects the messages.
     """
     goes_on = transcript.goes_on
     told = partial(Prompt, tools=tools, template_arguments=arguments or {}, continue_final_message=goes_on)
@@ -84,13 +84,13 @@ async def read_prompt(
             behind = told(messages=transcript.rest)
             return await reader.tokenize(behind, transcript.history, transcript.namespace)
         except InvalidArgumentError as error:
-            if error.argument != "messages":  # the template cannot put these behind a reply
+            if error.argument != "messages":  # the template rejects these after a reply
                 raise
     return await reader.tokenize(told(messages=transcript.messages), b"", transcript.namespace)
 
 
 def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -> GenerateParams:
-    """A request for what `read_prompt` has read of a transcript."""
+    """Return the request for a prompt of `read_prompt`."""
     if not transcript.goes_on:
         return replace(params, token_ids=tokens)
     nothing = [{"role": "assistant", "content": ""}]
@@ -98,28 +98,33 @@ def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -
 
 
 async def start_turn(
-    exchange: Exchange, backend: Backend, transcript: Transcript, params: GenerateParams, *, may_shorten: bool = False
+    context: RequestContext,
+    backend: Backend,
+    transcript: Transcript,
+    params: GenerateParams,
+    *,
+    may_shorten: bool = False,
 ) -> EventStream:
-    """Begin to generate a turn behind a transcript. `params` say all but the prompt; `may_shorten`: as `Exchange.generate`."""
+    """Begin a turn after a transcript. `params`: all but the prompt; `may_shorten`: see `RequestContext.generate`."""
     if transcript.history:
         behind = replace(
             params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
         )
         try:
-            return await exchange.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
+            return await context.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
         except InvalidArgumentError as error:
-            if error.argument != "messages":  # the template cannot put these behind a reply
+            if error.argument != "messages":  # the template rejects these after a reply
                 raise
     whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
-    return await exchange.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
+    return await context.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
 
 
 async def remember_reply(
     transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes, *, is_cut: bool = False
 ) -> None:
-    """Remember a turn that has ended, before the client is told so.
+    """Cache a finished turn, before the client gets its end.
 
-    `prompt`: as its `Started` event told it. `is_cut`: as for `Transcripts.remember`.
+    `prompt`: from its `Started` event. `is_cut`: as for `Transcripts.remember`.
     """
     if reply.is_exact:
         await transcripts.remember(

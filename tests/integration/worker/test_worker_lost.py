@@ -16,7 +16,7 @@ from hash_model import HashRunner
 
 from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.backend.resume import Lasting
+from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, Prompt
@@ -269,44 +269,46 @@ async def to_its_end(stream: EventStream) -> None:
 
 
 def test_a_stream_that_would_go_on_otherwise_ends_with_an_error() -> None:
-    lasting = Lasting(request(n=2))
-    lasting.fresh([Started("first", b""), Delta(0, (1, 2), "ab"), Delta(1, (3,), "c")])
-    assert lasting.again(None).token_ids == b""
-    rest = lasting.fresh([Started("second", b""), Delta(1, (3, 4), "cd"), Delta(0, (1,), "a"), Delta(0, (2, 5), "be")])
+    resumable = ResumableGeneration(request(n=2))
+    resumable.fresh([Started("first", b""), Delta(0, (1, 2), "ab"), Delta(1, (3,), "c")])
+    assert resumable.again(None).token_ids == b""
+    rest = resumable.fresh(
+        [Started("second", b""), Delta(1, (3, 4), "cd"), Delta(0, (1,), "a"), Delta(0, (2, 5), "be")]
+    )
     assert rest == [Delta(1, (4,), "d"), Delta(0, (5,), "e")]
-    lasting.again(None)
+    resumable.again(None)
     with pytest.raises(UnavailableError, match="ask again"):
-        lasting.fresh([Delta(0, (1, 9), "ax")])
+        resumable.fresh([Delta(0, (1, 9), "ax")])
 
 
 def test_an_end_that_was_told_is_not_told_again() -> None:
-    lasting = Lasting(request(n=2))
+    resumable = ResumableGeneration(request(n=2))
     end = BranchFinished(0, FinishReason.STOP)
-    lasting.fresh([Started("first", b""), Delta(0, (1,), "a"), end])
-    lasting.again(None)
+    resumable.fresh([Started("first", b""), Delta(0, (1,), "a"), end])
+    resumable.again(None)
     other = BranchFinished(1, FinishReason.LENGTH)
-    assert lasting.fresh([Delta(0, (1,), "a"), end, Delta(1, (2,), "b"), other]) == [Delta(1, (2,), "b"), other]
+    assert resumable.fresh([Delta(0, (1,), "a"), end, Delta(1, (2,), "b"), other]) == [Delta(1, (2,), "b"), other]
 
 
 def test_of_a_prompt_only_what_was_not_told_is_scored_again() -> None:
-    lasting = Lasting(request(prompt_logprobs=1))
+    resumable = ResumableGeneration(request(prompt_logprobs=1))
     first, rest = (
         PromptLogprobs(start, (-1.0,) * count, (1,) * count, (5,) * count, (-1.0,) * count)
         for start, count in ((1, 2), (3, 2))
     )
-    lasting.fresh([Started("first", pack_tokens(PROMPT)), first])
-    assert lasting.again(None).sampling.prompt_logprobs_start == 3
-    assert lasting.fresh([Started("second", pack_tokens(PROMPT)), rest]) == [rest]
+    resumable.fresh([Started("first", pack_tokens(PROMPT)), first])
+    assert resumable.again(None).sampling.prompt_logprobs_start == 3
+    assert resumable.fresh([Started("second", pack_tokens(PROMPT)), rest]) == [rest]
     with Engine(HashRunner(NUM_BLOCKS, BLOCK_SIZE), PrefixCache(NUM_BLOCKS, BLOCK_SIZE)) as engine:
-        events = list(engine.generate(lasting.again(None)))  # all are told
+        events = list(engine.generate(resumable.again(None)))  # all are told
     assert not any(isinstance(event, PromptLogprobs) for event in events)
 
 
 def test_the_seed_of_a_request_that_names_none_is_kept() -> None:
-    lasting = Lasting(request(seed=None))
-    assert lasting.params.sampling.seed is not None
-    assert lasting.again(1.5).sampling.seed == lasting.params.sampling.seed
-    assert lasting.again(1.5).timeout_s == 1.5
+    resumable = ResumableGeneration(request(seed=None))
+    assert resumable.params.sampling.seed is not None
+    assert resumable.again(1.5).sampling.seed == resumable.params.sampling.seed
+    assert resumable.again(1.5).timeout_s == 1.5
 
 
 # -- a worker that drains

@@ -1,10 +1,10 @@
 """The Messages API.
 
 routes         requests
-schema         fields that are read
+schema         request fields
 reading        blocks that a text model reads
 turns          messages to template turns
 cache_control  prefixes to pin
 usage          token counts
-openapi        answers as the API description has them
+openapi        response models of the API description
 """

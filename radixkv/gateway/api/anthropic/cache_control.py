@@ -1,11 +1,11 @@
-"""`cache_control`: which prefixes of a prompt are to be pinned, and where among its tokens they end.
+"""`cache_control`: the prefixes of a prompt to pin, and their lengths in tokens.
 
-Templates tell nothing of where a block ends. So the request is written once more as far as the block, with something else
-behind it: what both have in common from the beginning is the prefix, exact to a token, and a true prefix of the prompt.
+Templates do not report where a block ends. So the request is rendered again up to the block, with another text after it:
+the common beginning of both is the prefix, exact to a token, and a true prefix of the prompt.
 
     prompt   <tools> <system> <turn> <turn> <reply as it was generated> <turn> <turn>
     cut      <tools> <system> <turn> <turn> ~
-             '------ pinned: in common ---'
+             '------ pinned: common ---'
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from radixkv.generation.request import Message, PrefixPin
 __all__ = ["MAX_BREAKPOINTS", "Breakpoint", "find_breakpoints", "pins_of"]
 
 MAX_BREAKPOINTS = 4
-"""Of one request, as the protocol has it."""
+"""Per request, as in the protocol."""
 
 _OTHER = "~"
 _OTHER_TURN = Turn(role="user", content=_OTHER)
@@ -38,7 +38,7 @@ _OTHER_TOOL: Mapping[str, Any] = {
 
 
 class Breakpoint(NamedTuple):
-    """The end of a block that is marked. `messages`, `tools`: the request as far as it, with something else behind."""
+    """The end of a marked block. `messages`, `tools`: the request up to it, with another text after it."""
 
     ttl_s: float
     messages: list[Message]
@@ -53,13 +53,13 @@ class _Mark(NamedTuple):
 
 
 def find_breakpoints(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> list[Breakpoint]:
-    """The breakpoints of a request; `tools`: as the model is told of them.
+    """Return the breakpoints of a request; `tools`: as in the prompt.
 
     Raises:
-        ApiError: 400: there are more than 4, or one of 5 minutes stands before one of an hour.
+        ApiError: 400: more than 4, or a mark of 5 minutes comes before one of an hour.
     """
     marked = itertools.chain(_tool_marks(prompt, tools), _system_marks(prompt, tools), _turn_marks(prompt, tools))
-    marks = list(itertools.islice(marked, MAX_BREAKPOINTS + 1))  # each one costs a look at all that stands before it
+    marks = list(itertools.islice(marked, MAX_BREAKPOINTS + 1))  # each one costs a pass over everything before it
     if len(marks) > MAX_BREAKPOINTS:
         message = f"{len(marks)} blocks or more bear cache_control; at most {MAX_BREAKPOINTS} may"
         raise ApiError(400, message, code="invalid_value", param="cache_control")
@@ -86,13 +86,13 @@ async def pins_of(
     namespace: str,
     template_arguments: Mapping[str, Any] | None = None,
 ) -> tuple[PrefixPin, ...]:
-    """The prefixes of the prompt's packed `tokens` that end at the breakpoints, shortest first. O(length) per breakpoint."""
+    """Return the prefixes of the prompt's packed `tokens` up to the breakpoints, shortest first. O(length) per breakpoint."""
     ttls_s: dict[int, float] = {}
     for each in breakpoints:
         transcript = await transcripts.read(namespace, each.messages, each.tools, template_arguments)
         try:
             cut = await read_prompt(reader, transcript, each.tools, template_arguments)
-        except InvalidArgumentError:  # the template takes the whole and not this; nothing is pinned for it
+        except InvalidArgumentError:  # the template rejects this part alone: no pin
             continue
         length = common_prefix_bytes(tokens, 0, cut, len(cut)) // TOKEN_BYTES
         ttls_s[length] = max(each.ttl_s, ttls_s.get(length, 0.0))
@@ -140,16 +140,16 @@ def _text_block(text: str) -> Block:
 
 
 def _controls_of(block: Block) -> list[CacheControl]:
-    """The marks of a block; those within a tool's result end where it does."""
+    """Return the marks of a block; marks within a tool's result count at its end."""
     within = block.content if isinstance(block.content, list) else []
     marked: list[Block | ResultPart] = [*within, block]
     return [each.cache_control for each in marked if each.cache_control is not None]
 
 
 def _cut(turn: Turn, blocks: Sequence[Block], number: int) -> list[Turn]:
-    """A turn as far as one of its blocks, and something else behind that."""
+    """Return a turn up to one of its blocks, with another text after it."""
     block = blocks[number]
-    if turn.role == "assistant":  # a reply is looked up whole among those that were generated
+    if turn.role == "assistant":  # a generated reply is looked up as a whole
         return [turn.model_copy(update={"content": blocks[: number + 1]}), _OTHER_TURN]
     other = _unlike(blocks[number + 1 : number + 2])
     if block.type == "tool_result":
@@ -160,5 +160,5 @@ def _cut(turn: Turn, blocks: Sequence[Block], number: int) -> list[Turn]:
 
 
 def _unlike(following: Sequence[Block] | Sequence[TextBlock]) -> str:
-    """A text that does not begin as what follows."""
+    """Return a text with another beginning than the next block."""
     return "|" if following and (following[0].text or "").startswith(_OTHER) else _OTHER

@@ -1,4 +1,4 @@
-"""What the Messages API answers: its messages and events, and their description."""
+"""Responses of the Messages API: messages, events, and their description."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["ERRORS", "MessageAnswer", "MessageContent", "TokenCount", "stop_of"]
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     type: str
     message: str
 
 
 class AnthropicError(BaseModel):
-    """Every answer that is no success."""
+    """The body of every response that is not a success."""
 
     type: Literal["error"]
     error: AnthropicErrorDetail
@@ -45,7 +45,7 @@ class ReplyText(BaseModel):
 
 
 class ReplyThinking(BaseModel):
-    """What the model thought before it replied. `signature`: of these thoughts, which may be sent back with or without it."""
+    """Thoughts of the model before its reply. `signature`: of these thoughts; sending it back is optional."""
 
     type: Literal["thinking"]
     thinking: str
@@ -53,7 +53,7 @@ class ReplyThinking(BaseModel):
 
 
 class ReplyToolUse(BaseModel):
-    """A call of a tool."""
+    """A tool call."""
 
     type: Literal["tool_use"]
     id: str
@@ -62,20 +62,20 @@ class ReplyToolUse(BaseModel):
 
 
 class CacheCreation(BaseModel):
-    """Tokens of the prompt that were computed and pinned, by the time they are pinned for."""
+    """Computed and pinned tokens of the prompt, by the lifetime of their pin."""
 
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
 class OutputTokensDetails(BaseModel):
-    """How many of the reply's tokens are thoughts."""
+    """Number of the reply's tokens that are thoughts."""
 
     thinking_tokens: int
 
 
 class MessageUsage(BaseModel):
-    """What it cost. The prompt's tokens are the sum of the three counts of input: computed, computed and pinned, read."""
+    """Token counts. The prompt's tokens are the sum of three: computed, computed and pinned, read from the cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -86,7 +86,7 @@ class MessageUsage(BaseModel):
 
 
 class MessageAnswer(BaseModel):
-    """The answer to messages."""
+    """The response to messages."""
 
     id: str
     type: Literal["message"]
@@ -99,13 +99,13 @@ class MessageAnswer(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """How many tokens a prompt has."""
+    """Number of tokens of a prompt."""
 
     input_tokens: int
 
 
 class MessageContent:
-    """The blocks of a reply as it grows, and the events that tell of it.
+    """The blocks of a growing reply, and the events for them.
 
     Attributes:
         blocks: of the reply so far.
@@ -118,7 +118,7 @@ class MessageContent:
         self._is_open = False
 
     def grow(self, growth: Growth) -> Iterator[dict[str, Any]]:
-        """Take in what the reply has grown by, as the events are taken."""
+        """Take in growth of the reply; yields the events."""
         if growth.thinking:
             yield from self._add("thinking", growth.thinking)
         if growth.text:
@@ -127,7 +127,7 @@ class MessageContent:
             yield from self._add_call(piece)
 
     def end(self) -> Iterator[dict[str, Any]]:
-        """The block that is open, if one is, has ended."""
+        """End the open block, if there is one."""
         if self._is_open:
             block = self.blocks[-1]
             if block["type"] == "thinking":
@@ -137,7 +137,7 @@ class MessageContent:
             yield {"type": "content_block_stop", "index": len(self.blocks) - 1}
 
     def _add(self, kind: str, text: str) -> Iterator[dict[str, Any]]:
-        """Further text, or thoughts."""
+        """Append text, or thoughts."""
         if not self._is_open or self.blocks[-1]["type"] != kind:
             yield from self.end()
             yield from self._start({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
@@ -165,14 +165,14 @@ class MessageContent:
 
 
 def _signature(thoughts: str) -> str:
-    """Opaque to clients, some of which send back no thoughts without one. Thoughts are read whatever it is: they are text."""
+    """Sign thoughts: opaque to clients, some of which drop unsigned thoughts. The server ignores it: thoughts are text."""
     return hashlib.blake2b(
         thoughts.encode("utf-8", "surrogatepass"), digest_size=32, person=b"radixkv-thoughts"
     ).hexdigest()
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as the protocol has them, an object, as far as it goes; what the model wrote otherwise is a text in one."""
+    """Return arguments as an object, as far as they parse; other text becomes its field `arguments`."""
     try:
         parsed = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -181,7 +181,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def stop_of(reply: Reply, max_tokens: int) -> dict[str, str | None]:
-    """`stop_reason` and `stop_sequence` of a reply that has ended, `max_tokens` being what was asked for."""
+    """Return `stop_reason` and `stop_sequence` of a finished reply; `max_tokens`: the requested length."""
     text = None
     if reply.reason is FinishReason.LENGTH:
         reason = "max_tokens" if len(reply.token_ids) >= max_tokens else "model_context_window_exceeded"

@@ -1,11 +1,11 @@
-"""What a text model reads of a Messages request; the rest is left out or stands as a placeholder, and is named.
+"""Reduces a Messages request to text; other parts are left out or replaced by a placeholder, and reported.
 
-system       what clients put there for somebody else            left out
+system       per-conversation headers of clients                 left out
 tools        of a server's: web_search_*, bash_*, ...            left out
 reply        thinking, where the model thinks itself             read; else left out
              calls that a server ran, their results              left out
 tool result  image, PDF, ...                                     [image: this model reads text alone]
-user         text, documents of text, search results             read; others are refused
+user         text, documents of text, search results             read; others are rejected
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RUN_BY_SERVERS = ("server_tool_use", "mcp_tool_use")
 
 
 def keep_readable(prompt: MessagesPrompt, *, thinks: bool = False) -> list[str]:
-    """Leave in a prompt what a text model reads; the places of what was left out. What stays keeps its place. O(blocks).
+    """Keep the parts of a prompt that a text model reads; returns the places of those left out. Order stays. O(blocks).
 
-    `thinks`: whether the model shows thoughts, and so reads those of earlier replies.
+    `thinks`: whether the model has thinking, and so reads thoughts of earlier replies.
 
     Raises:
-        ApiError: 400: a turn holds what would change the answer and cannot be read.
+        ApiError: 400: a turn holds a part that would change the reply and cannot be read.
     """
     left_out = [name for name in _NOT_HONOURED if getattr(prompt, name)]
     if isinstance(prompt.system, str):
@@ -62,7 +62,7 @@ def _keep_readable_blocks(turn: Turn, blocks: list[Block], param: str, thinks: b
         if text is None and turn.role == "assistant" and _is_of_a_server(block.type):
             text = ""
             left_out.append(place)
-        elif text is None and answers_calls:  # what a tool has read, beside its result
+        elif text is None and answers_calls:  # an attachment next to a tool's result
             text = placeholder(block.type)
             left_out.append(place)
         if text is None:
@@ -87,7 +87,7 @@ def _is_of_a_server(kind: str) -> bool:
 
 
 def _text(part: Block | ResultPart) -> str | None:
-    """The text of a part that is more than that; None where it holds something else."""
+    """Return the text of a non-text part that contains some; None where it holds none."""
     if part.type == "tool_reference" and part.tool_name:
         return f"[tool {part.tool_name}]"
     if part.type == "search_result" and isinstance(part.content, list):

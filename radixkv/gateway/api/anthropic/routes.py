@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: the Anthropic API's conversations, and the model's next turn."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens` of the Anthropic API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixkv.gateway.api.anthropic.turns import template_turns
 from radixkv.gateway.api.anthropic.usage import usage_of
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, sse, until_disconnected
@@ -43,12 +43,12 @@ router = APIRouter(tags=["messages"], responses=ERRORS, route_class=JsonRoute)
 PING: Mapping[str, Any] = {"type": "ping"}
 
 _WISHES = {"is_on": "thinking", "effort": "output_config.effort", "budget_tokens": "thinking.budget_tokens"}
-"""What a `ThinkingWish` is made of, as requests call it."""
+"""Field names of a `ThinkingWish` in requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a request means. `tokens`: the whole prompt, read only where there are `pins` to be set in it."""
+    """A parsed request. `tokens`: the whole prompt, tokenized only where there are `pins` to set."""
 
     message_id: str
     model: ServedModel
@@ -70,75 +70,75 @@ class _Plan:
 
 
 @router.post("/v1/messages", response_model=None, responses=streamed_or(MessageAnswer))
-async def create_message(body: MessagesRequest, request: Request, exchange: CurrentExchange) -> Response:
-    """The model's next turn, at once or as it comes."""
+async def create_message(body: MessagesRequest, request: Request, context: CurrentContext) -> Response:
+    """The model's next turn, as a whole or streamed."""
     state = request.app.state
-    plan = await _make_plan(body, request, exchange)
-    stream = await _start(plan, exchange, state.backend)
+    plan = await _make_plan(body, request, context)
+    stream = await _start(plan, context, state.backend)
     if body.stream:
         events = _stream_events(plan, stream, state.backend, state.transcripts)
-        tell_error = partial(_failure_event, request_id=exchange.request_id)
+        tell_error = partial(_failure_event, request_id=context.request_id)
         return EventStreamResponse(events, heartbeat=_event(PING), tell_error=tell_error)
     return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
-async def count_tokens(body: MessagesPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
-    """How many tokens the prompt has that a request with the same fields puts to the model."""
+async def count_tokens(body: MessagesPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
+    """The number of prompt tokens of a request with the same fields."""
     backend: Backend = request.app.state.backend
     body.check()
     model = await chat_model(request, body.model)
-    arguments = await _keep_readable(body, model, request, exchange)
+    arguments = await _keep_readable(body, model, request, context)
     tools = await off_loop(request, body.tool_plan)
     await off_loop(request, partial(find_breakpoints, body, tools.tools))
-    transcript = await _read_transcript(body, tools, arguments, request, exchange)
+    transcript = await _read_transcript(body, tools, arguments, request, context)
     return {"input_tokens": num_tokens(await read_prompt(backend, transcript, tools.tools, arguments))}
 
 
 async def _keep_readable(
-    body: MessagesPrompt, model: ServedModel, request: Request, exchange: Exchange
+    body: MessagesPrompt, model: ServedModel, request: Request, context: RequestContext
 ) -> Mapping[str, Any]:
-    """Leave in a body what the model reads, and tell what it does not; variables for its template."""
+    """Keep the parts of a body that the model reads, and note the others; returns variables for its template."""
     arguments, unread = thinking_arguments(model.info, body.thinking_wish)
-    exchange.leave_out(_WISHES[name] for name in unread)
+    context.leave_out(_WISHES[name] for name in unread)
     keep = partial(keep_readable, body, thinks=model.info.thinking is not None)
-    exchange.leave_out(await off_loop(request, keep))
+    context.leave_out(await off_loop(request, keep))
     return arguments
 
 
-async def _make_plan(body: MessagesRequest, request: Request, exchange: Exchange) -> _Plan:
+async def _make_plan(body: MessagesRequest, request: Request, context: RequestContext) -> _Plan:
     body.check()
     model = await chat_model(request, body.model)
-    arguments = await _keep_readable(body, model, request, exchange)
+    arguments = await _keep_readable(body, model, request, context)
     tools = await off_loop(request, body.tool_plan)
-    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
+    grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
     sampling = body.sampling(model.info, grammar)
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
-    transcript = await _read_transcript(body, tools, arguments, request, exchange)
+    transcript = await _read_transcript(body, tools, arguments, request, context)
     tokens = b""
     pins: Sequence[PrefixPin] = ()
     if breakpoints:
         state = request.app.state
         tokens = await read_prompt(state.backend, transcript, tools.tools, arguments)
-        space = _namespace(body, exchange)
+        space = _namespace(body, context)
         pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, space, arguments)
     return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, arguments, tokens, pins, body)
 
 
 async def _read_transcript(
-    body: MessagesPrompt, tools: ToolPlan, arguments: Mapping[str, Any], request: Request, exchange: Exchange
+    body: MessagesPrompt, tools: ToolPlan, arguments: Mapping[str, Any], request: Request, context: RequestContext
 ) -> Transcript:
     transcripts: Transcripts = request.app.state.transcripts
     turns = await off_loop(request, partial(template_turns, body.system, body.messages))
-    return await transcripts.read(_namespace(body, exchange), turns, tools.tools, arguments, goes_on=body.goes_on)
+    return await transcripts.read(_namespace(body, context), turns, tools.tools, arguments, goes_on=body.goes_on)
 
 
-def _namespace(body: MessagesPrompt, exchange: Exchange) -> str:
-    assert exchange.tenant is not None
-    return derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
+def _namespace(body: MessagesPrompt, context: RequestContext) -> str:
+    assert context.tenant is not None
+    return derived_namespace(context.tenant.namespace, salt=body.cache_salt or "")
 
 
-async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStream:
+async def _start(plan: _Plan, context: RequestContext, backend: Backend) -> EventStream:
     params = GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
@@ -148,18 +148,18 @@ async def _start(plan: _Plan, exchange: Exchange, backend: Backend) -> EventStre
         cache_salt=plan.body.cache_salt or "",
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
         pins=plan.pins,
     )
-    # Clients of this API must name a length and name a large one, so what does not fit the pool is shortened.
+    # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
     if plan.pins:
         asked = with_prompt(params, plan.tokens, plan.transcript)
-        return await exchange.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
-    return await start_turn(exchange, backend, plan.transcript, params, may_shorten=True)
+        return await context.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
+    return await start_turn(context, backend, plan.transcript, params, may_shorten=True)
 
 
 async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
-    """The whole answer, once it is there."""
+    """Return the whole response at the end of the generation."""
     reply, content = plan.new_reply(), MessageContent()
     prompt = b""
     async with stream:
@@ -183,7 +183,7 @@ async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcrip
 async def _stream_events(
     plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
 ) -> AsyncIterator[bytes]:
-    """The answer piece by piece."""
+    """Yield the response as events."""
     reply, content = plan.new_reply(), MessageContent()
     prompt = b""
     async with stream:
@@ -212,7 +212,7 @@ async def _stream_events(
 
 
 def _message_start(plan: _Plan, prompt: bytes) -> dict[str, Any]:
-    """What was found in the cache is not known yet: the last usage of a stream tells it, and counts for the whole."""
+    """The cached tokens are not known yet: the last usage of a stream counts for the whole."""
     usage = usage_of(Usage(num_tokens(prompt), 0, 0, 0, 0.0)) | {"cache_creation": None}
     message = plan.message(MessageContent(), {"stop_reason": None, "stop_sequence": None}, usage)
     return {"type": "message_start", "message": message}

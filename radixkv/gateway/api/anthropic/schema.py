@@ -1,5 +1,5 @@
-"""What the Anthropic Messages API reads. Fields that would change the answer and cannot be honoured are refused by name; see
-`reading` for what is left out.
+"""Request fields of the Anthropic Messages API. Fields that would change the reply and are not supported are rejected by name;
+see `reading` for those left out.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "Result
 
 
 class CacheControl(ApiModel):
-    """Marks the end of a prefix that is to be pinned; each use of it puts its end off."""
+    """Marks the end of a prefix to pin; each use extends its lifetime."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = Field(None, description="5m where it is left out.")
+    ttl: Literal["5m", "1h"] | None = Field(None, description="Default: 5m.")
 
 
 _READ = frozenset(
@@ -62,11 +62,11 @@ _READ = frozenset(
         "redacted_thinking",
     )
 )
-"""Types of blocks of which something stands in the prompt, or which are no server's."""
+"""Types of blocks that reach the prompt in some form, or are not a server's."""
 
 
 class TextBlock(ApiModel):
-    """A piece of text."""
+    """A block of text."""
 
     type: Literal["text"]
     text: str
@@ -77,7 +77,7 @@ TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
 class Piece(ApiModel):
-    """Text, or what holds text in a field of its own, or what stands for something else."""
+    """Base of parts: text, a part with a text field of its own, or an attachment."""
 
     type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
@@ -88,13 +88,13 @@ class Piece(ApiModel):
 
 
 class ResultPart(Piece):
-    """A piece of what a tool has answered."""
+    """A part of a tool's result."""
 
     content: str | TextBlocks | None = None
 
 
 class Block(Piece):
-    """A piece of a turn: text, a document of text, a call of a tool, or the result of one."""
+    """A block of a turn: text, a text document, a tool call, or a tool's result."""
 
     id: Name | None = None
     name: Name | None = None
@@ -103,9 +103,9 @@ class Block(Piece):
     content: str | Annotated[list[ResultPart], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     thinking: str | None = Field(None, description="Of an earlier reply.")
     signature: str | None = Field(None, description="Accepted; thoughts are not signed here.")
-    data: str | None = Field(None, description="Of thoughts that cannot be read, which are left out.")
-    caller: PlainObject | None = Field(None, description="Accepted; the model alone calls here.")
-    is_error: bool | None = Field(None, description="Accepted; the model reads the content alone.")
+    data: str | None = Field(None, description="Of redacted thoughts, which are left out.")
+    caller: PlainObject | None = Field(None, description="Accepted and ignored.")
+    is_error: bool | None = Field(None, description="Accepted and ignored.")
 
     @property
     def is_read(self) -> bool:
@@ -120,7 +120,7 @@ class Turn(ApiModel):
 
 
 class Tool(ApiModel):
-    """A tool that the model may use. Only those of the caller's own, that bear a schema, are offered to it."""
+    """A tool that the model may use. Only the caller's own tools, with a schema, are offered to the model."""
 
     type: Name | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
@@ -135,12 +135,12 @@ class Tool(ApiModel):
 
     @property
     def is_own(self) -> bool:
-        """Whether the caller says all of it, and runs it."""
+        """Whether the caller defines and runs the tool."""
         return self.type in (None, "custom")
 
 
 class Choice(ApiModel):
-    """Whether the model uses tools, and which."""
+    """Whether the model must use tools, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Annotated[Name, Field(min_length=1)] | None = None
@@ -148,34 +148,34 @@ class Choice(ApiModel):
 
 
 class Thinking(ApiModel):
-    """Whether the model thinks before it replies; "adaptive" leaves that to it."""
+    """Whether the model thinks before it replies; "adaptive" leaves that to the model."""
 
     type: Literal["disabled", "adaptive", "enabled"]
     budget_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
 
 
 class OutputFormat(ApiModel):
-    """JSON that a schema allows."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     schema_: PlainObject = Field(alias="schema")
 
 
 class OutputConfig(ApiModel):
-    """What the reply is held to."""
+    """Output constraint and effort."""
 
     format: OutputFormat | None = None
     effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
 
 
 class Metadata(ApiModel):
-    """Accepted, and used for nothing."""
+    """Accepted and ignored."""
 
     user_id: Name | None = None
 
 
 class MessagesPrompt(ApiModel):
-    """What is put to the model: all that its tokens can be counted from."""
+    """The prompt of a request: everything that its token count depends on."""
 
     model: ModelName | None = None
     messages: Annotated[list[Annotated[Turn, Each]], Field(min_length=1, max_length=MAX_MESSAGES), FAIL_FAST]
@@ -184,18 +184,18 @@ class MessagesPrompt(ApiModel):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = Field(None, description="As `output_config.format`, whose name before it was.")
-    cache_control: CacheControl | None = Field(None, description="Marks the last block of all.")
+    output_format: OutputFormat | None = Field(None, description="Former name of `output_config.format`.")
+    cache_control: CacheControl | None = Field(None, description="Marks the last block.")
     container: PlainValue = Field(None, description="Left out.")
     context_management: PlainValue = Field(None, description="Left out: the prompt is read as it is.")
     mcp_servers: PlainValue = Field(None, description="Left out.")
     cache_salt: CacheSalt = None
 
     def check(self) -> None:
-        """Refuse what cannot be honoured.
+        """Reject unsupported requests.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
         for index, tool in enumerate(self.tools or ()):
             if tool.is_own and tool.name is None:
@@ -205,7 +205,7 @@ class MessagesPrompt(ApiModel):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the last turn is the assistant's, from whose text the reply goes on."""
+        """Whether the last turn is the assistant's: the reply continues its text."""
         return self.messages[-1].role == "assistant"
 
     def _check_begun(self, turn: Turn) -> None:
@@ -222,17 +222,17 @@ class MessagesPrompt(ApiModel):
 
     @property
     def thinking_wish(self) -> ThinkingWish:
-        """Whether and how long the model shall think."""
+        """Whether and how long the model thinks."""
         thinking, effort = self.thinking, self.output_config.effort if self.output_config else None
         if thinking is None or thinking.type == "adaptive":
             return ThinkingWish(None, effort, thinking.budget_tokens if thinking else None)
         return ThinkingWish(thinking.type == "enabled", effort, thinking.budget_tokens)
 
     def tool_plan(self) -> ToolPlan:
-        """What the tools mean for a generation.
+        """Plan the tools of a generation.
 
         Raises:
-            ApiError: 400: tools or a choice that make no sense.
+            ApiError: 400: an invalid schema, or a choice of an unknown tool.
         """
         choice = self.tool_choice
         parallel_calls = not (choice and choice.disable_parallel_tool_use)
@@ -241,7 +241,7 @@ class MessagesPrompt(ApiModel):
         return plan_tools(tools, _chat_choice(choice), parallel_calls, places)
 
     def constraint(self) -> Constraint | None:
-        """What `output_config` holds the reply to. Raises ApiError 400 for a schema that is none."""
+        """Return the constraint of `output_config`. Raises ApiError 400 for an invalid schema."""
         wanted, param = self.output_config and self.output_config.format, "output_config.format.schema"
         if not wanted:
             wanted, param = self.output_format, "output_format.schema"
@@ -259,18 +259,18 @@ class MessagesRequest(MessagesPrompt):
     top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     stop_sequences: StopTexts | None = None
     stream: bool | None = None
-    metadata: Metadata | None = Field(None, description="Accepted; used for nothing.")
+    metadata: Metadata | None = Field(None, description="Accepted and ignored.")
     seed: Annotated[Whole, Field(ge=0, lt=2**64)] | None = Field(None, description="Extension.")
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served among your own."
+        None, description="Extension. Higher priorities are served first among your own requests."
     )
     timeout: Annotated[float, Field(gt=0)] | None = Field(None, description="Extension. In seconds, then an error.")
 
     def sampling(self, info: ModelInfo, grammar: Grammar | None) -> SamplingParams:
-        """The sampling parameters.
+        """Return the sampling parameters.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
         try:
             return SamplingParams(

@@ -1,9 +1,9 @@
-"""The turns of the Messages API in the form that chat templates take.
+"""Converts turns of the Messages API to the chat template's form.
 
 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "rain"}, {"type": "text", "text": "So?"}]}
     ->  {"role": "tool", "tool_call_id": "a", "content": "rain"}, {"role": "user", "content": "So?"}
 
-Blocks of text that follow one another within a turn are one text, with nothing between them.
+Adjacent text blocks of a turn are joined without a separator.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["template_turns", "text_of"]
 
 
 def template_turns(system: str | Sequence[TextBlock] | None, turns: Sequence[Turn]) -> list[Message]:
-    """The system prompt and all turns as the template takes them.
+    """Return the system prompt and all turns in the template's form.
 
     Raises:
-        ApiError: 400: a turn holds what this model cannot read, or what makes no sense in it.
+        ApiError: 400: a turn holds a block that this model cannot read, or that is not allowed there.
     """
     instructions = text_of(system)
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
@@ -33,7 +33,7 @@ def template_turns(system: str | Sequence[TextBlock] | None, turns: Sequence[Tur
 
 
 def text_of(content: str | Sequence[TextBlock | ResultPart] | None) -> str:
-    """The text of a content that holds nothing else."""
+    """Return the text of a content of text blocks."""
     return content if isinstance(content, str) else "".join(block.text or "" for block in content or ())
 
 
@@ -62,7 +62,7 @@ def _template_turn(turn: Turn, param: str) -> list[Message]:
 
 
 def _reply(blocks: Sequence[Block], param: str) -> Message:
-    """An earlier reply; its calls go behind its text, as templates have them."""
+    """Convert an earlier reply; its calls go after its text, as in templates."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []

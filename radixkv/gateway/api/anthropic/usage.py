@@ -1,4 +1,4 @@
-"""`usage` of the Messages API: of a prompt's tokens, which were read from the cache, which were computed and pinned there."""
+"""`usage` of the Messages API: prompt tokens read from the cache, computed and pinned, or only computed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["usage_of"]
 def usage_of(
     usage: Usage, pins: Sequence[PrefixPin] = (), pinned: Sequence[int] = (), num_thinking_tokens: int = 0
 ) -> dict[str, Any]:
-    """Every token of the prompt counts once: as read, else as pinned, for the longest time that it is, else as input.
+    """Count every prompt token once: as read, else as pinned, by the longest pin over it, else as input.
 
     Args:
         usage: of the generation.
-        num_thinking_tokens: of those generated.
-        pins: as they were asked for, shortest first. pinned: how many tokens each protects, 0 where it was left out.
+        num_thinking_tokens: among the generated tokens.
+        pins: as requested, shortest first. pinned: tokens that each protects, 0 where it was left out.
     """
     created = dict.fromkeys(PIN_CLASSES.values(), 0)
     end = usage.num_cached_tokens

@@ -1,7 +1,7 @@
-"""Conversations kept on the server: trees of messages, for the chat page and whoever else wants them.
+"""Conversations stored on the server: trees of messages, for the chat page and other clients.
 
-routes, message_routes -> keeping (the calls) -> store (rows of the gateway's database)
-                              -> live  (who follows a conversation; what of it is being written)
-       -> replying -> running (a task per generation: worker's events -> replies that grow)
+routes, message_routes -> conversation_service -> store (rows of the gateway's database)
+                                               -> live  (followers of a conversation; replies being written)
+       -> replying -> reply_task (one per generation: worker's events -> replies that grow)
        -> imports, exports
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.schema import MAX_TAGS, BulkChange, dump_tags
 from radixkv.gateway.api.conversations.writing import Value
@@ -20,14 +20,14 @@ _FLAGS: dict[str, dict[str, Value]] = {
 }
 
 
-async def change_all(kept: Conversations, namespace: str, asked: BulkChange) -> dict[str, Any]:
-    """Change one after the other; what was changed, what is not there, and what was refused with the reason."""
+async def change_all(service: ConversationService, namespace: str, asked: BulkChange) -> dict[str, Any]:
+    """Change the conversations one by one; return changed ids, missing ids, and rejected ones with the reason."""
     done: list[str] = []
     missing: list[str] = []
     refused: list[dict[str, str]] = []
     for conversation_id in dict.fromkeys(asked.ids):
         try:
-            await _change(kept, namespace, conversation_id, asked)
+            await _change(service, namespace, conversation_id, asked)
             done.append(conversation_id)
         except ApiError as error:
             if error.status == 404:
@@ -37,19 +37,19 @@ async def change_all(kept: Conversations, namespace: str, asked: BulkChange) -> 
     return {"ids": done, "missing": missing, "refused": refused}
 
 
-async def _change(kept: Conversations, namespace: str, conversation_id: str, asked: BulkChange) -> None:
+async def _change(service: ConversationService, namespace: str, conversation_id: str, asked: BulkChange) -> None:
     match asked.action:
         case "trash":
-            await kept.trash.throw(namespace, conversation_id)
+            await service.trash.throw(namespace, conversation_id)
         case "restore":
-            await kept.trash.restore(namespace, conversation_id)
+            await service.trash.restore(namespace, conversation_id)
         case "delete":
-            await kept.delete(namespace, conversation_id)
+            await service.delete(namespace, conversation_id)
         case "tag" | "untag":
-            before = (await kept.store.about(namespace, conversation_id)).tags
+            before = (await service.store.about(namespace, conversation_id)).tags
             tags = [tag for tag in before if tag != asked.tag] + [asked.tag or ""] * (asked.action == "tag")
             if len(tags) > MAX_TAGS:
                 raise conflict(f"it has {MAX_TAGS} tags already", "tag")
-            await kept.change(namespace, conversation_id, {"tags": dump_tags(tags)})
+            await service.change(namespace, conversation_id, {"tags": dump_tags(tags)})
         case flag:
-            await kept.change(namespace, conversation_id, _FLAGS[flag])
+            await service.change(namespace, conversation_id, _FLAGS[flag])

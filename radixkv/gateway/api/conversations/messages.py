@@ -1,4 +1,4 @@
-"""What a conversation is made of: a tree of messages. A message never changes, but for a reply while it is written."""
+"""A conversation is a tree of messages. A message never changes, except for a reply that is being written."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Message:
 
     Attributes:
         id: unique within its conversation.
-        parent: the message that it follows; None: it begins the conversation.
+        parent: the message before it; None: the beginning of the conversation.
         role: system, user or assistant.
         status: complete, running, stopped or failed.
-        error: why it failed, for people.
+        error: why it failed, for users.
         created_s: seconds since 1970.
         seq: the conversation's version when it last changed.
-        details: what is known of how it came about, as the API tells it.
-        is_starred, name: for people to find it again.
+        details: its origin, in the API's form.
+        is_starred, name: bookmarks of the user.
     """
 
     id: str
@@ -43,17 +43,17 @@ class Message:
 
     @property
     def thinking(self) -> str:
-        """What the model thought before it wrote a reply."""
+        """Thoughts of the model before the reply."""
         return str((self.details or {}).get("thinking") or "")
 
     @property
     def counted_text(self) -> str:
-        """All of it that counts against the bounds: whatever a caller or the model may have made long."""
+        """All text that counts against the bounds: every text whose length the caller or the model chose."""
         stops = ((self.details or {}).get("settings") or {}).get("stop") or ()
         return "".join((self.text, self.thinking, self.name or "", *stops))
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         return {
             "id": self.id,
             "parent": self.parent,
@@ -70,10 +70,10 @@ class Message:
 
 
 class Conversation(NamedTuple):
-    """What is told of a whole conversation.
+    """A conversation without its messages.
 
-    updated_s: no two of one namespace have the same. version: grows with every change. head: the message that was added or
-    finished last. settings: for replies whose request says nothing else. trashed_s: when it was thrown away; None: it was not.
+    updated_s: unique within a namespace. version: grows with every change. head: the message that was added or finished last.
+    settings: defaults of its replies. trashed_s: when it was moved to the trash; None: it was not.
     """
 
     id: str
@@ -90,7 +90,7 @@ class Conversation(NamedTuple):
     trashed_s: float | None = None
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         return {
             "id": self.id,
             "title": self.title,
@@ -108,12 +108,12 @@ class Conversation(NamedTuple):
 
 
 def new_id(kind: str) -> str:
-    """An id that nobody has, such as ``msg_...``."""
+    """Return a new unique id, such as ``msg_...``."""
     return f"{kind}_{uuid.uuid4().hex}"
 
 
 def title_of(text: str) -> str:
-    """The first line of a text, cut between two words."""
+    """Return the first line of a text, cut between two words."""
     lines = text.strip().splitlines()
     line = lines[0].strip() if lines else ""
     if len(line) <= _CUT_CHARACTERS:

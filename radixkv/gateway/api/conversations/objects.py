@@ -1,4 +1,4 @@
-"""What answers about conversations look like, for the API's own description of itself."""
+"""Response models about conversations, for the API description."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ReplySettings(BaseModel):
-    """How a reply was drawn: what its request said, else its conversation, else the model; and the seed."""
+    """Sampling parameters of a reply: of its request, else its conversation, else the model; and the seed."""
 
     model: str
     temperature: float
@@ -44,14 +44,14 @@ class ReplySettings(BaseModel):
 
 
 class MessageDetails(BaseModel):
-    """How a message came about.
+    """Origin of a message.
 
-    A reply: by which model, in how many tokens and milliseconds since it was asked for; `cached_tokens`: of the prompt, found
-    in the cache, null where the generation was ended before it told; `drafts`: written at once, from one prompt, which is read
-    once; `generation`: the id of the first of them; `thinking`: what the model thought before, in `thinking_tokens` of those
-    generated; `settings`: how it was drawn. `continues`: the reply whose first `position` characters it begins with, and behind
-    them what was `appended`. `copies`: the message of which it is a copy, on another branch. `edited`: by hand. `imported`:
-    from a file, and what of it was `left_out` there and before it.
+    Of a reply: its model; its tokens; its milliseconds since the request. `cached_tokens`: prompt tokens found in the cache,
+    null where the generation was ended before they were known. `drafts`: replies generated at once from one prompt.
+    `generation`: the id of the first of them. `thinking`: the model's thoughts before the reply, in `thinking_tokens` of the
+    generated tokens. `settings`: its sampling parameters. `continues`: the reply whose first `position` characters it begins
+    with, followed by the `appended` text. `copies`: the message on another branch that it copies. `edited`: by hand.
+    `imported`: from a file; `left_out`: numbers of omitted parts there and before it.
     """
 
     model: str | None = None
@@ -101,17 +101,15 @@ class ConversationObject(BaseModel):
     version: int
     head: str | None
     num_messages: int
-    settings: dict[str, Any] | None = Field(
-        description="As they were given, for replies whose request says nothing else."
-    )
+    settings: dict[str, Any] | None = Field(description="Defaults of its replies, as they were set.")
     tags: list[str]
     pinned: bool
     archived: bool
-    trashed: float | None = Field(description="When it was thrown away; null: it was not.")
+    trashed: float | None = Field(description="When it was moved to the trash; null: it was not.")
 
 
 class SearchHit(BaseModel):
-    """A message that holds what is searched for, first at `position`. `marks`: where the excerpt has it, [begin, end]."""
+    """A message that matches a search, first at `position`. `marks`: matches within the excerpt, [begin, end]."""
 
     message: str
     role: Role
@@ -122,34 +120,34 @@ class SearchHit(BaseModel):
 
 
 class FoundConversation(ConversationObject):
-    """A conversation; of a search with its newest messages that hold the text, none where its title alone does."""
+    """A conversation; in a search with its newest matching messages, none where only its title matches."""
 
     hits: list[SearchHit] | None = None
     has_more_hits: bool | None = None
 
 
 class ConversationPage(BaseModel):
-    """Some of them, the latest updated first."""
+    """A page of conversations, latest updated first."""
 
     conversations: list[FoundConversation]
     has_more: bool
 
 
 class ConversationTree(BaseModel):
-    """One with all its messages, in the order in which they came."""
+    """A conversation with all its messages, in order of creation."""
 
     conversation: ConversationObject
     messages: list[MessageObject]
 
 
 class MessageList(BaseModel):
-    """Messages that were added, or were there."""
+    """Messages that were added, or existed already."""
 
     messages: list[MessageObject]
 
 
 class Alternative(BaseModel):
-    """A token. `text`: to go on with it; null of an end of the reply, and of half a character. `logprob`: at temperature 1."""
+    """A token. `text`: to continue with; null for an end token or half a character. `logprob`: at temperature 1."""
 
     token: str
     text: str | None
@@ -166,7 +164,7 @@ class Alternatives(Alternative):
 
 
 class CostObject(BaseModel):
-    """Tokens of a branch, those that are cached now, those a reply computes, as many as the model takes. Null: not known."""
+    """Tokens of a branch, its cached ones, those that a reply computes, and the model's maximum. Null: unknown."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -175,19 +173,19 @@ class CostObject(BaseModel):
 
 
 class MessageCost(CostObject):
-    """Of the branch that ends at message `id`."""
+    """Cost of the branch that ends at message `id`."""
 
     id: str
 
 
 class MessageCosts(BaseModel):
-    """In the order in which they were asked for."""
+    """Costs in the order of the request."""
 
     messages: list[MessageCost]
 
 
 class BranchAnswer(BaseModel):
-    """The messages that were added, and the last of them; of a dry run its cost alone."""
+    """The added messages, and the last of them; for a dry run only its cost."""
 
     messages: list[MessageObject]
     leaf: str | None
@@ -195,7 +193,7 @@ class BranchAnswer(BaseModel):
 
 
 class TrashedBranchObject(BaseModel):
-    """A branch that was thrown away, by its top message; `num_messages` with all below it."""
+    """A branch in the trash, by its top message; `num_messages`: including its descendants."""
 
     message: MessageObject
     trashed: float
@@ -203,33 +201,33 @@ class TrashedBranchObject(BaseModel):
 
 
 class TrashedBranches(BaseModel):
-    """Those of a conversation, the last thrown away first."""
+    """Branches of a conversation in the trash, latest first."""
 
     branches: list[TrashedBranchObject]
 
 
 class TagCount(BaseModel):
-    """A tag, and how many conversations have it."""
+    """A tag, and the number of conversations with it."""
 
     tag: str
     num_conversations: int
 
 
 class TagList(BaseModel):
-    """All tags, in order."""
+    """All tags, sorted."""
 
     tags: list[TagCount]
 
 
 class RefusedChange(BaseModel):
-    """A conversation that stays as it is, and why."""
+    """A conversation that was not changed, and the reason."""
 
     id: str
     reason: str
 
 
 class BulkAnswer(BaseModel):
-    """What was changed, what is not there, and what was refused."""
+    """Ids changed, ids not found, and rejected changes."""
 
     ids: list[str]
     missing: list[str]
@@ -237,13 +235,13 @@ class BulkAnswer(BaseModel):
 
 
 class RemovedMessages(BaseModel):
-    """What is gone."""
+    """Ids of the removed messages."""
 
     ids: list[str]
 
 
 class SkippedConversations(BaseModel):
-    """Those of a file that were not taken for one reason. `indices`: their places there, from 0; `index`: the first."""
+    """Conversations of a file skipped for one reason. `indices`: their places in the file, from 0; `index`: the first."""
 
     index: int
     reason: str
@@ -251,14 +249,14 @@ class SkippedConversations(BaseModel):
 
 
 class KnownConversation(BaseModel):
-    """One that was imported before, as it is now, and how many messages were new."""
+    """A conversation that was imported before, as it is now, and the number of new messages."""
 
     conversation: ConversationObject
     num_added: int
 
 
 class ImportAnswer(BaseModel):
-    """What a file has brought. `left_out`: how many of each kind: picture, audio, file, tool, thoughts, instructions, note."""
+    """Result of an import. `left_out`: numbers by kind: picture, audio, file, tool, thoughts, instructions, note."""
 
     conversations: list[ConversationObject]
     known: list[KnownConversation]
@@ -267,5 +265,5 @@ class ImportAnswer(BaseModel):
 
 
 def answer_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """What a route answers, for the API's own description of itself."""
+    """Return a route's `responses` for the API description."""
     return {200: {"model": model, "description": "The answer"}}

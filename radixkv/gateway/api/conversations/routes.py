@@ -1,16 +1,16 @@
-"""`/v1/radixkv/conversations`: conversations kept on the server, each a tree of messages.
+"""`/v1/radixkv/conversations`: conversations stored on the server, each a tree of messages.
 
-GET    .../conversations                           the latest updated first; search
+GET    .../conversations                           latest updated first; search
 POST   .../conversations
-POST   .../conversations/import                    from files of other programs, or of ours
-GET    .../conversations/{id}                      also its events as they come: .../events
+POST   .../conversations/import                    from files of radixkv or other programs
+GET    .../conversations/{id}                      as an event stream: .../events
 PATCH  .../conversations/{id}                      its title, settings, tags and marks
-DELETE .../conversations/{id}                      for good; .../trash and .../restore: for a while
-GET    .../conversations/tags                      all that there are
-POST   .../conversations/bulk                      one change to several
+DELETE .../conversations/{id}                      for good; .../trash and .../restore
+GET    .../conversations/tags                      all tags
+POST   .../conversations/bulk                      one change to several conversations
 GET    .../conversations/{id}/export               JSON, or one branch as Markdown or HTML
 
-What is below them is in `message_routes`.
+The routes of messages are in `message_routes`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from radixkv.gateway.api.conversations.bulk import change_all
+from radixkv.gateway.api.conversations.conversation_service import ConversationService, service_of, told
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.api.conversations.files.file_values import RefusedError
 from radixkv.gateway.api.conversations.files.imports import Imported, read_conversations
-from radixkv.gateway.api.conversations.keeping import Conversations, kept_by, told
 from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
 from radixkv.gateway.api.conversations.objects import (
     BulkAnswer,
@@ -63,21 +63,23 @@ async def list_conversations(
     tenant: CurrentTenant,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     before: Annotated[
-        float | None, Query(allow_inf_nan=False, description="Those updated before; `updated` of the last one seen.")
+        float | None,
+        Query(allow_inf_nan=False, description="Only those updated before; `updated` of the last one seen."),
     ] = None,
     search: Annotated[
-        str, Query(max_length=MAX_SEARCH_CHARACTERS, description="Those whose titles or messages hold this text.")
+        str,
+        Query(max_length=MAX_SEARCH_CHARACTERS, description="Only those whose title or a message contains this text."),
     ] = "",
     archived: Annotated[
-        bool | None, Query(description="Those that are, or are not; left out: the latter, or with `search` all.")
+        bool | None, Query(description="Only archived ones, or only others; default: others, with `search` all.")
     ] = None,
-    pinned: Annotated[bool | None, Query(description="Those that are, or are not; left out: all.")] = None,
-    tag: Annotated[str | None, Query(max_length=MAX_TAG_CHARACTERS, description="Those that have it.")] = None,
-    trash: Annotated[bool, Query(description="Those that were thrown away.")] = False,
+    pinned: Annotated[bool | None, Query(description="Only pinned ones, or only others; default: all.")] = None,
+    tag: Annotated[str | None, Query(max_length=MAX_TAG_CHARACTERS, description="Only those with this tag.")] = None,
+    trash: Annotated[bool, Query(description="Only those in the trash.")] = False,
 ) -> Response:
-    """The conversations that are kept, the latest updated first.
+    """The stored conversations, latest updated first.
 
-    With `search` each comes with `hits`: its newest messages that hold the text, on whatever branch, at most 8.
+    With `search` each comes with `hits`: at most 8 of its newest matching messages, on any branch.
     """
     if archived is None and not search and not trash:
         archived = False
@@ -96,41 +98,41 @@ class _Wanted(NamedTuple):
 
 
 async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequence[Conversation | Found], bool]:
-    """A page of them; of a namespace one search at a time, which ends when nobody waits for it any more."""
-    kept, (limit, before_s, text, shown) = kept_by(request), wanted
+    """Return a page; a namespace runs one search at a time, which is cancelled when its client disconnects."""
+    service, (limit, before_s, text, shown) = service_of(request), wanted
     if not text:
-        return await kept.page(namespace, limit, before_s, shown)
+        return await service.page(namespace, limit, before_s, shown)
 
     async def search() -> tuple[list[Found], bool]:
         async with request.app.state.one_by_one.place(namespace):
             if (stopping := request.app.state.gate.draining()) is not None:
-                raise stopping  # what still waits for its turn is not begun any more
-            return await kept.search(namespace, text, limit, before_s, shown)
+                raise stopping  # a search still waiting for its turn is not begun
+            return await service.search(namespace, text, limit, before_s, shown)
 
     return await until_disconnected(request, search())
 
 
 @router.get("/tags", response_model=None, responses=answer_of(TagList))
 async def list_tags(request: Request, tenant: CurrentTenant) -> Response:
-    """All tags, and how many conversations outside the trash have each."""
-    tags = await kept_by(request).store.tags(tenant.namespace)
+    """All tags, with the number of conversations outside the trash that have each."""
+    tags = await service_of(request).store.tags(tenant.namespace)
     return JSONResponse({"tags": [{"tag": tag, "num_conversations": count} for tag, count in tags]})
 
 
 @router.post("/bulk", response_model=None, responses=answer_of(BulkAnswer))
 async def change_several(body: BulkChange, request: Request, tenant: CurrentTenant) -> Response:
-    """Change several conversations, one after the other; what is refused of one does not end it."""
-    return JSONResponse(await change_all(kept_by(request), tenant.namespace, body))
+    """Change several conversations one by one; a rejected change does not stop the others."""
+    return JSONResponse(await change_all(service_of(request), tenant.namespace, body))
 
 
 @router.post("", response_model=None, responses=answer_of(ConversationObject))
 async def create_conversation(body: NewConversation, request: Request, tenant: CurrentTenant) -> Response:
     """A new conversation, empty or with a first path of messages."""
-    kept = kept_by(request)
-    messages = await off_loop(request, partial(_first_messages, body, kept.clock()))
+    service = service_of(request)
+    messages = await off_loop(request, partial(_first_messages, body, service.clock()))
     title = None if body.title is None else body.title.strip() or DEFAULT_TITLE
     settings = {} if body.settings is None else {"settings": body.settings.dump()}
-    conversation = await kept.store.create(tenant.namespace, title, messages, kept=settings)
+    conversation = await service.store.create(tenant.namespace, title, messages, kept=settings)
     return JSONResponse(conversation.body())
 
 
@@ -153,29 +155,31 @@ def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
 async def import_conversations(request: Request, tenant: CurrentTenant) -> Response:
     """Conversations of a file: ours, ChatGPT's, Claude's, Open WebUI's, LibreChat's, SillyTavern's, OpenAssistant trees.
 
-    Each is taken as a whole or skipped as a whole; one that was imported before gets what is new in it.
-    The body must say that it is JSON: no foreign page may send that unasked.
+    Each is imported as a whole or skipped as a whole; a conversation imported before gets its new messages. The Content-Type
+    must be JSON, which another site's page cannot send without CORS.
     """
-    kept = kept_by(request)
+    service = service_of(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
         raise not_json()
     content = await request.body()
     async with request.app.state.one_by_one.place(tenant.namespace):
-        read = await off_loop(request, partial(read_conversations, content, kept.clock()))
-        return JSONResponse(await _import(kept, tenant.namespace, read))
+        read = await off_loop(request, partial(read_conversations, content, service.clock()))
+        return JSONResponse(await _import(service, tenant.namespace, read))
 
 
-async def _import(kept: Conversations, namespace: str, read: Sequence[Imported | RefusedError]) -> dict[str, Any]:
+async def _import(
+    service: ConversationService, namespace: str, read: Sequence[Imported | RefusedError]
+) -> dict[str, Any]:
     taken: list[dict[str, Any]] = []
     known: list[dict[str, Any]] = []
     skipped: dict[str, list[int]] = {}
     left_out: Counter[str] = Counter()
-    for index, each in reversed(list(enumerate(read))):  # so that the first one is the latest
+    for index, each in reversed(list(enumerate(read))):  # so that the first one becomes the latest
         try:
             if isinstance(each, RefusedError):
                 raise not_possible(each.reason, "body")
-            stored, num_added = await kept.bring(namespace, each)
+            stored, num_added = await service.bring(namespace, each)
             left_out += Counter(each.left_out)
             if num_added is None:
                 taken.append(stored.body())
@@ -195,36 +199,36 @@ async def _import(kept: Conversations, namespace: str, read: Sequence[Imported |
 @router.get("/{conversation_id}", response_model=None, responses=answer_of(ConversationTree))
 async def retrieve_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """A conversation with all its messages."""
-    return JSONResponse(told(*await kept_by(request).view(tenant.namespace, conversation_id)))
+    return JSONResponse(told(*await service_of(request).view(tenant.namespace, conversation_id)))
 
 
 @router.patch("/{conversation_id}", response_model=None, responses=answer_of(ConversationObject))
 async def change_conversation(
     conversation_id: str, body: ConversationChange, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Give a conversation a title, settings for its replies, tags or marks."""
+    """Set a conversation's title, settings, tags or marks."""
     values = body.values()
     if not values:
         raise not_possible("one of title, settings, tags, pinned and archived must be given", "body")
-    return JSONResponse((await kept_by(request).change(tenant.namespace, conversation_id, values)).body())
+    return JSONResponse((await service_of(request).change(tenant.namespace, conversation_id, values)).body())
 
 
 @router.post("/{conversation_id}/trash", response_model=None, responses=answer_of(ConversationObject))
 async def throw_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Throw a conversation away: it comes back by `restore`, for 30 days. Replies under way are stopped."""
-    return JSONResponse((await kept_by(request).trash.throw(tenant.namespace, conversation_id)).body())
+    """Move a conversation to the trash: `restore` brings it back, for 30 days. Replies under way are stopped."""
+    return JSONResponse((await service_of(request).trash.throw(tenant.namespace, conversation_id)).body())
 
 
 @router.post("/{conversation_id}/restore", response_model=None, responses=answer_of(ConversationObject))
 async def restore_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Bring back a conversation that was thrown away. One that was not stays as it is."""
-    return JSONResponse((await kept_by(request).trash.restore(tenant.namespace, conversation_id)).body())
+    """Restore a conversation from the trash; no effect on one outside it."""
+    return JSONResponse((await service_of(request).trash.restore(tenant.namespace, conversation_id)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)
 async def delete_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a conversation for good, also from the trash; replies under way are stopped."""
-    await kept_by(request).delete(tenant.namespace, conversation_id)
+    await service_of(request).delete(tenant.namespace, conversation_id)
     return Response(status_code=204)
 
 
@@ -235,13 +239,13 @@ async def delete_conversation(conversation_id: str, request: Request, tenant: Cu
     responses={200: {"content": {"text/event-stream": {}}, "description": "Events as they come"}},
 )
 async def follow_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """All of a conversation as a first event, `snapshot`, and then what changes in it, as it changes.
+    """Stream a conversation: all of it as a first event, `snapshot`, then its changes.
 
-    `message`: new or changed as a whole. `delta`: text to append to a reply that is being written. `conversation`: what is told
-    of the whole. `removed`: ids of messages that are gone. `deleted`: all is gone, and the stream ends. A follower that falls
-    behind is ended; it comes back and gets a snapshot.
+    `message`: new or changed, as a whole. `delta`: text to append to a reply that is being written. `conversation`: its object
+    without messages. `removed`: ids of removed messages. `deleted`: the conversation is gone, and the stream ends. A follower
+    that reads too slowly is ended; it reconnects and gets a snapshot.
     """
-    follower = await kept_by(request).follow(tenant.namespace, conversation_id)
+    follower = await service_of(request).follow(tenant.namespace, conversation_id)
     return EventStreamResponse(follower, over=follower.over)
 
 
@@ -259,11 +263,11 @@ async def export_conversation(
     tenant: CurrentTenant,
     format: Literal["json", "markdown", "html"] = "json",  # the contract's word
     leaf: Annotated[
-        str | None, Query(max_length=512, description="The branch's last message; the head unless told.")
+        str | None, Query(max_length=512, description="The branch's last message; default: the head.")
     ] = None,
 ) -> Response:
-    """A file of the conversation: the whole tree as JSON, or one branch of it as Markdown or HTML."""
-    conversation, messages = await kept_by(request).view(tenant.namespace, conversation_id)
+    """Export a conversation: the whole tree as JSON, or one branch of it as Markdown or HTML."""
+    conversation, messages = await service_of(request).view(tenant.namespace, conversation_id)
     if leaf is not None and all(message.id != leaf for message in messages):
         raise no_message(leaf, "leaf")
     if format == "json":

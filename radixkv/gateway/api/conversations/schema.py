@@ -1,4 +1,4 @@
-"""What requests about conversations may say."""
+"""Request fields about conversations."""
 
 from __future__ import annotations
 
@@ -42,37 +42,39 @@ Title = Annotated[str, Field(min_length=1, max_length=MAX_TITLE_CHARACTERS)]
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARACTERS)]
 Tags = Annotated[list[Tag], Field(max_length=MAX_TAGS), FAIL_FAST]
 Position = Annotated[Whole, Field(ge=0, le=MAX_CONVERSATION_BYTES)]
-"""Characters of a text, as Unicode counts them."""
+"""In characters of a text, as Unicode code points."""
 
 MessageId = Annotated[str, Field(pattern=r"^msg_[0-9a-f]{32}$")]
 
 
 class FirstMessage(ApiModel):
-    """One of the messages that a conversation begins with, each below the one before."""
+    """One of the messages that a new conversation begins with, each below the one before."""
 
     role: Role
     text: Text
 
 
 class NewConversation(ApiModel):
-    """A conversation to be kept."""
+    """A new conversation."""
 
     title: Title | None = None
     messages: Annotated[list[Annotated[FirstMessage, Each]], Field(max_length=MAX_MESSAGES), FAIL_FAST] | None = None
-    settings: Settings | None = Field(None, description="For replies whose request says nothing else.")
+    settings: Settings | None = Field(None, description="Defaults of its replies.")
 
 
 class ConversationChange(ApiModel):
-    """What is to be different; what is left out stays."""
+    """Changes of a conversation; missing fields stay."""
 
     title: Title | None = None
-    settings: Settings | None = Field(None, description="All of them; null, or an empty object, for none.")
-    tags: Tags | None = Field(None, description="All of them.")
+    settings: Settings | None = Field(
+        None, description="Replaces all settings; null, or an empty object, removes them."
+    )
+    tags: Tags | None = Field(None, description="Replaces all tags.")
     pinned: bool | None = None
     archived: bool | None = None
 
     def values(self) -> dict[str, Value]:
-        """The same by the columns of a conversation."""
+        """Return the changes by columns of a conversation."""
         values: dict[str, Value] = {}
         if self.title is not None:
             values["title"] = self.title.strip() or DEFAULT_TITLE
@@ -87,7 +89,7 @@ class ConversationChange(ApiModel):
 
 
 class BulkChange(ApiModel):
-    """What is to be done to several conversations."""
+    """One change of several conversations."""
 
     ids: Annotated[list[Name], Field(max_length=MAX_IN_BULK), FAIL_FAST]
     action: Literal["trash", "restore", "delete", "archive", "unarchive", "pin", "unpin", "tag", "untag"]
@@ -101,31 +103,31 @@ class BulkChange(ApiModel):
 
 
 class MessageMarks(ApiModel):
-    """What people find a message by; what is left out stays."""
+    """Star and name of a message; missing fields stay."""
 
     starred: bool | None = None
-    name: Annotated[str, Field(max_length=MAX_TITLE_CHARACTERS)] | None = Field(None, description="Empty: none.")
+    name: Annotated[str, Field(max_length=MAX_TITLE_CHARACTERS)] | None = Field(None, description="Empty: removes it.")
 
 
 class ReplyOptions(Settings):
-    """How many replies, and how they are drawn."""
+    """Number of replies, and their settings."""
 
     draws = True
 
-    n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="So many drafts, siblings of each other.")
+    n: Annotated[Whole, Field(ge=1, le=MAX_DRAFTS)] = Field(1, description="Number of drafts, siblings of each other.")
     ids: Annotated[list[MessageId], Field(max_length=MAX_DRAFTS), FAIL_FAST] | None = Field(
-        None, description="The replies' ids, `n` of them, so that a repeat of the request begins nothing again."
+        None, description="Ids of the `n` replies, so that repeating the request begins nothing again."
     )
 
     continue_: bool = Field(
-        False, alias="continue", description="Go on from the text of the reply that is named, as siblings of it."
+        False, alias="continue", description="Continue the text of the named reply, as siblings of it."
     )
     position: Position | None = Field(
-        None, description="With `continue`: from so many characters of its text; left out: from all there are now."
+        None, description="With `continue`: after so many characters of its text; default: all so far."
     )
 
     append: Annotated[str, Field(min_length=1, max_length=MAX_APPENDED_CHARACTERS)] | None = Field(
-        None, description="With `continue`: what they say there, such as another token than that reply had."
+        None, description="With `continue`: text to append there first, such as another token than that reply's."
     )
 
     @model_validator(mode="after")
@@ -143,18 +145,18 @@ class ReplyOptions(Settings):
 
 
 class NewMessage(ApiModel):
-    """A message to be added: below another one, or as a beginning of its own."""
+    """A message to add: below another message, or as a beginning of its own."""
 
     draws = True
 
     id: MessageId | None = Field(
-        None, description="Yours to choose, so that a repeat of the request adds nothing again."
+        None, description="Chosen by the client, so that repeating the request adds nothing again."
     )
     parent: Annotated[Name, Field(min_length=1)] | None = None
     position: Position | None = Field(
         None,
-        description="It follows so many characters of the reply `parent`, which may still be written: a sibling of that one "
-        "that ends there is added before it.",
+        description="It follows so many characters of the reply `parent`, which may still be growing: a sibling of that reply "
+        "that ends there is added first.",
     )
     role: Role
     text: Annotated[str, Field(description="At least one character; an assistant's may be empty.")]
@@ -162,8 +164,8 @@ class NewMessage(ApiModel):
         None,
         description="The model that wrote an assistant's message; without it the message counts as edited by hand.",
     )
-    thinking: str | None = Field(None, description="What the model thought before it wrote an assistant's message.")
-    replies: ReplyOptions | None = Field(None, description="Replies to it to be begun; it must be a user's.")
+    thinking: str | None = Field(None, description="Thoughts of the model before an assistant's message.")
+    replies: ReplyOptions | None = Field(None, description="Replies to begin below it; the message must be a user's.")
 
     @model_validator(mode="after")
     def _require_a_place_that_makes_sense(self) -> NewMessage:
@@ -187,45 +189,47 @@ class NewMessage(ApiModel):
 
 
 class AlternativesAsked(ApiModel):
-    """A place in a reply."""
+    """A position in a reply."""
 
     position: Position
     top: Annotated[Whole, Field(ge=1, le=MAX_LOGPROBS)] = 10
 
 
 class Edit(ApiModel):
-    """A message as it is to be corrected."""
+    """A corrected message."""
 
     message: Annotated[Name, Field(min_length=1)]
     text: str
 
 
 class NewBranch(ApiModel):
-    """A branch that is to be told anew. At least one of `system`, `edit` and `start` makes it another one."""
+    """A changed copy of a branch. At least one of `system`, `edit` and `start` makes it another branch."""
 
-    leaf: Annotated[Name, Field(min_length=1)] = Field(description="The message that the branch ends at.")
-    system: str | None = Field(None, description="Its instructions; empty: none; left out: as they are.")
-    edit: Edit | None = Field(None, description="A message of it with another text; what follows it is carried over.")
+    leaf: Annotated[Name, Field(min_length=1)] = Field(description="Last message of the branch.")
+    system: str | None = Field(None, description="Its instructions; empty: none; default: unchanged.")
+    edit: Edit | None = Field(None, description="A message of it with another text; following messages are copied.")
     start: Annotated[Name, Field(min_length=1)] | None = Field(
-        None, description="A user's message that it begins with, behind its instructions; what is above is left out."
+        None, description="A user's message that it begins with, after its instructions; earlier messages are left out."
     )
-    id: MessageId | None = Field(None, description="Of its last message, so that a repeat of the request adds nothing.")
-    dry_run: bool = Field(False, description="Add nothing, and tell what the next reply on it would compute.")
+    id: MessageId | None = Field(
+        None, description="Id of its last message, so that repeating the request adds nothing."
+    )
+    dry_run: bool = Field(False, description="Add nothing, and return the cost of the next reply on it.")
 
 
 MAX_ASKED = 100
 
 
 class BranchCosts(ApiModel):
-    """Messages at which branches end."""
+    """Last messages of branches."""
 
     messages: Annotated[
         list[Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]], Field(max_length=MAX_ASKED), FAIL_FAST
     ]
-    model: ModelName | None = Field(None, description="Left out: the conversation's, or the one that is served.")
+    model: ModelName | None = Field(None, description="Default: the conversation's, or the served one.")
 
 
 def dump_tags(tags: Iterable[str]) -> str | None:
-    """As a conversation keeps them: each once."""
+    """Serialize tags for storage, each once."""
     unique = list(dict.fromkeys(tags))
     return json.dumps(unique, ensure_ascii=False) if unique else None

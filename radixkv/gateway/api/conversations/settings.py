@@ -1,4 +1,4 @@
-"""How replies are drawn: what a request or a conversation says of it, and what then held."""
+"""Sampling settings of replies: as requested, as stored in a conversation, and as applied."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["MAX_STOP_TEXTS", "MAX_STOP_TEXT_CHARACTERS", "Settings", "told_setti
 
 MAX_STOP_TEXTS = 16
 MAX_STOP_TEXT_CHARACTERS = 256
-"""They are kept with each reply."""
+"""Stop texts are stored with each reply."""
 
 _SEED_BITS = 32
-"""Of a seed that is drawn here: any program that reads JSON keeps it whole."""
+"""Bits of a random seed: a JSON reader with doubles keeps it exact."""
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_TEXT_CHARACTERS)]
 
 
 class Settings(ApiModel):
-    """How replies are drawn. What is left out, or null, the conversation's settings say; what they leave out, the model's."""
+    """Settings of replies. Missing or null fields come from the conversation's settings, else from the model."""
 
     model: ModelName | None = Field(None, description="The model, or an adapter of it.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -42,23 +42,23 @@ class Settings(ApiModel):
     max_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
 
     def given(self) -> dict[str, Any]:
-        """What is said, by name."""
+        """Return the fields that are set, by name."""
         return self.model_dump(include=set(Settings.model_fields), exclude_none=True)
 
     def over(self, kept: dict[str, Any] | None) -> Settings:
-        """These, and what a conversation's settings say besides."""
+        """Return these settings over a conversation's."""
         return Settings.model_validate({**(kept or {}), **self.given()})
 
     def dump(self) -> str | None:
-        """As a conversation keeps them; None: they say nothing."""
+        """Serialize for storage; None: no field is set."""
         given = self.given()
         return json.dumps(given, ensure_ascii=False) if given else None
 
     def sampling(self, model: ServedModel, n: int, max_tokens: int) -> SamplingParams:
-        """How `n` replies are drawn, with a seed of their own where these name none.
+        """Return the sampling parameters of `n` replies, with a random seed where none is set.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
         given = {**self.given(), "model": model.name, "n": n}
         given.setdefault("seed", secrets.randbits(_SEED_BITS))
@@ -67,7 +67,7 @@ class Settings(ApiModel):
 
 
 def told_settings(model: ServedModel, sampling: SamplingParams) -> dict[str, Any]:
-    """What held for replies, by the names of `Settings`: the same again is drawn with them."""
+    """Return the applied settings of replies, by the names of `Settings`: with them, the same tokens are sampled again."""
     names = set(Settings.model_fields) - {"model", "stop"}
     held = {name: getattr(sampling, name) for name in Settings.model_fields if name in names}
     return {"model": model.name, **held, "stop": list(sampling.stop)}

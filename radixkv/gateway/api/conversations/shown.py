@@ -1,4 +1,4 @@
-"""Which conversations of a namespace are shown."""
+"""Filter of the listed conversations of a namespace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ALL", "Shown"]
 
 
 class Shown(NamedTuple):
-    """Which ones; None: it does not matter. tag: those that have it. is_trashed: those in the trash, or those outside."""
+    """Filter; None: any. tag: only those with it. is_trashed: those in the trash, or those outside."""
 
     is_archived: bool | None = None
     is_pinned: bool | None = None
@@ -17,7 +17,7 @@ class Shown(NamedTuple):
     is_trashed: bool = False
 
     def where(self) -> tuple[str, Sequence[str | int]]:
-        """The same as conditions behind others, and their values."""
+        """Return SQL conditions to append to others, and their values."""
         conditions = ["trashed_s IS NOT NULL" if self.is_trashed else "trashed_s IS NULL"]
         values: list[str | int] = []
         for column, wanted in (("is_archived", self.is_archived), ("is_pinned", self.is_pinned)):
@@ -31,4 +31,4 @@ class Shown(NamedTuple):
 
 
 ALL = Shown()
-"""All that are not in the trash."""
+"""Every conversation outside the trash."""

@@ -1,4 +1,4 @@
-"""The trash of kept conversations: what is thrown away is stopped and found nowhere, and comes back as it was or ends."""
+"""The trash: a trashed conversation or branch is stopped and hidden, and is restored as it was or expires."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from radixkv.gateway.protocol.errors import ApiError
 __all__ = ["TRASH_S", "Trash"]
 
 TRASH_S = 30 * 24 * 3600.0
-"""How long something stays there, in seconds."""
+"""Lifetime in the trash, in seconds."""
 
 Forget = Callable[[str, Sequence[Message], Sequence[Message]], Awaitable[None]]
-"""Drops what is remembered of messages of a namespace, below others."""
+"""Drops cached transcripts of messages of a namespace, given the messages above them."""
 
 
 class Trash:
-    """The event loop owns it. Calls raise what those of `TrashStore` do.
+    """The trash of all namespaces. The event loop owns it. Calls raise the errors of `TrashStore`.
 
     Args:
-        store: where it lies.
-        lives: who follows conversations, and what is written in them.
+        store: of the trash.
+        lives: followers of conversations, and replies being written.
         forget: see `Forget`.
     """
 
@@ -34,7 +34,7 @@ class Trash:
         self._forget = forget
 
     async def throw(self, namespace: str, conversation_id: str) -> Conversation:
-        """Throw away a conversation; replies under way are stopped, and keep what was written."""
+        """Move a conversation to the trash; replies under way are stopped, and keep their text so far."""
         async with self._lives.changing(conversation_id) as live:
             thrown = await self._store.throw(namespace, conversation_id, live.version)
             for growing in list(live.growing.values()):
@@ -44,12 +44,12 @@ class Trash:
             return thrown
 
     async def restore(self, namespace: str, conversation_id: str) -> Conversation:
-        """Bring a conversation back."""
+        """Restore a conversation."""
         async with self._lives.changing(conversation_id) as live:
             return await self._store.restore(namespace, conversation_id, live.version)
 
     async def throw_branch(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
-        """Throw away a message and all below it; replies under way there are stopped, and keep what was written."""
+        """Move a message and its descendants to the trash; replies under way there are stopped, and keep their text so far."""
         async with self._lives.changing(conversation_id) as live:
             for message in await self._store.below(namespace, conversation_id, message_id):
                 growing = live.growing.get(message.id)
@@ -63,28 +63,28 @@ class Trash:
             return ids
 
     async def restore_branch(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
-        """Bring a branch back; its messages."""
+        """Restore a branch; returns its messages."""
         async with self._lives.changing(conversation_id) as live:
             change = await self._store.restore_branch(namespace, conversation_id, message_id, live.version)
             live.tell_change(change)
             return change.messages
 
     async def branches(self, namespace: str, conversation_id: str) -> list[TrashedBranch]:
-        """Those that were thrown away of a conversation, the last one first."""
+        """Return the branches of a conversation in the trash, latest first."""
         return await self._store.branches(namespace, conversation_id)
 
     async def drop_branch(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
-        """Remove a branch for good, and what is remembered of it; the ids of its messages."""
+        """Remove a branch for good, with its cached transcripts; returns the ids of its messages."""
         async with self._lives.changing(conversation_id):
             above, gone = await self._store.drop_branch(namespace, conversation_id, message_id)
         await self._forget(namespace, above, gone)
         return [message.id for message in gone]
 
     async def sweep(self, now_s: float, delete: Callable[[str, str], Awaitable[None]]) -> int:
-        """Remove for good what has been there long enough; how much that was. `delete`: a conversation."""
+        """Remove expired conversations and branches for good; returns their number. `delete`: removes a conversation."""
         expired = await self._store.expired(now_s - TRASH_S)
         for namespace, conversation_id, branch in expired:
-            with suppress(ApiError):  # somebody has removed it meanwhile
+            with suppress(ApiError):  # it was removed meanwhile
                 if branch is None:
                     await delete(namespace, conversation_id)
                 else:

@@ -1,4 +1,4 @@
-"""How conversations grow and change within a job of the database: versions, heads, dates and bounds."""
+"""Changes of conversations within a job of the database: versions, heads, dates and bounds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from radixkv.gateway.api.conversations.store.rows import INSERT_MESSAGE, new_row
 __all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
 
 MAX_MESSAGES = 10_000
-"""Of one conversation."""
+"""Per conversation."""
 
 MAX_CONVERSATION_BYTES = 16 * 1024 * 1024
-"""Of one conversation: whoever opens it is sent all of it."""
+"""Per conversation: opening one sends all of it."""
 
 
 Value = str | float | None
@@ -27,9 +27,9 @@ _COUNTED = ("settings", "tags")
 
 
 class Change(NamedTuple):
-    """What a change has made of a conversation.
+    """Result of a change.
 
-    conversation: as it is now. messages: new, changed or removed ones. is_repeat: nothing was changed, it was there before.
+    conversation: as it is now. messages: new, changed or removed ones. is_repeat: nothing was changed, they existed before.
     """
 
     conversation: Conversation
@@ -100,7 +100,7 @@ class Writer:
             )
 
     def touch(self, connection: sqlite3.Connection, row: sqlite3.Row, version: int, head: str | None) -> Conversation:
-        """The conversation of a row has changed now; as it is then."""
+        """Mark the conversation of a row as changed now; return it."""
         updated_s = next_update(connection, row["namespace"], self.clock())
         values = (version, head, updated_s, row["id"])
         connection.execute("UPDATE conversations SET version = ?, head = ?, updated_s = ? WHERE id = ?", values)
@@ -111,7 +111,7 @@ class Writer:
     def change(
         self, connection: sqlite3.Connection, row: sqlite3.Row, values: Mapping[str, Value], version: int
     ) -> Conversation:
-        """Set columns of the conversation of a row. A title counts as an update, what else is kept of it does not.
+        """Set columns of the conversation of a row. Only a title counts as an update.
 
         Raises:
             ApiError: 409: a bound is reached.
@@ -121,7 +121,7 @@ class Writer:
         told: dict[str, Value] = {**values, "version": version, "size_bytes": row["size_bytes"] + size}
         if "title" in values:
             told["updated_s"] = next_update(connection, row["namespace"], self.clock())
-        columns = ", ".join(f"{name} = :{name}" for name in told)  # names of ours
+        columns = ", ".join(f"{name} = :{name}" for name in told)  # trusted names
         connection.execute(f"UPDATE conversations SET {columns} WHERE id = :id", {**told, "id": row["id"]})
         if size > 0:
             self.check_bounds(connection, row["id"], row["namespace"])

@@ -1,1 +1,1 @@
-"""Batches: thousands of requests that are given at once, run below what people ask for, and are fetched when they are done."""
+"""Batches: thousands of requests submitted at once, run at lower priority than interactive ones, and fetched when done."""

@@ -1,4 +1,4 @@
-"""Lines of the results of a batch, in the form of its protocol. The body of an answer stands in them byte for byte."""
+"""Result lines of a batch, in the form of its protocol. A response's body is copied byte for byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WHY = {
 
 
 def answer_line(protocol: str, custom_id: str, status: int, body: bytes, request_id: str) -> bytes:
-    """The result of a request that was answered. `body`: JSON without line breaks."""
+    """Return the result of an answered request. `body`: JSON without line breaks."""
     name = json.dumps(custom_id).encode()
     if protocol == "anthropic":
         kind, field = (b"succeeded", b"message") if status < 400 else (b"errored", b"error")
@@ -30,7 +30,7 @@ def answer_line(protocol: str, custom_id: str, status: int, body: bytes, request
 
 
 def ended_line(protocol: str, custom_id: str, code: str) -> bytes:
-    """The result of a request that was not made: ``batch_cancelled`` or ``batch_expired``."""
+    """Return the result of a request that was never sent: ``batch_cancelled`` or ``batch_expired``."""
     line: dict[str, Any]
     if protocol == "anthropic":
         line = {"custom_id": custom_id, "result": {"type": _ANTHROPIC_ENDS[code]}}
@@ -41,14 +41,14 @@ def ended_line(protocol: str, custom_id: str, code: str) -> bytes:
 
 
 def refusal_line(protocol: str, custom_id: str, field: str) -> bytes:
-    """The result of a request that no batch can answer, since its `field` asks for another answer than a whole one."""
+    """Return the result of a request with a `field` that batches do not support, e.g. streaming."""
     message = f"{field} must be false or left out in a batch: its answers are fetched from a file"
     error = ApiError(400, message, code="unsupported_parameter", param=field)
     return error_line(protocol, custom_id, error)
 
 
 def error_line(protocol: str, custom_id: str, error: ApiError) -> bytes:
-    """The result of a request that is refused without being made."""
+    """Return the result of a request that is rejected without being sent."""
     request_id = f"req_{uuid.uuid4().hex}"
     body = anthropic_error_body(error, request_id) if protocol == "anthropic" else error_body(error)
     return answer_line(protocol, custom_id, error.status, json.dumps(body).encode(), request_id)

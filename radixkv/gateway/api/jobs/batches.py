@@ -1,11 +1,11 @@
-"""Batches of all namespaces and their requests, each of which is answered once.
+"""Batches of all namespaces and their requests, each of which gets one result.
 
-    validating -> in_progress -> completed            validating -> failed: its lines are no requests
+    validating -> in_progress -> completed            validating -> failed: its lines are not valid requests
                       |-> cancelling -> cancelled
                       '-> expired
 
-A result and its count are written at once, where the request still waits: whatever a process that was killed had computed is
-either there or is computed again.
+A result and its count are written in one transaction, only while the request still waits: after a crash, a request has its
+result or is sent again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _COUNTS = ("", "num_completed", "num_failed", "num_cancelled", "num_expired")
 _OPEN = ("validating", "in_progress", "cancelling")
 
 ROWS_ENDED = 500
-"""Requests that are cancelled or expire in one change."""
+"""Requests that are cancelled or expire in one transaction."""
 
 
 class Batch(NamedTuple):
-    """One batch. `details`: what its creator gave, when it changed, and what was wrong with it."""
+    """One batch. `details`: parameters of its creation, times of its changes, and its errors."""
 
     number: int
     id: str
@@ -68,12 +68,12 @@ class Batch(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not finished."""
+        """Whether it is unfinished."""
         return self.status in _OPEN
 
 
 class WaitingRequest(NamedTuple):
-    """A request that is to be made. `prefix`, `number`: its place in the order."""
+    """A request to send. `prefix`, `number`: its place in the order."""
 
     prefix: bytes
     number: int
@@ -86,7 +86,7 @@ _FOUND = (
 )
 
 _FORGET_HALF = "UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ?"
-"""Of those whose creators were never told: the process was killed before all requests had come."""
+"""Deletes batches whose creation was never answered: the process ended before all requests were stored."""
 
 
 def _read(row: Sequence[Any]) -> Batch:
@@ -98,7 +98,7 @@ class BatchStore:
     """Batches and their requests.
 
     Args:
-        database: where they lie.
+        database: stores them.
         limits: of each namespace.
         clock: seconds since 1970.
     """
@@ -109,15 +109,15 @@ class BatchStore:
         self._database = database
         database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,))).result()
 
-    # -- what callers ask
+    # -- for callers
 
     async def create(
         self, namespace: str, tenant: str, protocol: str, endpoint: str, details: Mapping[str, Any]
     ) -> Batch:
-        """Begin a batch, whose requests are to be added.
+        """Create a batch; its requests are added later.
 
         Raises:
-            ApiError: 400: the namespace has too many, or keeps too much.
+            ApiError: 400: the namespace has too many batches, or stores too much.
         """
         now_s = self.clock()
         prefix = "batch" if protocol == OPENAI else "msgbatch"
@@ -141,10 +141,10 @@ class BatchStore:
         return await self._database.run(insert, namespace)
 
     async def find(self, namespace: str, protocol: str, batch_id: str) -> Batch:
-        """A batch.
+        """Return a batch.
 
         Raises:
-            ApiError: 404: there is none, or it is another namespace's, or it has expired.
+            ApiError: 404: it does not exist, has expired, or belongs to another namespace.
         """
         values = (namespace, protocol, self.clock(), batch_id)
         row = await self._database.read(
@@ -157,10 +157,10 @@ class BatchStore:
     async def page(
         self, namespace: str, protocol: str, limit: int, after: str | None = None, before: str | None = None
     ) -> tuple[list[Batch], bool]:
-        """Batches, the latest first: behind the one of the id `after`, or next before that of `before`; whether there are more.
+        """Return batches, latest first: after the one with id `after`, or right before `before`; and whether more follow.
 
         Raises:
-            ApiError: 404: there is no such batch.
+            ApiError: 404: no such batch.
         """
         query, values = _FOUND, [namespace, protocol, self.clock()]
         if after is not None:
@@ -174,26 +174,26 @@ class BatchStore:
         return (found if order == "DESC" else found[::-1]), len(rows) > limit
 
     async def cancel(self, batch: Batch) -> None:
-        """Have it end; nothing where it has ended, or is about to."""
+        """Cancel it; no effect on a finished or cancelling batch."""
         await self._change(batch.number, ("validating", "in_progress"), "cancelling", cancelling_at=self.clock())
 
     async def delete(self, batch: Batch) -> None:
-        """Remove it: at once for everybody, and piece by piece from the disk by `purge`."""
+        """Delete it: invisible at once; `purge` removes it from the disk piece by piece."""
         await self._change(batch.number, (batch.status,), "deleted")
 
-    # -- what the runner asks
+    # -- for the runner
 
     async def unfinished(self) -> list[Batch]:
-        """All that are to be worked on, the oldest first."""
+        """Return all unfinished batches, oldest first."""
         query = f"SELECT {_COLUMNS} FROM batches WHERE status IN {_OPEN} ORDER BY number"
         return [_read(row) for row in await self._database.run(lambda c: c.execute(query).fetchall())]
 
     async def add_requests(self, batch: Batch, lines: Sequence[BatchLine]) -> None:
-        """Further requests of a batch that is validated.
+        """Add requests of a batch under validation.
 
         Raises:
-            LineError: one has the custom_id of another.
-            ApiError: 400: the namespace keeps too much.
+            LineError: a request repeats the custom_id of another.
+            ApiError: 400: the namespace stores too much.
         """
 
         def insert(connection: sqlite3.Connection) -> None:
@@ -203,7 +203,7 @@ class BatchStore:
         await self._database.run(insert, batch.namespace)
 
     async def remove_requests(self, batch: Batch) -> None:
-        """All of them, a little at a time."""
+        """Remove all its requests, some per transaction."""
         query, values = f"SELECT number FROM batch_requests WHERE batch = ? LIMIT {ROWS_ENDED}", (batch.number,)
         while await self._database.run(lambda c: remove_requests(c, batch.number, query, values)):
             pass
@@ -211,15 +211,15 @@ class BatchStore:
         await self._database.run(lambda c: c.execute(query, values))
 
     async def begin(self, batch: Batch) -> bool:
-        """Its lines are requests. False where it was cancelled meanwhile."""
+        """Start it after validation. False where it was cancelled meanwhile."""
         return await self._change(batch.number, ("validating",), "in_progress", in_progress_at=self.clock())
 
     async def fail(self, batch: Batch, errors: Sequence[Mapping[str, Any]]) -> None:
-        """Its lines are none: nothing of it is run."""
+        """Fail it in validation: none of its requests runs."""
         await self._change(batch.number, ("validating",), "failed", failed_at=self.clock(), errors=list(errors))
 
     async def waiting(self, batch: Batch, behind: WaitingRequest | None, limit: int) -> list[WaitingRequest]:
-        """The next requests to be made, in order."""
+        """Return the next requests to send, in order."""
         place = (behind.prefix, behind.number) if behind is not None else (b"", 0)
         query = (
             "SELECT prefix, number, length(content) FROM batch_requests WHERE batch = ? AND state = 0"
@@ -230,13 +230,13 @@ class BatchStore:
         return [WaitingRequest(*row) for row in rows]
 
     async def request(self, batch: Batch, number: int) -> tuple[str, bytes] | None:
-        """`custom_id` and body of a request that waits; None where it waits no longer."""
+        """Return `custom_id` and body of a waiting request; None where it no longer waits."""
         query = "SELECT custom_id, content FROM batch_requests WHERE number = ? AND state = 0"
         row = await self._database.read(lambda c: c.execute(query, (number,)).fetchone(), batch.namespace)
         return None if row is None else (row[0], row[1])
 
     async def answered(self, batch: Batch, number: int, state: int, line: bytes) -> None:
-        """A request has its result; the first one it has is kept. Returns once it is safe against the end of this process."""
+        """Store the result of a request, unless it has one. Returns once the result survives the end of this process."""
 
         def update(connection: sqlite3.Connection) -> None:
             row = connection.execute(
@@ -255,13 +255,13 @@ class BatchStore:
         await self._database.run(update)
 
     async def is_over_quota(self, batch: Batch) -> bool:
-        """Whether the namespace keeps more than it may, so that no further result is to be kept."""
+        """Whether the namespace stores more than it may, so that no other result is stored."""
         query = "SELECT size_bytes FROM job_usage WHERE namespace = ?"
         row = await self._database.read(lambda c: c.execute(query, (batch.namespace,)).fetchone(), batch.namespace)
         return row is not None and row[0] > self.limits.max_bytes
 
     async def end_waiting(self, batch: Batch, state: int, line: Callable[[str], bytes]) -> None:
-        """Give all requests that still wait a result that says why they were not made, a little at a time."""
+        """Give all waiting requests a result with the reason why they were not sent, some per transaction."""
         waiting = f"batch_requests WHERE batch = ? AND state = 0 LIMIT {ROWS_ENDED}"
         query = f"SELECT number, custom_id, length(content) FROM {waiting}"
 
@@ -283,7 +283,7 @@ class BatchStore:
             pass
 
     async def finish(self, batch: Batch, status: str) -> None:
-        """All its requests have results: they are shown as files, where it is an OpenAI batch."""
+        """Finish a batch whose requests all have results; an OpenAI batch gets result files."""
         now_s = self.clock()
 
         def update(connection: sqlite3.Connection) -> None:
@@ -306,13 +306,13 @@ class BatchStore:
         await self._database.run(update)
 
     async def purge(self) -> None:
-        """Remove what has expired or was deleted, a little at a time."""
+        """Remove expired and deleted batches, some rows per transaction."""
         now_s = self.clock()
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
 
     async def _change(self, number: int, expected: Collection[str], status: str, **details: Any) -> bool:
-        """Give a batch another status, where it has one of those expected; whether it had."""
+        """Change a batch's status from one of those expected; returns whether it did."""
 
         def update(connection: sqlite3.Connection) -> bool:
             row = connection.execute("SELECT status, details FROM batches WHERE number = ?", (number,)).fetchone()
@@ -349,7 +349,7 @@ def _add_requests(connection: sqlite3.Connection, number: int, protocol: str, li
 
 
 def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
-    """One bite of what is to be removed; False where nothing is."""
+    """Remove some rows; False where none are left."""
     row = connection.execute("SELECT number FROM batches WHERE status = 'deleted' LIMIT 1").fetchone()
     if row is None:
         query = f"UPDATE batches SET status = 'deleted' WHERE expires_s <= ? AND status NOT IN {(*_OPEN, 'deleted')}"

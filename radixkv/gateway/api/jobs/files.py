@@ -1,4 +1,4 @@
-"""Files of all namespaces: those that were uploaded, in pieces, and those that show the results of a batch, row by row."""
+"""Files of all namespaces: uploaded files in pieces, and result files that are views of a batch's rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from radixkv.gateway.storage.database import Database
 __all__ = ["FileStore", "StoredFile", "add_result_file", "unknown"]
 
 READ_BYTES = 256 * 1024
-"""Of the results of a batch that are read at once."""
+"""Results of a batch read at once."""
 
 PIECES_PURGED, ROWS_PURGED = 8, 256
-"""Removed at once, so that no other change waits long."""
+"""Removed per transaction, so that no other change waits long."""
 
 _SHOWN = {0: "state = 1", 1: "state > 1"}
-"""Whether a file shows the failures of a batch -> which requests those are."""
+"""Whether a file shows the failures of a batch -> the condition for its rows."""
 
 
 class StoredFile(NamedTuple):
-    """One file. `batch`: whose results it shows, if any; `is_failures`: which."""
+    """One file. `batch`: the batch whose results it shows, if any; `is_failures`: whether those that failed."""
 
     number: int
     id: str
@@ -39,7 +39,7 @@ class StoredFile(NamedTuple):
     is_failures: int
 
     def body(self) -> dict[str, Any]:
-        """As the OpenAI API shows it."""
+        """Return the object of the OpenAI API."""
         return {
             "id": self.id,
             "object": "file",
@@ -57,7 +57,7 @@ _FOUND = f"SELECT {_COLUMNS} FROM files WHERE namespace = ? AND status = 'proces
 
 
 def unknown(what: str, given: str, param: str) -> ApiError:
-    """The refusal of an id that is nobody's, or another tenant's."""
+    """Return the rejection of an id that is unknown, or another tenant's."""
     return ApiError(404, f"{what} with id {given[:128]!r} not found", code="not_found", param=param)
 
 
@@ -68,7 +68,7 @@ def _new_id() -> str:
 def add_result_file(
     connection: sqlite3.Connection, batch: sqlite3.Row, *, is_failures: bool, now_s: float, expires_s: float
 ) -> str | None:
-    """A file that shows results of a batch; its id, or None where there are none. O(results)."""
+    """Add a file that shows results of a batch; returns its id, or None without results. O(results)."""
     query = f"SELECT count(*), coalesce(sum(length(content)), 0) FROM batch_requests WHERE batch = ? AND {_SHOWN[is_failures]}"
     number, size_bytes = connection.execute(query, (batch["number"],)).fetchone()
     if not number:
@@ -84,10 +84,10 @@ def add_result_file(
 
 
 class FileStore:
-    """Files. What was not complete when an earlier process ended is removed.
+    """Files. Uploads that an earlier process left incomplete are removed.
 
     Args:
-        database: where they lie.
+        database: stores them.
         limits: of each namespace.
         clock: seconds since 1970.
     """
@@ -101,10 +101,10 @@ class FileStore:
         ).result()
 
     async def begin(self, namespace: str, filename: str) -> int:
-        """Begin a file; its number. Nobody sees it before it is complete.
+        """Begin a file; returns its number. It is invisible until complete.
 
         Raises:
-            ApiError: 400: the namespace has too many.
+            ApiError: 400: the namespace has too many files.
         """
         now_s = self._clock()
 
@@ -121,10 +121,10 @@ class FileStore:
         return await self._database.run(insert, namespace)
 
     async def append(self, namespace: str, number: int, piece: bytes) -> None:
-        """The next piece of a file that is not complete.
+        """Append a piece to an incomplete file.
 
         Raises:
-            ApiError: 400: the namespace keeps too much.
+            ApiError: 400: the namespace stores too much.
         """
 
         def insert(connection: sqlite3.Connection) -> None:
@@ -135,7 +135,7 @@ class FileStore:
         await self._database.run(insert, namespace)
 
     async def complete(self, namespace: str, number: int, purpose: str, ttl_s: float | None) -> StoredFile:
-        """All of it has come."""
+        """Complete a file: it becomes visible."""
         expires_s = self._clock() + (self.limits.ttl_s if ttl_s is None else ttl_s)
 
         def update(connection: sqlite3.Connection) -> StoredFile:
@@ -149,14 +149,14 @@ class FileStore:
         return await self._database.run(update, namespace)
 
     async def discard(self, number: int) -> None:
-        """Remove a file, complete or not: at once for everybody, and piece by piece from the disk by `purge`."""
+        """Delete a file, complete or not: invisible at once; `purge` removes it from the disk piece by piece."""
         await self._database.run(lambda connection: _discard(connection, number))
 
     async def find(self, namespace: str, file_id: str, param: str = "file_id") -> StoredFile:
-        """A file, which the request names by `param`.
+        """Return a file; `param`: the request's field that names it.
 
         Raises:
-            ApiError: 404: there is none, or it is another namespace's, or it has expired.
+            ApiError: 404: it does not exist, has expired, or belongs to another namespace.
         """
         values = (namespace, self._clock(), file_id)
         row = await self._database.read(
@@ -169,10 +169,10 @@ class FileStore:
     async def page(
         self, namespace: str, limit: int, order: Literal["asc", "desc"], after: str | None, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """Files in order of their creation, behind the one of the id `after`; and whether there are more.
+        """Return files by creation, after the one with id `after`; and whether more follow.
 
         Raises:
-            ApiError: 404: there is no file `after`.
+            ApiError: 404: no file `after`.
         """
         behind = (await self.find(namespace, after)).number if after is not None else None
         query, values = _FOUND, [namespace, self._clock()]
@@ -185,7 +185,7 @@ class FileStore:
         return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
 
     async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """What is in it, piece by piece."""
+        """Yield its content, piece by piece."""
         if file.batch is not None:
             async for piece in self.results(file.namespace, file.batch, _SHOWN[file.is_failures]):
                 yield piece
@@ -200,7 +200,7 @@ class FileStore:
             yield row["content"]
 
     async def results(self, namespace: str, batch: int, shown: str = "state > 0") -> AsyncIterator[bytes]:
-        """Lines of the results of a batch, in the order of its requests."""
+        """Yield result lines of a batch, in the order of its requests."""
         query = f"SELECT number, content FROM batch_requests WHERE batch = ? AND {shown} AND number > ? ORDER BY number"
         last = 0
 
@@ -221,7 +221,7 @@ class FileStore:
             yield b"".join(lines)
 
     async def purge(self) -> None:
-        """Remove what has expired or was deleted, a little at a time."""
+        """Remove expired and deleted files, some rows per transaction."""
         now_s = self._clock()
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
@@ -232,7 +232,7 @@ def _discard(connection: sqlite3.Connection, number: int) -> None:
 
 
 def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
-    """One bite of what is to be removed; False where nothing is."""
+    """Remove some rows; False where none are left."""
     row = connection.execute("SELECT * FROM files WHERE status = 'deleted' LIMIT 1").fetchone()
     if row is None:
         query = "UPDATE files SET status = 'deleted' WHERE expires_s <= ? AND status = 'processed'"
@@ -258,7 +258,7 @@ def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
 
 
 def remove_requests(connection: sqlite3.Connection, batch: int, found: str, values: tuple[Any, ...]) -> bool:
-    """Remove requests of a batch, by a query of their numbers; False where there are none."""
+    """Remove requests of a batch, by a query of their numbers; False where none are left."""
     rows = connection.execute(
         f"DELETE FROM batch_requests WHERE number IN ({found}) RETURNING length(content)", values
     ).fetchall()

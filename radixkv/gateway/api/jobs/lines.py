@@ -1,10 +1,10 @@
-"""The requests of a batch: how a line is read, and by what they are put in order.
+"""The requests of a batch: parsing of a line, and the key that orders them by prefix.
 
-Requests that begin alike run next to each other, so that what one has computed is still in the cache for the next. Each has a
-key of four bytes for every `BLOCK_CHARACTERS` of what it begins with, each of which depends on all before it:
+Requests with a common prefix run next to each other, so that the next one finds it in the cache. The key has four bytes for
+every `BLOCK_CHARACTERS` of the prompt's beginning, each of which depends on all before it:
 
     few-shot examples | question 1      a1 7c 03 | 9e ...
-    few-shot examples | question 2      a1 7c 03 | 44 ...     sorted by key, they stand together
+    few-shot examples | question 2      a1 7c 03 | 44 ...     sorted by key, they are adjacent
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = [
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 MAX_REQUESTS = 50_000
-"""Of one batch."""
+"""Per batch."""
 
 BLOCK_CHARACTERS = 128
 _FIELDS = ("model", "tools", "system", "instructions", "documents", "messages", "prompt", "input")
-"""Of all APIs, in the order in which a prompt is made of them."""
+"""Of all APIs, in the order of their place in a prompt."""
 
 _AT_ONCE = ("stream", "background")
-"""Fields that ask for another answer than a whole one, which alone can stand in a file."""
+"""Fields that request another response than a whole one; a file can hold only whole ones."""
 
 _MESSAGE_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MAX_ID_CHARACTERS = 512
 
 
 class LineError(Exception):
-    """A line that is no request: the batch fails.
+    """A line that is not a valid request: the batch fails.
 
     Attributes:
-        code: stable name of the fault. param: the field at fault, if it is one. place: of the line, among those given at once.
+        code: stable name of the fault. param: the faulty field, if any. place: index of the line in its call.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None, place: int = 0) -> None:
@@ -58,7 +58,7 @@ class LineError(Exception):
 
 
 class BatchLine(NamedTuple):
-    """One request. `body`: JSON, to be posted. `refused`: the field that asks for more than a whole answer, if one does."""
+    """One request. `body`: JSON to post. `refused`: a field that requests another response than a whole one, if any."""
 
     custom_id: str
     body: bytes
@@ -67,7 +67,7 @@ class BatchLine(NamedTuple):
 
 
 def prefix_key(body: Mapping[str, Any]) -> bytes:
-    """What puts requests in order by what their prompts begin with. O(length)."""
+    """Return the key that orders requests by the beginnings of their prompts. O(length)."""
     text = json.dumps([body.get(name) for name in _FIELDS]).encode()
     key, value = bytearray(), 0
     for start in range(0, len(text), BLOCK_CHARACTERS):
@@ -77,10 +77,10 @@ def prefix_key(body: Mapping[str, Any]) -> bytes:
 
 
 def read_line(text: bytes, endpoint: str) -> BatchLine:
-    """A line of an OpenAI batch's file: `custom_id`, `method`, `url` and `body`.
+    """Parse a line of an OpenAI batch's file: `custom_id`, `method`, `url` and `body`.
 
     Raises:
-        LineError: it is no request to `endpoint`.
+        LineError: not a valid request to `endpoint`.
     """
     try:
         line = read_json(text)
@@ -101,10 +101,10 @@ def read_line(text: bytes, endpoint: str) -> BatchLine:
 
 
 def read_message_request(item: Any) -> BatchLine:
-    """An entry of `requests` of an Anthropic message batch: `custom_id` and `params`.
+    """Parse an entry of `requests` of an Anthropic message batch: `custom_id` and `params`.
 
     Raises:
-        LineError: it is none.
+        LineError: not a valid entry.
     """
     if not isinstance(item, dict):
         raise LineError("invalid_value", "must be an object with custom_id and params")

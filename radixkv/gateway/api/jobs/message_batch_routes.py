@@ -1,11 +1,11 @@
-"""`/v1/messages/batches`: many messages at once, as the Anthropic API has them.
+"""`/v1/messages/batches` of the Anthropic API: many messages at once.
 
 POST   /v1/messages/batches                 requests: custom_id and params of each
 GET    /v1/messages/batches
 GET    /v1/messages/batches/{id}
 GET    /v1/messages/batches/{id}/results    JSON lines, once it has ended
-POST   /v1/messages/batches/{id}/cancel     what is done is kept
-DELETE /v1/messages/batches/{id}            one that has ended
+POST   /v1/messages/batches/{id}/cancel     finished results stay
+DELETE /v1/messages/batches/{id}            only a finished batch
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixkv.gateway.api.jobs.batches import ANTHROPIC, Batch, BatchStore
 from radixkv.gateway.api.jobs.lines import MAX_REQUESTS, BatchLine, LineError, read_message_request
 from radixkv.gateway.api.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.request_context import CurrentExchange
+from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.util.json_text import read_json
@@ -31,7 +31,7 @@ __all__ = ["router"]
 
 ENDPOINT = "/v1/messages"
 _ADDED = 500
-"""Requests that are stored in one change."""
+"""Requests stored per transaction."""
 
 _REQUESTS = {
     "type": "object",
@@ -73,13 +73,13 @@ def _store(request: Request) -> BatchStore:
     responses=_answer(MessageBatch),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _REQUESTS}}}},
 )
-async def create_batch(request: Request, tenant: CurrentTenant, exchange: CurrentExchange) -> Response:
-    """Begin a batch. All of its requests must have the form of one; what is wrong with their parameters its results tell."""
+async def create_batch(request: Request, tenant: CurrentTenant, context: CurrentContext) -> Response:
+    """Create a batch. All its requests must have `custom_id` and `params`; invalid parameters fail in their results only."""
     state, store = request.app.state, _store(request)
-    async with state.one_by_one.place(tenant.namespace):  # what is read is larger than its text
+    async with state.one_by_one.place(tenant.namespace):  # parsed JSON is larger than its text
         content = await request.body()
         lines, unknown = await state.body_calls.call(partial(_read, content))
-        exchange.leave_out(unknown)
+        context.leave_out(unknown)
         batch = await store.create(tenant.namespace, tenant.name, ANTHROPIC, ENDPOINT, {})
         try:
             for start in range(0, len(lines), _ADDED):
@@ -89,13 +89,13 @@ async def create_batch(request: Request, tenant: CurrentTenant, exchange: Curren
             await store.delete(batch)
             state.jobs.look()
             raise
-    exchange.let_body_go()
+    context.let_body_go()
     state.jobs.look()
     return JSONResponse(message_batch_body(await store.find(tenant.namespace, ANTHROPIC, batch.id)))
 
 
 def _read(content: bytes) -> tuple[list[BatchLine], list[str]]:
-    """The requests of a body, and the names of its other fields."""
+    """Return the requests of a body, and the names of its other fields."""
     try:
         body = read_json(content)
     except ValueError as error:
@@ -131,10 +131,10 @@ async def list_batches(
     request: Request,
     tenant: CurrentTenant,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-    after_id: Annotated[Id, Query(description="Those behind the one of this id.")] = None,
-    before_id: Annotated[Id, Query(description="Those before the one of this id.")] = None,
+    after_id: Annotated[Id, Query(description="Batches after the one with this id.")] = None,
+    before_id: Annotated[Id, Query(description="Batches before the one with this id.")] = None,
 ) -> Response:
-    """Batches, the latest first."""
+    """Batches, latest first."""
     found, has_more = await _store(request).page(tenant.namespace, ANTHROPIC, limit, after_id, before_id)
     bodies = [message_batch_body(batch) for batch in found]
     first, last = (bodies[0]["id"], bodies[-1]["id"]) if bodies else (None, None)
@@ -143,7 +143,7 @@ async def list_batches(
 
 @router.get("/{batch_id}", response_model=None, responses=_answer(MessageBatch))
 async def retrieve_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """How a batch stands."""
+    """Status of a batch."""
     return JSONResponse(message_batch_body(await _store(request).find(tenant.namespace, ANTHROPIC, batch_id)))
 
 
@@ -153,7 +153,7 @@ async def retrieve_batch(batch_id: str, request: Request, tenant: CurrentTenant)
     responses={200: {"description": "JSON lines", "content": {"application/x-jsonl": {}}}},
 )
 async def read_results(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """A line for every request of a batch that has ended."""
+    """One line per request of a finished batch."""
     batch = await _store(request).find(tenant.namespace, ANTHROPIC, batch_id)
     if batch.is_open:
         raise ApiError(404, "the batch has not ended: its results are not there yet", code="not_found")
@@ -164,7 +164,7 @@ async def read_results(batch_id: str, request: Request, tenant: CurrentTenant) -
 
 @router.post("/{batch_id}/cancel", response_model=None, responses=_answer(MessageBatch))
 async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """End a batch soon; the results that are there are kept. One that has ended stays as it is."""
+    """Cancel a batch; its results so far stay. No effect on a finished batch."""
     store = _store(request)
     await store.cancel(await store.find(tenant.namespace, ANTHROPIC, batch_id))
     request.app.state.jobs.look()
@@ -173,7 +173,7 @@ async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -
 
 @router.delete("/{batch_id}", response_model=None, responses=_answer(DeletedMessageBatch))
 async def delete_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a batch that has ended, with its results."""
+    """Remove a finished batch with its results."""
     store = _store(request)
     batch = await store.find(tenant.namespace, ANTHROPIC, batch_id)
     if batch.is_open:

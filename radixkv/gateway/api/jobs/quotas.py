@@ -1,4 +1,4 @@
-"""What one tenant may keep of files and batches."""
+"""Bounds of one tenant's files and batches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DAY_S = 24 * 3600.0
 class JobLimits(NamedTuple):
     """Bounds of one tenant.
 
-    max_file_bytes: of one file. max_bytes: of all files, requests that wait and results together. max_files: files that were
-    uploaded. max_open: batches that are not finished. max_batches: those and the finished ones whose results are kept.
-    window_s: how long a batch may run before what has not begun expires. ttl_s: how long files and results are kept.
+    max_file_bytes: of one file. max_bytes: of all files, waiting requests and results together. max_files: uploaded files.
+    max_open: unfinished batches. max_batches: unfinished ones and finished ones whose results are stored.
+    window_s: how long a batch may run before its waiting requests expire. ttl_s: lifetime of files and results.
     """
 
     max_file_bytes: int = 100 * 1024 * 1024
@@ -30,7 +30,7 @@ class JobLimits(NamedTuple):
 
 
 def check_usage(connection: sqlite3.Connection, namespace: str, limits: JobLimits) -> None:
-    """Refuse what a job has just added where its namespace is over a bound; the job is undone by it.
+    """Reject an addition of the current job that puts its namespace over a bound; the error rolls the job back.
 
     Raises:
         ApiError: 400.

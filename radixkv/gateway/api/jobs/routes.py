@@ -1,13 +1,13 @@
-"""`/v1/files` and `/v1/batches`: files of requests, and batches that run them, as the OpenAI API has them.
+"""`/v1/files` and `/v1/batches` of the OpenAI API: files of requests, and batches that run them.
 
 POST   /v1/files                  multipart/form-data: purpose (batch) and file, JSON lines of requests
-GET    /v1/files                  also those of results
-GET    /v1/files/{id}             and /content: what is in it
+GET    /v1/files                  result files included
+GET    /v1/files/{id}             and /content: its bytes
 DELETE /v1/files/{id}
 POST   /v1/batches                input_file_id, endpoint, completion_window (24h)
 GET    /v1/batches
 GET    /v1/batches/{id}
-POST   /v1/batches/{id}/cancel    what is done is kept
+POST   /v1/batches/{id}/cancel    finished results stay
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FORM = {
 
 router = APIRouter(tags=["batches"], route_class=JsonRoute)
 
-Id = Annotated[str | None, Query(max_length=MAX_NAME_CHARACTERS, description="Those behind the one of this id.")]
+Id = Annotated[str | None, Query(max_length=MAX_NAME_CHARACTERS, description="Objects after the one with this id.")]
 
 
 def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -81,7 +81,7 @@ def _page(bodies: Sequence[dict[str, Any]], has_more: bool) -> JSONResponse:
 
 @router.post("/v1/files", response_model=None, responses=_answer(FileObject), openapi_extra={"requestBody": _FORM})
 async def upload_file(request: Request, tenant: CurrentTenant) -> Response:
-    """Keep a file of requests; it is stored as it comes."""
+    """Upload a file of requests; it is stored as it arrives."""
     store = _files(request)
     upload = Upload(request.headers.get("content-type", ""), store.limits.max_file_bytes)
     number: int | None = None
@@ -107,10 +107,10 @@ async def upload_file(request: Request, tenant: CurrentTenant) -> Response:
 
 
 def _check_fields(fields: dict[str, str]) -> float | None:
-    """How long the file is to be kept, in seconds, where the form says so.
+    """Return the lifetime of the file in seconds, where the form names one.
 
     Raises:
-        ApiError: 400: a field is missing or out of its bound.
+        ApiError: 400: a field is missing or out of its bounds.
     """
     unknown = sorted(set(fields) - {"purpose", "expires_after[anchor]", "expires_after[seconds]"})
     if unknown:
@@ -139,14 +139,14 @@ async def list_files(
     after: Id = None,
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """The files that are kept."""
+    """The stored files."""
     found, has_more = await _files(request).page(tenant.namespace, limit, order, after, purpose)
     return _page([file.body() for file in found], has_more)
 
 
 @router.get("/v1/files/{file_id}", response_model=None, responses=_answer(FileObject))
 async def retrieve_file(file_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """What a file is, without what is in it."""
+    """A file's metadata, without its content."""
     return JSONResponse((await _files(request).find(tenant.namespace, file_id)).body())
 
 
@@ -156,7 +156,7 @@ async def retrieve_file(file_id: str, request: Request, tenant: CurrentTenant) -
     responses={200: {"description": "The file", "content": {"application/octet-stream": {}}}},
 )
 async def read_file(file_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """What is in a file. One that is deleted meanwhile ends short of its length."""
+    """A file's content. A download ends early where the file is deleted meanwhile."""
     store = _files(request)
     file: StoredFile = await store.find(tenant.namespace, file_id)
     headers = {"content-length": str(file.size_bytes)}
@@ -165,7 +165,7 @@ async def read_file(file_id: str, request: Request, tenant: CurrentTenant) -> Re
 
 @router.delete("/v1/files/{file_id}", response_model=None, responses=_answer(DeletedFile))
 async def delete_file(file_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a file. A batch that has begun does not need it any more."""
+    """Remove a file. A batch that has begun no longer needs it."""
     store = _files(request)
     await store.discard((await store.find(tenant.namespace, file_id)).number)
     request.app.state.jobs.look()
@@ -174,7 +174,7 @@ async def delete_file(file_id: str, request: Request, tenant: CurrentTenant) -> 
 
 @router.post("/v1/batches", response_model=None, responses=_answer(BatchObject))
 async def create_batch(body: CreateBatch, request: Request, tenant: CurrentTenant) -> Response:
-    """Run the requests of a file. Its lines are validated first; one that is no request fails the batch."""
+    """Run the requests of a file. Its lines are validated first; an invalid line fails the batch."""
     await _files(request).find(tenant.namespace, body.input_file_id, "input_file_id")
     details = {
         "input_file_id": body.input_file_id,
@@ -190,20 +190,20 @@ async def create_batch(body: CreateBatch, request: Request, tenant: CurrentTenan
 async def list_batches(
     request: Request, tenant: CurrentTenant, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Id = None
 ) -> Response:
-    """Batches, the latest first."""
+    """Batches, latest first."""
     found, has_more = await _batches(request).page(tenant.namespace, OPENAI, limit, after)
     return _page([batch_body(batch) for batch in found], has_more)
 
 
 @router.get("/v1/batches/{batch_id}", response_model=None, responses=_answer(BatchObject))
 async def retrieve_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """How a batch stands."""
+    """Status of a batch."""
     return JSONResponse(batch_body(await _batches(request).find(tenant.namespace, OPENAI, batch_id)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", response_model=None, responses=_answer(BatchObject))
 async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """End a batch soon; the results that are there are kept."""
+    """Cancel a batch; its results so far stay."""
     store = _batches(request)
     batch = await store.find(tenant.namespace, OPENAI, batch_id)
     if not batch.is_open:

@@ -1,9 +1,9 @@
-"""Batches under way: validated, run request by request below what people ask for, and finished.
+"""Runs batches: validates them, sends their requests at low priority, and finishes them.
 
-    a file --read_lines--> requests, ordered by prefix --post--> results, each stored before the next is begun in its place
+    a file --read_lines--> requests, ordered by prefix --post--> results, each stored before another takes its place
 
-A request that has no result is made again, so a process may end at any moment. What is refused for want of room, or since the
-tenant is at a limit of its own, goes back into the line.
+A request without a result is sent again, so a process may end at any moment. A request that is rejected for lack of blocks,
+or by a limit of its tenant, goes back to the queue.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from radixkv.util.fair_semaphore import CALLER
 __all__ = ["JobRunner"]
 
 ALONE, BESIDE_PEOPLE = 32, 4
-"""Requests of batches at once: where nobody else has asked for anything in `PRESENT_S`, and where somebody has. A worker has 64
-places by default, of which its background takes three quarters at most."""
+"""Concurrent requests of batches: without an interactive request in the last `PRESENT_S`, and with one. A worker runs
+64 branches by default, and gives its background at most three quarters of them."""
 
 PRESENT_S = 60.0
 MAX_BYTES = 16 * 1024 * 1024
-"""Bodies of requests under way at once; a larger one runs alone."""
+"""Bodies of running requests; a larger one runs alone."""
 
 LOOK_S = 1.0
-"""How often batches are looked at whose window may have ended."""
+"""How often batches are checked for the end of their window, in seconds."""
 
 PURGE_S = 300.0
 FETCHED = 256
 MAX_TRIES = 5
-"""Of a request for which the pool or a quota has no room; where the worker or a rate is at fault, until the window ends."""
+"""Tries of a request that the pool or a quota rejects; failures of the worker or a rate limit retry until the window ends."""
 
 LEAST_WAIT_S, MOST_WAIT_S = 1.0, 30.0
 _LINE_EXTRA_BYTES = 4096
 _NOT_NOW = ("unavailable", "overloaded", "draining", "rate_limit_exceeded")
 _NO_ROOM = ("out_of_blocks", "quota_exceeded")
-"""Codes of errors after which a request is made again; the others are results."""
+"""Error codes after which a request is retried; all others are results."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,20 +72,20 @@ class _Work:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.queue: deque[WaitingRequest] = deque()
-        self.last: WaitingRequest | None = None  # the last that was fetched
+        self.last: WaitingRequest | None = None  # the last fetched one
         self.running: dict[int, tuple[asyncio.Task[None], WaitingRequest]] = {}
         self.changing: asyncio.Task[None] | None = None  # validates or ends it
         self.paused_until_s = 0.0
-        self.num_refused: Counter[int] = Counter()  # of those that are tried again
+        self.num_refused: Counter[int] = Counter()  # of retried ones
 
 
 class JobRunner:
-    """Works on all batches. One event loop owns it.
+    """Runs all batches. One event loop owns it.
 
     Args:
         app: answers the requests.
-        keys: whose they are. calls: reads what is large. gate: tells when the server stops.
-        max_body_bytes: of a request.
+        keys: finds their tenants. calls: parses large input. gate: shows when the server drains.
+        max_body_bytes: per request.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class JobRunner:
         self._task = asyncio.create_task(self._run(), name="radixkv-jobs")
 
     def look(self) -> None:
-        """A batch was begun or is to end, or something is to be removed: see to it soon."""
+        """Check batches and removals soon: something has changed."""
         self._looked_s = self._purged_s = -PURGE_S
         self._news.set()
 
     async def aclose(self) -> None:
-        """The server stops: what has no result will be done by the next one."""
+        """Stop running; the next process sends the requests without a result."""
         tasks = [self._task]
         for work in self._works.values():
             tasks += [task for task, _ in work.running.values()]
@@ -152,7 +152,7 @@ class JobRunner:
                 continue
 
     async def _take_in(self) -> None:
-        """Learn how the batches stand, and validate or end those that are to be."""
+        """Load the status of unfinished batches; validate or end them where due."""
         batches = {batch.number: batch for batch in await self._batches.unfinished()}
         for number in [number for number in self._works if number not in batches]:
             del self._works[number]
@@ -167,7 +167,7 @@ class JobRunner:
                 self._change(work, self._validate(work))
 
     def _change(self, work: _Work, change: Coroutine[Any, Any, None], *, cancels: bool = False) -> None:
-        """Have a batch validated or ended, once. `cancels`: what is under way instead is given up for it."""
+        """Start the validation or the end of a batch, once. `cancels`: replaces a running validation."""
         if work.changing is not None and not work.changing.done():
             if not cancels or work.changing.get_name() == "end":
                 change.close()
@@ -185,13 +185,13 @@ class JobRunner:
         work.changing = asyncio.create_task(carry_out(), name="end" if cancels else "validate")
 
     async def _fetch(self) -> None:
-        """Have the next requests of every batch at hand; finish those that have none left."""
+        """Prefetch the next requests of every batch; finish batches without any."""
         for work in list(self._works.values()):
             if work.batch.status != "in_progress" or work.queue or work.changing is not None:
                 continue
             found = await self._batches.waiting(work.batch, work.last, FETCHED)
             if not found and not work.running:
-                work.last = None  # those of which no result could be stored are made again
+                work.last = None  # requests whose result could not be stored are sent again
                 found = await self._batches.waiting(work.batch, None, FETCHED)
                 if not found:
                     await self._batches.finish(work.batch, "completed")
@@ -201,7 +201,7 @@ class JobRunner:
                 work.last = found[-1]
 
     def _begin(self, now_s: float) -> None:
-        """Begin as many requests as may run now: of the tenant that has the fewest under way, of its oldest batch."""
+        """Begin as many requests as may run now: of the tenant with the fewest running, of its oldest batch."""
         num_at_once = BESIDE_PEOPLE if self._backend.was_asked(PRESENT_S) else ALONE
         while not self._gate.is_draining:
             running = [(work, request) for work in self._works.values() for _, request in work.running.values()]
@@ -244,7 +244,7 @@ class JobRunner:
         CALLER.set(batch.namespace)
         tenant = self._keys.named(batch.tenant)
         if tenant is None or not tenant.has_role(("client",)) or tenant.namespace != batch.namespace:
-            self._try_again(work, request, MOST_WAIT_S)  # it may be given a key again
+            self._try_again(work, request, MOST_WAIT_S)  # its tenant may get a key again
             return
         found = await self._batches.request(batch, request.number)
         if found is None:
@@ -266,14 +266,14 @@ class JobRunner:
         work.num_refused.pop(request.number, None)
 
     def _is_temporary(self, work: _Work, request: WaitingRequest, answer: Answer) -> bool:
-        """Whether the request is to be made again."""
+        """Whether the request must be retried."""
         if answer.code in _NO_ROOM:
             work.num_refused[request.number] += 1
         has_tries = work.num_refused[request.number] < MAX_TRIES
         return answer.code in _NOT_NOW or (answer.code in _NO_ROOM and has_tries)
 
     def _try_again(self, work: _Work, request: WaitingRequest, wait_s: float) -> None:
-        """Put a request back to the head of its batch, which pauses."""
+        """Put a request back at the head of its batch, and pause the batch."""
         work.queue.appendleft(request)
         wait_s = min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s))
         work.paused_until_s = max(work.paused_until_s, asyncio.get_running_loop().time() + wait_s)
@@ -282,7 +282,7 @@ class JobRunner:
 
     async def _validate(self, work: _Work) -> None:
         batch = work.batch
-        await self._batches.remove_requests(batch)  # those that a process which was killed had read
+        await self._batches.remove_requests(batch)  # leftovers of a killed process
         try:
             errors = await self._read_file(batch)
         except ApiError as error:
@@ -295,7 +295,7 @@ class JobRunner:
         work.changing = None
 
     async def _read_file(self, batch: Batch) -> list[dict[str, Any]]:
-        """Store the requests of a batch's file; what is wrong with it."""
+        """Store the requests of a batch's file; returns its faults."""
         file = await self._files.find(batch.namespace, batch.details["input_file_id"])
         errors: list[dict[str, Any]] = []
         max_bytes = self._max_body_bytes + _LINE_EXTRA_BYTES
@@ -310,7 +310,7 @@ class JobRunner:
         return errors
 
     async def _end(self, work: _Work, state: int, status: str) -> None:
-        """Give up what runs, keep what is done, and say of the rest that it was not."""
+        """Cancel running requests, keep results, and give all other requests a result with the reason."""
         tasks = [task for task, _ in work.running.values()]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What the file and batch endpoints take and answer, in both protocols' forms."""
+"""Requests and responses of the file and batch endpoints, in both protocols' forms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIN_TTL_S, MAX_TTL_S = 3600, 2_592_000
 
 
 class ExpiresAfter(ClosedModel):
-    """When a file goes, in seconds behind its creation."""
+    """Lifetime of a file, in seconds after its creation."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[Whole, Field(ge=MIN_TTL_S, le=MAX_TTL_S)]
@@ -61,7 +61,7 @@ class FileObject(BaseModel):
 
 
 class FilePage(BaseModel):
-    """Some files."""
+    """A page of files."""
 
     object: Literal["list"]
     data: list[FileObject]
@@ -71,7 +71,7 @@ class FilePage(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """It is gone."""
+    """Confirms the deletion."""
 
     id: str
     object: Literal["file"]
@@ -79,7 +79,7 @@ class DeletedFile(BaseModel):
 
 
 class BatchFault(BaseModel):
-    """What is wrong with a batch's file, and in which line."""
+    """A fault of a batch's file, with its line."""
 
     code: str
     message: str
@@ -88,14 +88,14 @@ class BatchFault(BaseModel):
 
 
 class BatchFaults(BaseModel):
-    """All of them, up to a bound."""
+    """All faults, up to a bound."""
 
     object: Literal["list"]
     data: list[BatchFault]
 
 
 class RequestCounts(BaseModel):
-    """Requests of a batch that have results."""
+    """Numbers of requests of a batch, by result."""
 
     total: int
     completed: int
@@ -127,7 +127,7 @@ class BatchObject(BaseModel):
 
 
 class BatchPage(BaseModel):
-    """Some batches."""
+    """A page of batches."""
 
     object: Literal["list"]
     data: list[BatchObject]
@@ -137,7 +137,7 @@ class BatchPage(BaseModel):
 
 
 class MessageCounts(BaseModel):
-    """Requests of a message batch."""
+    """Numbers of requests of a message batch, by state."""
 
     processing: int
     succeeded: int
@@ -162,7 +162,7 @@ class MessageBatch(BaseModel):
 
 
 class MessageBatchPage(BaseModel):
-    """Some of them, the latest first."""
+    """A page of message batches, latest first."""
 
     data: list[MessageBatch]
     has_more: bool
@@ -171,14 +171,14 @@ class MessageBatchPage(BaseModel):
 
 
 class DeletedMessageBatch(BaseModel):
-    """It is gone."""
+    """Confirms the deletion."""
 
     id: str
     type: Literal["message_batch_deleted"]
 
 
 def batch_body(batch: Batch) -> dict[str, Any]:
-    """A batch as the OpenAI API shows it."""
+    """Return a batch as the OpenAI API's object."""
     details = batch.details
     errors = details.get("errors")
     times = ("in_progress", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -201,7 +201,7 @@ def batch_body(batch: Batch) -> dict[str, Any]:
 
 
 def message_batch_body(batch: Batch) -> dict[str, Any]:
-    """A batch as the Anthropic API shows it. Results are counted once all are there."""
+    """Return a batch as the Anthropic API's object. Results are counted only at its end."""
     details = batch.details
     has_ended = not batch.is_open
     status = "ended" if has_ended else "canceling" if batch.status == "cancelling" else "in_progress"

@@ -1,4 +1,4 @@
-"""The lines of a batch's file, read as they come from the database: a few at a time, whatever the size of the file."""
+"""Validates the lines of a batch's file, streamed from the database: a few at a time, at any size of the file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from radixkv.gateway.api.jobs.lines import MAX_REQUESTS, BatchLine, LineError, r
 __all__ = ["MAX_ERRORS", "Lines", "error_entry", "read_lines"]
 
 MAX_ERRORS = 100
-"""Faults of one file that are told."""
+"""Most faults reported per file."""
 
 _LINES_AT_ONCE, _BYTES_AT_ONCE = 256, 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 Entry = dict[str, Any]
 Away = Callable[[Callable[[], "Lines"]], Coroutine[Any, Any, "Lines"]]
-"""Runs a function away from the event loop."""
+"""Runs a function off the event loop."""
 
 
 class Lines(NamedTuple):
-    """Some lines of a file: requests with their line numbers, and faults, one of which makes the whole file unfit."""
+    """Some lines of a file: requests with their line numbers, and faults; one fault rejects the whole file."""
 
     requests: Sequence[BatchLine]
     numbers: Sequence[int]
@@ -30,12 +30,12 @@ class Lines(NamedTuple):
 
 
 def error_entry(code: str, message: str, param: str | None = None, line: int | None = None) -> Entry:
-    """A fault, as a failed batch lists it."""
+    """Return a fault as a failed batch lists it."""
     return {"code": code, "message": message, "param": param, "line": line}
 
 
 async def read_lines(content: AsyncIterator[bytes], endpoint: str, max_bytes: int, away: Away) -> AsyncIterator[Lines]:
-    """The lines of a file, validated. `max_bytes`: of one line, behind which it ends with a fault, as behind too many lines."""
+    """Yield the lines of a file, validated. `max_bytes`: of one line; a longer one, or too many lines, end it with a fault."""
     count = 0
     waiting: list[tuple[int, bytes]] = []
     async for number, line in _split(content, max_bytes):
@@ -61,7 +61,7 @@ async def read_lines(content: AsyncIterator[bytes], endpoint: str, max_bytes: in
 
 
 async def _split(content: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; one that is too long is given as far as it was read, and is the last."""
+    """Yield lines with their numbers, from 1; a line over the bound is cut and is the last."""
     number, rest, is_first = 1, bytearray(), True
     async for piece in content:
         rest += piece.removeprefix(_BOM) if is_first else piece

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: a conversation as messages, and the model's next turn."""
+"""`POST /v1/chat/completions`: the model's next turn of a conversation given as messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radixkv.gateway.api.openai.legacy_functions import FunctionChoice, Function
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
@@ -49,17 +49,17 @@ Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS), FAIL_FA
 
 
 class ChatOptions(ConstrainedOptions):
-    """How a turn of a chat is generated, and how it is told."""
+    """Options of a chat turn and of its response."""
 
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = Field(None, description="Extension. The answer begins with the text that it goes on from.")
+    echo: bool | None = Field(None, description="Extension. The response begins with the text that it continues.")
 
     @property
     def has_old_words(self) -> bool:
-        """Whether its caller knows functions, not tools."""
+        """Whether its caller uses `functions` instead of `tools`."""
         return False
 
 
@@ -70,23 +70,25 @@ class ChatRequest(ChatOptions):
     tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Functions | None = Field(None, description="As `tools`, which have replaced them.")
+    functions: Functions | None = Field(None, description="Deprecated: use `tools`.")
     function_call: FunctionChoice | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=MAX_MODALITIES), FAIL_FAST] | None = None
-    add_special_tokens: Literal[False] | None = Field(None, description="Extension. The template writes its own.")
+    add_special_tokens: Literal[False] | None = Field(
+        None, description="Extension. Only false: the template adds its own special tokens."
+    )
     chat_template_kwargs: PlainObject | None = Field(
-        None, description="Extension. Further variables for the model's chat template."
+        None, description="Extension. More variables for the model's chat template."
     )
     reasoning_effort: Effort | None = Field(None, description="Passed on to a chat template that reads it.")
     enable_thinking: bool | None = Field(None, description="Extension. Passed on to a chat template that reads it.")
     documents: Documents | None = Field(
-        None, description="Extension. For a chat template that reads them; refused with any other."
+        None, description="Extension. For a chat template that reads them; rejected with any other."
     )
 
     continue_final_message: bool | None = Field(
         None,
-        description="Extension, as vLLM has it. The reply goes on from the text of the last message, an assistant's. "
-        "The answer holds what is new, and a grammar holds that alone.",
+        description="Extension, as in vLLM. The reply continues the text of the last message, an assistant's. "
+        "The response holds only the new text, and a grammar constrains only that.",
     )
     add_generation_prompt: bool | None = Field(None, description="Extension. False with `continue_final_message`.")
 
@@ -95,10 +97,10 @@ class ChatRequest(ChatOptions):
         return self.functions is not None
 
     def tool_plan(self) -> ToolPlan:
-        """What its tools or functions mean.
+        """Plan its tools or functions.
 
         Raises:
-            ApiError: 400: they make no sense.
+            ApiError: 400: an invalid schema, or a choice of an unknown function.
         """
         if self.functions is None and self.function_call in (None, "none", "auto"):
             return plan_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
@@ -125,7 +127,7 @@ class ChatRequest(ChatOptions):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request means."""
+    """A parsed request."""
 
     completion_id: str
     created: int
@@ -139,12 +141,12 @@ class Plan:
 
     @property
     def echoed(self) -> str:
-        """What the answer begins with."""
+        """Text at the beginning of the response."""
         return self._echoed("content")
 
     @property
     def echoed_thoughts(self) -> str:
-        """Of what the answer begins with."""
+        """Thoughts at the beginning of the response."""
         return self._echoed("reasoning_content")
 
     def _echoed(self, name: str) -> str:
@@ -159,37 +161,37 @@ class Plan:
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
-async def create_chat_completion(body: ChatRequest, request: Request, exchange: CurrentExchange) -> Response:
-    """The model's next turn, at once or as it comes."""
-    plan = await _make_plan(body, request, exchange)
-    return await answer_plan(plan, request, exchange)
+async def create_chat_completion(body: ChatRequest, request: Request, context: CurrentContext) -> Response:
+    """The model's next turn, as a whole or streamed."""
+    plan = await _make_plan(body, request, context)
+    return await answer_plan(plan, request, context)
 
 
-async def answer_plan(plan: Plan, request: Request, exchange: Exchange) -> Response:
-    """The reply of a plan, at once or as it comes."""
+async def answer_plan(plan: Plan, request: Request, context: RequestContext) -> Response:
+    """Generate the reply of a plan, as a whole or streamed."""
     state, body = request.app.state, plan.body
-    stream = await _start(plan, exchange, state.backend)
+    stream = await _start(plan, context, state.backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
     return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
 
 
-async def _make_plan(body: ChatRequest, request: Request, exchange: Exchange) -> Plan:
+async def _make_plan(body: ChatRequest, request: Request, context: RequestContext) -> Plan:
     state = request.app.state
     body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
     arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
-    exchange.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
-    grammar = exchange.hold(tools.constraint or await off_loop(request, body.constraint))
-    assert exchange.tenant is not None
-    exchange.leave_out(leave_noise_out(body.messages))
-    exchange.leave_out(left_out_thoughts(body.messages, model.info))
+    context.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
+    grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
+    assert context.tenant is not None
+    context.leave_out(leave_noise_out(body.messages))
+    context.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)
-    namespace = derived_namespace(exchange.tenant.namespace, salt=body.cache_salt or "")
+    namespace = derived_namespace(context.tenant.namespace, salt=body.cache_salt or "")
     transcript = await transcripts.read(namespace, messages, tools.tools, arguments, goes_on=goes_on)
     return plan_turn(body, model, transcript, tools, arguments, grammar, state.config.max_tokens)
 
@@ -203,10 +205,10 @@ def plan_turn(
     grammar: Grammar | None,
     max_tokens: int,
 ) -> Plan:
-    """What a request means for a transcript. `grammar`: of the reply. `max_tokens`: of one that names no bound.
+    """Plan a request's turn after a transcript. `grammar`: of the reply. `max_tokens`: default length.
 
     Raises:
-        ApiError: 400 with the field that is at fault.
+        ApiError: 400 with the faulty field.
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
@@ -231,27 +233,27 @@ def plan_turn(
     )
 
 
-async def _start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
-    assert exchange.tenant is not None
+async def _start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
+    assert context.tenant is not None
     params = GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
         sampling=plan.sampling,
-        namespace=exchange.tenant.namespace,
+        namespace=context.tenant.namespace,
         adapter=plan.model.adapter,
         cache_salt=plan.body.cache_salt or "",
         truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
         retention=retention_of(plan.body.retention),
     )
     may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
-    return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
+    return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
 
 
 async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
-    """The whole answer, once it is there."""
+    """Return the whole response at the end of the generation."""
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
     prompt, num_top = b"", plan.body.prompt_logprobs
     scored = ScoredPrompt(b"")
@@ -314,7 +316,7 @@ async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
 async def _stream_chunks(
     plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
 ) -> AsyncIterator[bytes]:
-    """The answer piece by piece."""
+    """Yield the response in chunks."""
     chunks = ChatChunks(
         plan.completion_id,
         plan.created,

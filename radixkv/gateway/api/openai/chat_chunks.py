@@ -1,6 +1,6 @@
 """Chunks of a streamed chat completion, as bytes.
 
-Most chunks differ from each other in a few characters of text, so what is around them is written once.
+Most chunks differ in a few characters of text, so the JSON around those is encoded once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["ChatChunks"]
 
 
 class ChatChunks:
-    """Writes the chunks of one answer.
+    """Encodes the chunks of one response.
 
     Args:
-        completion_id, created, model, fingerprint: what every chunk tells.
-        tells_usage: a last chunk has the usage, all others say that they have none.
-        tells_running_usage: all chunks tell the usage so far.
-        tells_token_ids: chunks tell the ids of their tokens.
-        has_old_words: calls are told as `function_call`.
+        completion_id, created, model, fingerprint: in every chunk.
+        tells_usage: the last chunk holds the usage, all others a null.
+        tells_running_usage: all chunks hold the usage so far.
+        tells_token_ids: chunks hold the ids of their tokens.
+        has_old_words: calls are encoded as `function_call`.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class ChatChunks:
         self._has_old_words = has_old_words
 
     def opened(self, index: int, prompt: bytes) -> bytes:
-        """A choice begins."""
+        """The first chunk of a choice."""
         if self._running is not None:
             self._running.num_prompt_tokens = num_tokens(prompt)
         extra = {"prompt_token_ids": unpack_tokens(prompt)} if self._tells_token_ids and index == 0 else {}
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, None, top=extra)
 
     def echoed(self, index: int, growth: Growth) -> bytes:
-        """What a choice goes on from; no bytes where that is nothing."""
+        """The continued text of a choice; no bytes where there is none."""
         told = _told(growth)
         return self._chunk(index, told, None, None) if told else b""
 
     def grown(self, reply: Reply, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
-        """A choice has grown; no bytes where there is nothing to tell."""
+        """Growth of a choice; no bytes where there is nothing to send."""
         if self._running is not None:
             self._running.grow(reply.index, len(growth.token_ids))
         if growth.calls:
@@ -95,11 +95,11 @@ class ChatChunks:
         return self._chunk(reply.index, {**_told(growth), "tool_calls": calls}, logprobs, None, growth.token_ids)
 
     def finished(self, reply: Reply) -> bytes:
-        """A choice has ended."""
+        """The end of a choice."""
         return self._chunk(reply.index, {}, None, reply.finish_reason)
 
     def completed(self, usage: Mapping[str, Any]) -> bytes:
-        """All have; no bytes unless the usage is to be told."""
+        """The usage after the end of all choices; no bytes unless requested."""
         if not self._tells_usage:
             return b""
         return f'{self._head},"choices":[],"usage":{dump_json(usage)}}}\n\n'.encode()
@@ -130,6 +130,6 @@ class ChatChunks:
 
 
 def _told(growth: Growth) -> dict[str, str]:
-    """What of a choice's text has grown."""
+    """Return the text fields of a choice's growth."""
     told = {"reasoning_content": growth.thinking, "content": growth.text}
     return {name: text for name, text in told.items() if text}

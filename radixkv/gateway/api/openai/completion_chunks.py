@@ -1,4 +1,4 @@
-"""Chunks of streamed completions, as bytes; see `chat_chunks` for why they are put together by hand."""
+"""Chunks of streamed completions, as bytes; see `chat_chunks` for why they are encoded by hand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["CompletionChunks"]
 
 
 class CompletionChunks:
-    """Writes the chunks of one answer.
+    """Encodes the chunks of one response.
 
     Args:
-        completion_id, created, model, fingerprint: what every chunk tells.
-        tells_usage: a last chunk has the usage, all others say that they have none.
-        tells_running_usage: all chunks tell the usage so far.
-        tells_token_ids: chunks tell the ids of their tokens.
+        completion_id, created, model, fingerprint: in every chunk.
+        tells_usage: the last chunk holds the usage, all others a null.
+        tells_running_usage: all chunks hold the usage so far.
+        tells_token_ids: chunks hold the ids of their tokens.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CompletionChunks:
         self._tells_token_ids = tells_token_ids
 
     def opened(self, index: int, echo: str, prompt: bytes, logprobs: Mapping[str, Any] | None = None) -> bytes:
-        """A choice begins; no bytes unless the prompt is to be told. `logprobs`: of what is echoed."""
+        """The first chunk of a choice; no bytes without an echo or token ids. `logprobs`: of the echo."""
         if self._usages is not None:
             self._usages[index] = RunningUsage()
             self._usages[index].num_prompt_tokens = num_tokens(prompt)
@@ -59,7 +59,7 @@ class CompletionChunks:
         return self._chunk(index, echo, logprobs, None) if echo or logprobs else b""
 
     def grown(self, index: int, text: str, logprobs: Mapping[str, Any] | None, token_ids: Sequence[int]) -> bytes:
-        """A choice has grown; no bytes where there is nothing to tell."""
+        """Growth of a choice; no bytes where there is nothing to send."""
         if self._usages is not None:
             self._usages[index].grow(index, len(token_ids))
         if logprobs or self._tells_token_ids or self._usages is not None:
@@ -72,11 +72,11 @@ class CompletionChunks:
         return f"{self._head}{choice}{self._tail}".encode()
 
     def finished(self, reply: Reply, text: str) -> bytes:
-        """A choice has ended, with this text last."""
+        """The end of a choice, with its last text."""
         return self._chunk(reply.index, text, None, reply.finish_reason)
 
     def completed(self, usage: Mapping[str, Any]) -> bytes:
-        """All have; no bytes unless the usage is to be told."""
+        """The usage after the end of all choices; no bytes unless requested."""
         if not self._tells_usage:
             return b""
         return f'{self._head}],"usage":{dump_json(usage)}}}\n\n'.encode()

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: one or many prompts, as text or token ids, each continued in one or many ways."""
+"""`POST /v1/completions`: prompts, as text or token ids, each continued once or several times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from radixkv.gateway.api.openai.completion_chunks import CompletionChunks
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
@@ -44,7 +44,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 def _check_number(prompt: Any) -> Any:
-    """Refuse too many prompts by their number: what is a list in three ways is else refused for not being the other two."""
+    """Reject too many prompts by their number: the union of list types would report the wrong type instead."""
     return (
         check_fits(prompt, MAX_PROMPTS)
         if prompt and isinstance(prompt, list) and isinstance(prompt[0], str | list)
@@ -73,7 +73,7 @@ class CompletionRequest(ConstrainedOptions):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a request means."""
+    """A parsed request."""
 
     completion_id: str
     created: int
@@ -85,7 +85,7 @@ class _Plan:
 
     @property
     def echoed_logprobs(self) -> int | None:
-        """Most likely tokens that are told for each of an echoed prompt; None: it is echoed as text, or not at all."""
+        """Number of most likely tokens per token of an echoed prompt; None: no log probabilities of an echo."""
         return self.body.logprobs if self.body.echo else None
 
     @property
@@ -97,18 +97,18 @@ class _Plan:
 
 
 @router.post("/v1/completions", response_model=None, responses=streamed_or(Completion))
-async def create_completion(body: CompletionRequest, request: Request, exchange: CurrentExchange) -> Response:
-    """Continuations of each prompt, at once or as they come."""
+async def create_completion(body: CompletionRequest, request: Request, context: CurrentContext) -> Response:
+    """Continuations of each prompt, as a whole or streamed."""
     backend: Backend = request.app.state.backend
-    plan = await _make_plan(body, request, exchange)
-    streams, prompts = await _start_all(plan, exchange, backend)
+    plan = await _make_plan(body, request, context)
+    streams, prompts = await _start_all(plan, context, backend)
     if body.stream:
         return EventStreamResponse(_stream_chunks(plan, streams, prompts, backend))
     answer = await until_disconnected(request, _collect(plan, streams, prompts, backend))
     return await off_loop(request, partial(JSONResponse, answer))
 
 
-async def _make_plan(body: CompletionRequest, request: Request, exchange: Exchange) -> _Plan:
+async def _make_plan(body: CompletionRequest, request: Request, context: RequestContext) -> _Plan:
     model = await served_model(request, body.model)
     if body.suffix:
         raise ApiError(400, "suffix is not served here: leave it out", code="unsupported_parameter", param="suffix")
@@ -124,7 +124,7 @@ async def _make_plan(body: CompletionRequest, request: Request, exchange: Exchan
         max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         echoed_logprobs=body.logprobs if body.echo else None,
-        grammar=exchange.hold(await off_loop(request, body.constraint)),
+        grammar=context.hold(await off_loop(request, body.constraint)),
     )
     ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
     return _Plan(
@@ -142,10 +142,10 @@ def _prompts(prompt: Any) -> list[str | bytes]:
     return [prompt] if isinstance(prompt, str | bytes) else list(prompt)
 
 
-async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple[list[EventStream], list[bytes]]:
-    """A generation per prompt, and the packed tokens of each; all or none."""
-    assert exchange.tenant is not None
-    namespace = exchange.tenant.namespace
+async def _start_all(plan: _Plan, context: RequestContext, backend: Backend) -> tuple[list[EventStream], list[bytes]]:
+    """Start a generation per prompt, all or none; returns them with the packed tokens of each prompt."""
+    assert context.tenant is not None
+    namespace = context.tenant.namespace
     num_top = plan.sampling.prompt_logprobs
     streams: list[EventStream] = []
     prompts: list[bytes] = []
@@ -161,10 +161,10 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple
                 truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
                 priority=plan.body.priority or 0,
                 timeout_s=plan.body.timeout,
-                request_id=exchange.request_id,
+                request_id=context.request_id,
                 retention=retention_of(plan.body.retention),
             )
-            streams.append(await exchange.generate(backend, params))
+            streams.append(await context.generate(backend, params))
             prompts.append(await _started(streams[-1]))
             if num_top is not None:
                 check_size(sum(map(num_tokens, prompts)), num_top, plan.sampling.n)
@@ -176,14 +176,14 @@ async def _start_all(plan: _Plan, exchange: Exchange, backend: Backend) -> tuple
 
 
 async def _started(stream: EventStream) -> bytes:
-    """The prompt that a generation goes on from."""
+    """Return the prompt of a started generation."""
     event = await anext(stream)
     assert isinstance(event, Started), "the first event"
     return event.prompt
 
 
 async def _echoes(plan: _Plan, backend: Backend) -> list[str]:
-    """What stands in front of each prompt's continuations."""
+    """Return the text in front of each prompt's continuations."""
     if not plan.body.echo:
         return [""] * len(plan.prompts)
     return [p if isinstance(p, str) else await backend.detokenize(p) for p in plan.prompts]
@@ -215,7 +215,7 @@ async def _collect(
         if plan.body.return_token_ids:
             choice |= {"token_ids": reply.token_ids, "prompt_token_ids": unpack_tokens(prompts[number])}
         choices.append(choice)
-        await asyncio.sleep(0)  # of a scored prompt it is long work
+        await asyncio.sleep(0)  # building a scored prompt takes long
     return {
         "id": plan.completion_id,
         "object": "text_completion",
@@ -264,7 +264,7 @@ async def _stream_chunks(
         echoes = await _echoes(plan, backend)
 
         async def opened(number: int) -> bytes:
-            """The choices of a prompt begin, with all of it."""
+            """Encode the first chunks of a prompt's choices, with the whole echo."""
             logprobs, indices = None, range(number * plan.sampling.n, (number + 1) * plan.sampling.n)
             if plan.echoed_logprobs is not None:
                 logprobs = await completion_logprobs(backend, scored[number].tokens(plan.echoed_logprobs), 0)
@@ -304,10 +304,10 @@ async def _stream_chunks(
 
 
 async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, list[GenerationEvent]]]:
-    """Bursts of all streams as they come, with the number of the stream. All are closed at the end, however it comes.
+    """Yield bursts of all streams as they arrive, with the index of the stream. All streams are closed at the end.
 
     Raises:
-        Exception: what ended one of them.
+        Exception: the error that ended one of them.
     """
     bursts: asyncio.Queue[tuple[int, list[GenerationEvent] | BaseException]] = asyncio.Queue()
 
@@ -316,7 +316,7 @@ async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, list[
             while events := await stream.take():
                 bursts.put_nowait((number, events))
             bursts.put_nowait((number, []))
-        except Exception as error:  # whatever it is, it is raised below
+        except Exception as error:  # every kind is raised below
             bursts.put_nowait((number, error))
 
     readers = [asyncio.ensure_future(read(number, stream)) for number, stream in enumerate(streams)]

@@ -1,4 +1,4 @@
-"""Chat completions with `functions` and `function_call`, the API's words before `tools` and `tool_choice`.
+"""Chat completions with `functions` and `function_call`, the API's fields before `tools` and `tool_choice`.
 
 functions, function_call: {"name": "f"}    ->  tools, tool_choice; one call at most
 tool_calls: [{"function": F}]              ->  function_call: F
@@ -32,10 +32,10 @@ FunctionChoice = Literal["none", "auto"] | NamedFunction
 
 
 def plan_functions(functions: Sequence[ToolFunction] | None, choice: FunctionChoice | None) -> ToolPlan:
-    """What they mean; see `plan_tools`.
+    """Plan functions; see `plan_tools`.
 
     Raises:
-        ApiError: 400: they make no sense.
+        ApiError: 400: an invalid schema, or a choice of an unknown function.
     """
     chosen: ToolChoice | None = choice if not isinstance(choice, NamedFunction) else None
     if isinstance(choice, NamedFunction):
@@ -49,7 +49,7 @@ def plan_functions(functions: Sequence[ToolFunction] | None, choice: FunctionCho
 
 
 def in_old_words(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice of an answer, or of a chunk, as a caller of functions expects it. Changes what it is given."""
+    """Convert a choice of a response or chunk to the form for callers of functions. Modifies its argument."""
     said = choice.get("message") or choice.get("delta") or {}
     for call in said.pop("tool_calls", [])[:1]:
         said["function_call"] = call["function"]

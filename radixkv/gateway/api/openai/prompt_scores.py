@@ -1,6 +1,6 @@
-"""How likely the tokens of a prompt are, gathered from the worker's events and written in the two shapes that clients know.
+"""Log probabilities of prompt tokens, gathered from the worker's events and encoded in two formats.
 
-echo and logprobs    OpenAI's: the prompt's tokens stand in the choice's `logprobs`, before those of the reply
+echo and logprobs    OpenAI's: the prompt's tokens come in the choice's `logprobs`, before those of the reply
 prompt_logprobs      vLLM's: a list with null and then, for each token, {token id: {logprob, rank, decoded_token}}
 """
 
@@ -19,11 +19,11 @@ from radixkv.generation.stream import PromptLogprobs
 __all__ = ["MAX_VALUES", "ScoredPrompt", "check_size"]
 
 MAX_VALUES = 500_000
-"""Log probabilities of prompts that one answer tells, those of the most likely tokens among them."""
+"""Log probabilities of prompts per response, those of the most likely tokens included."""
 
 
 def check_size(num_tokens: int, num_top: int, num_choices: int) -> None:
-    """Refuse to tell of too many prompt tokens at once.
+    """Reject a request for too many log probabilities of prompt tokens.
 
     Raises:
         ApiError: 400.
@@ -38,7 +38,7 @@ def check_size(num_tokens: int, num_top: int, num_choices: int) -> None:
 
 
 class ScoredPrompt:
-    """One prompt. Its first token stands behind nothing, so that nothing is told of it.
+    """One prompt. Its first token has no predecessor, and so no log probability.
 
     Args:
         prompt: packed.
@@ -49,16 +49,16 @@ class ScoredPrompt:
         self._events: list[PromptLogprobs] = []
 
     def push(self, event: PromptLogprobs) -> None:
-        """Take in further tokens."""
+        """Take in the scores of more tokens."""
         self._events.append(event)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is known."""
+        """Whether all scores are known."""
         return (self._events[-1].end if self._events else 1) >= len(self._token_ids)
 
     def tokens(self, num_top: int) -> list[SampledToken]:
-        """All of them as if they had been drawn, with so many most likely ones each; the first without a log probability."""
+        """Return all tokens as if sampled, each with `num_top` most likely ones; the first without a log probability."""
         told = [SampledToken(token_id, None, ()) for token_id in self._token_ids[:1]]
         for event in self._events:
             for index, logprob in enumerate(event.logprobs):
@@ -67,7 +67,7 @@ class ScoredPrompt:
         return told
 
     async def as_vllm(self, backend: Backend, num_top: int) -> list[dict[str, Any] | None]:
-        """`prompt_logprobs` of an answer: the token's own and so many most likely ones."""
+        """Return `prompt_logprobs` of a response: per token its own score and `num_top` most likely ones."""
         tokens = self.tokens(num_top)
         ids = {token.token_id for token in tokens} | {token_id for token in tokens for token_id, _ in token.top}
         spelled = await backend.spell(ids)

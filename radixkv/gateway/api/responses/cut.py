@@ -1,4 +1,4 @@
-"""What a stored response is to those that go on from it: as a whole, or as far as some character, while it is written too."""
+"""A stored or running response as the history of another: as a whole, or up to a character of its text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
-from radixkv.gateway.api.responses.run import Runs
+from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.protocol.errors import ApiError
@@ -22,14 +22,14 @@ from radixkv.generation.request import Message, ModelInfo
 __all__ = ["SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]
 
 SPACE = "cache_namespace"
-"""Where a stored response with a `cache_salt` says what it is cached in: the name holds a hash of the salt."""
+"""Key of the cache namespace in the body of a stored response with a `cache_salt`; the name holds a hash of the salt."""
 
 
 async def find_previous(store: ResponseStore, namespace: str, response_id: str) -> Context:
-    """The response that a request goes on from.
+    """Return the response that a request continues.
 
     Raises:
-        ApiError: 404: there is none.
+        ApiError: 404: no such response.
     """
     try:
         return await store.context(namespace, response_id)
@@ -39,13 +39,13 @@ async def find_previous(store: ResponseStore, namespace: str, response_id: str) 
 
 
 def space_of(context: Context, namespace: str) -> str:
-    """Where what a stored response was computed from is cached: in the tenant's `namespace`, or that of its salt there."""
+    """Return the cache namespace of a stored response: the tenant's `namespace`, or that of its salt there."""
     space: str = context.response.body.get(SPACE, namespace)
     return space
 
 
 def told_of(body: dict[str, Any]) -> dict[str, Any]:
-    """What a model is told besides the items, by a response's body."""
+    """Return the parts of a prompt apart from the items, from a response's body."""
     return {
         "model": body["model"],
         "instructions": body["instructions"],
@@ -57,7 +57,7 @@ def told_of(body: dict[str, Any]) -> dict[str, Any]:
 def conversation_of(
     context: Context, info: ModelInfo
 ) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-    """The turns up to a stored response's end, the tools and the template's variables, as its model was told them."""
+    """Return the turns up to a stored response's end, the tools and the template's variables, as in its prompt."""
     told = told_of(context.response.body)
     request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
     arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
@@ -67,18 +67,18 @@ def conversation_of(
 async def cut_response(
     http: Request, namespace: str, space: str, request: ResponseRequest, context: Context
 ) -> list[Item]:
-    """All items up to `position` in the text of the previous response, `context`, which was computed in `space`; the ids of
-    them are remembered.
+    """Return all items up to `position` in the text of the previous response, `context`, computed in `space`; their token ids
+    are cached.
 
     Raises:
-        ApiError: 400: its text is shorter, or does not come first in it.
+        ApiError: 400: its text is shorter, or its output does not begin with the text.
     """
     state, response_id, position = http.app.state, request.previous_response_id or "", request.position or 0
-    runs: Runs = state.runs
-    run = runs.find(namespace, response_id)
+    tasks: ResponseTasks = state.response_tasks
+    task = tasks.find(namespace, response_id)
     output = context.items[len(context.items) - context.num_output :]
     turn = assistant_turn(output) or {}
-    text: str = run.text if run is not None else turn.get("content", "")
+    text: str = task.text if task is not None else turn.get("content", "")
     if position > len(text):
         message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
         raise ApiError(400, message, code="invalid_value", param="position")
@@ -86,7 +86,7 @@ async def cut_response(
     before = context.items[: len(context.items) - context.num_output]
     try:
         transcript, tools, arguments = await _transcript(
-            state, namespace, space, context, before, begun, run.generation_id if run else ""
+            state, namespace, space, context, before, begun, task.generation_id if task else ""
         )
         tokens = await read_prompt(state.backend, transcript, tools, arguments)
         await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")
@@ -106,7 +106,7 @@ async def _transcript(
     begun: str,
     generation_id: str,
 ) -> tuple[Transcript, Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-    """A reply that goes on from the beginning of a response's text, the tools that its model is told of, and the variables."""
+    """Return the transcript of a reply that continues the beginning of a response's text, its tools, and its variables."""
     generations: Generations = state.generations
     transcripts: Transcripts = state.transcripts
     info = await state.backend.model()

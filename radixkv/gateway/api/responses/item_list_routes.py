@@ -1,8 +1,8 @@
-"""`/v1/conversations`: the Responses API's conversations, to which a response with `conversation` adds its input and output.
+"""`/v1/conversations` of the Responses API: a response with `conversation` appends its input and output there.
 
 POST              /v1/conversations                     metadata, first items
-GET, POST, DELETE /v1/conversations/{id}                it, its metadata, gone
-GET, POST         /v1/conversations/{id}/items          a page of them; more of them
+GET, POST, DELETE /v1/conversations/{id}                read; replace its metadata; delete
+GET, POST         /v1/conversations/{id}/items          a page of items; append items
 GET, DELETE       /v1/conversations/{id}/items/{id}
 """
 
@@ -32,20 +32,20 @@ _Items = Annotated[list[Annotated[InputItem, Each]], Field(max_length=MAX_MESSAG
 
 
 class NewItemList(ApiModel):
-    """A conversation to be kept."""
+    """A new conversation."""
 
     items: _Items | None = None
     metadata: Metadata | None = None
 
 
 class NewMetadata(ApiModel):
-    """What a conversation is labelled with from now on."""
+    """New metadata of a conversation."""
 
     metadata: Metadata | None
 
 
 class NewItems(ApiModel):
-    """Items to be put at its end."""
+    """Items to append."""
 
     items: Annotated[_Items, Field(min_length=1)]
 
@@ -60,7 +60,7 @@ class ConversationBody(BaseModel):
 
 
 class DeletedConversation(BaseModel):
-    """It is gone."""
+    """Confirms the deletion."""
 
     id: str
     object: Literal["conversation.deleted"]
@@ -93,14 +93,14 @@ async def retrieve_item_list(conversation_id: str, request: Request, tenant: Cur
 async def update_item_list(
     conversation_id: str, body: NewMetadata, request: Request, tenant: CurrentTenant
 ) -> Response:
-    """Other metadata in place of its own."""
+    """Replace its metadata."""
     changed = await _lists(request).update(tenant.namespace, conversation_id, body.metadata or {})
     return JSONResponse(changed.body())
 
 
 @router.delete("/{conversation_id}", response_model=None, responses=_answer(DeletedConversation))
 async def delete_item_list(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Remove a conversation and its items. Responses that were made in it stay until they are deleted themselves."""
+    """Remove a conversation and its items. Its responses stay until they are deleted themselves."""
     await _lists(request).delete(tenant.namespace, conversation_id)
     return JSONResponse({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
@@ -112,16 +112,16 @@ async def list_items(
     tenant: CurrentTenant,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    after: Annotated[str | None, Query(max_length=512, description="Items behind the one of this id.")] = None,
+    after: Annotated[str | None, Query(max_length=512, description="Items after the one with this id.")] = None,
 ) -> Response:
-    """A page of its items, the last one first unless told."""
+    """A page of its items; by default the last one first."""
     items = await _lists(request).items(tenant.namespace, conversation_id)
     return JSONResponse(page_of(items, limit, order, after))
 
 
 @router.post("/{conversation_id}/items", response_model=None, responses=_answer(ItemList))
 async def add_items(conversation_id: str, body: NewItems, request: Request, tenant: CurrentTenant) -> Response:
-    """Items at its end; an `item_reference` repeats one that is there."""
+    """Append items; an `item_reference` repeats an item of the conversation."""
     lists = _lists(request)
     earlier = await lists.items(tenant.namespace, conversation_id)
     items = await off_loop(request, partial(read_input, body.items, earlier, "items"))
@@ -141,5 +141,5 @@ async def retrieve_item(conversation_id: str, item_id: str, request: Request, te
 
 @router.delete("/{conversation_id}/items/{item_id}", response_model=None, responses=_answer(ConversationBody))
 async def remove_item(conversation_id: str, item_id: str, request: Request, tenant: CurrentTenant) -> Response:
-    """Take an item out; what came behind it stays."""
+    """Remove an item; later items stay."""
     return JSONResponse((await _lists(request).remove(tenant.namespace, conversation_id, item_id)).body())

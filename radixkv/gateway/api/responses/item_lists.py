@@ -1,7 +1,7 @@
-"""The Responses API's conversations as they are stored: lists of items, each of one namespace, which responses read and add to.
+"""Storage of the Responses API's conversations: lists of items, each of one namespace, that responses read and extend.
 
-They are apart from the trees of `conversations/`: a list has no branches, and holds calls of tools. Nothing here expires: over
-a bound, what would add to it is refused.
+They are separate from the trees of `conversations/`: a list has no branches, and holds tool calls. Nothing here expires:
+additions over a bound are rejected.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from radixkv.gateway.storage.database import Database
 __all__ = ["MAX_ITEMS", "ItemList", "ItemLists"]
 
 MAX_ITEMS = 10_000
-"""Of one list."""
+"""Per list."""
 
 MAX_LIST_BYTES = 16 * 1024 * 1024
 ROW_BYTES = 256
-"""What a list or an item is counted as besides its text."""
+"""Size of a list or an item apart from its text."""
 
 
 class ItemList(NamedTuple):
@@ -34,7 +34,7 @@ class ItemList(NamedTuple):
     metadata: dict[str, str]
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -44,15 +44,15 @@ class ItemList(NamedTuple):
 
 
 class ItemLists:
-    """Lists of all namespaces; nothing crosses from one to another.
+    """Lists of all namespaces; no list crosses namespaces.
 
     Args:
-        database: where they lie.
+        database: stores them.
         max_lists, max_bytes: bounds of each namespace.
         clock: seconds since 1970.
 
-    Every call raises ApiError 404 where the list, or an item that it names, is not there for this namespace, and 409 where a
-    bound would be exceeded; then nothing has changed.
+    Every call raises ApiError 404 where the list, or an item that it names, does not exist in this namespace. A call that
+    would exceed a bound raises 409 and changes nothing.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ItemLists:
         self._clock = clock
 
     async def create(self, namespace: str, metadata: Mapping[str, str], items: Sequence[Item] = ()) -> ItemList:
-        """A new one."""
+        """Create a list."""
         made = ItemList(new_id("conv"), self._clock(), dict(metadata))
         told = json.dumps(made.metadata)
 
@@ -82,11 +82,11 @@ class ItemLists:
         return await self._database.run(insert, namespace)
 
     async def get(self, namespace: str, list_id: str) -> ItemList:
-        """One of them."""
+        """Return a list."""
         return await self._database.read(lambda connection: _read(_find(connection, namespace, list_id)), namespace)
 
     async def update(self, namespace: str, list_id: str, metadata: Mapping[str, str]) -> ItemList:
-        """Give it other metadata."""
+        """Replace its metadata."""
         told = json.dumps(dict(metadata))
 
         def change(connection: sqlite3.Connection) -> ItemList:
@@ -99,7 +99,7 @@ class ItemLists:
         return await self._database.run(change, namespace)
 
     async def delete(self, namespace: str, list_id: str) -> None:
-        """Remove it with its items. Responses that were made in it stay."""
+        """Remove it with its items. Its responses stay."""
 
         def remove(connection: sqlite3.Connection) -> None:
             _find(connection, namespace, list_id)
@@ -109,7 +109,7 @@ class ItemLists:
         await self._database.run(remove, namespace)
 
     async def items(self, namespace: str, list_id: str) -> list[Item]:
-        """All that are in it, in the order in which they came."""
+        """Return all items in order of insertion."""
 
         def read(connection: sqlite3.Connection) -> list[Item]:
             _find(connection, namespace, list_id)
@@ -119,11 +119,11 @@ class ItemLists:
         return await self._database.read(read, namespace)
 
     async def add(self, namespace: str, list_id: str, items: Sequence[Item]) -> None:
-        """Put items at its end; one whose id is there already is not put there again."""
+        """Append items, except those whose id is in the list already."""
         await self._database.run(lambda connection: self._add(connection, namespace, list_id, items), namespace)
 
     async def remove(self, namespace: str, list_id: str, item_id: str) -> ItemList:
-        """Take one item out."""
+        """Remove one item."""
 
         def take(connection: sqlite3.Connection) -> ItemList:
             found = _read(_find(connection, namespace, list_id))
@@ -160,7 +160,7 @@ _GROW = "UPDATE item_lists SET num_items = num_items + ?, size_bytes = size_byte
 
 
 def no_item(item_id: str) -> ApiError:
-    """The refusal of an item that is not there."""
+    """Return the rejection of an unknown item."""
     return ApiError(404, f"item with id {item_id!r} not found", code="not_found", param="item_id")
 
 

@@ -1,10 +1,10 @@
-"""Items of the Responses API: as requests give them, as they are stored and listed, and as turns of a chat.
+"""Items of the Responses API: as in requests, as stored and listed, and as turns of a chat.
 
 {"role": "user", "content": "Hi"}     message      {"role": "user", "content": "Hi"}
 {"type": "function_call", ...}        call         {"role": "assistant", "tool_calls": [...]}; with the message before it
 {"type": "function_call_output", ..}  its result   {"role": "tool", "tool_call_id": ..., "content": ...}
 {"type": "reasoning", ...}            thoughts   {"role": "assistant", "reasoning_content": ...}; with what follows them
-other servers' calls                  left out, as thoughts that are encrypted, or for a model that shows none
+other servers' calls                  left out, as are encrypted thoughts, and thoughts for a model without thinking
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "rea
 Item = dict[str, Any]
 
 MAX_REFERRED_CHARACTERS = 4 * 1024 * 1024
-"""Of earlier items that a request takes up again: a reference is short, whatever it refers to."""
+"""Of earlier items that a request refers to: a reference is short, whatever it refers to."""
 
 MAX_ITEM_STRINGS = 8
-"""Of one item, as they are made here."""
+"""Per item, as made here."""
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "local_shell_call")
@@ -38,12 +38,12 @@ _OF_SERVERS = ("reasoning", "mcp_", "compaction")
 
 
 def new_id(kind: str) -> str:
-    """An id that nobody guesses: ``resp_...``, ``msg_...``, ``fc_...``."""
+    """Return a random id that cannot be guessed: ``resp_...``, ``msg_...``, ``fc_...``."""
     return f"{kind}_{secrets.token_hex(16)}"
 
 
 def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """A page of items as the API lists them. Raises ApiError 404 where none has the id `after`."""
+    """Return a page of items in the API's form. Raises ApiError 404 where no item has the id `after`."""
     listed = list(items) if order == "asc" else list(items)[::-1]
     if after is not None:
         index = next((i for i, item in enumerate(listed) if item["id"] == after), None)
@@ -58,16 +58,16 @@ def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) ->
 def read_input(
     given: str | Sequence[InputItem], earlier: Sequence[Item], field: str = "input", *, thinks: bool = False
 ) -> list[Item]:
-    """Input items as they are stored and listed, each with an id.
+    """Convert input items to the stored and listed form, each with an id.
 
     Args:
         given: the request's `input`.
         earlier: items before it, to which an ``item_reference`` may point.
-        field: of the request, that holds them.
-        thinks: whether the model shows thoughts, and so reads those of earlier replies.
+        field: of the request that holds them.
+        thinks: whether the model has thinking, and so reads thoughts of earlier replies.
 
     Raises:
-        ApiError: 400: there is none, or one is not understood; 404: one refers to an item that is not there.
+        ApiError: 400: no item, or an unsupported one; 404: a reference to an unknown item.
     """
     if isinstance(given, str):
         given = [InputItem(role="user", content=given)]
@@ -97,7 +97,7 @@ def read_input(
 
 
 def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) -> list[str]:
-    """The places of what `read_input` leaves out, or puts a placeholder for."""
+    """Return the places of items that `read_input` leaves out, or replaces with a placeholder."""
     left_out: list[str] = []
     for index, item in enumerate(() if isinstance(given, str) else given):
         if _is_left_out(item, thinks):
@@ -108,7 +108,7 @@ def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) ->
 
 
 def _is_left_out(item: InputItem, thinks: bool) -> bool:
-    """Whether it is what another model thought, or what a server did for it."""
+    """Whether it holds thoughts of another model, or a call that a server ran for it."""
     kind = item.type or "message"
     if kind == "reasoning" and thinks and _thoughts(item):
         return False
@@ -191,7 +191,7 @@ def _text(content: str | Sequence[InputPart], param: str) -> str:
 
 
 def _output_text(output: str | Sequence[InputPart]) -> str:
-    """What a tool has answered, with a placeholder for what is no text."""
+    """Return the text of a tool's output, with placeholders for other parts."""
     if isinstance(output, str):
         return output
     texts = ((part, _part_text(part)) for part in output)
@@ -203,10 +203,10 @@ def _part_text(part: InputPart) -> str | None:
 
 
 def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[Message]:
-    """The items as turns for the chat template, behind the instructions as a system message."""
+    """Convert the items to turns for the chat template, after the instructions as a system message."""
     turns: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    can_call = False  # whether the last turn is an assistant's, to which further calls belong
-    has_only_thoughts = False  # whether it is one that what it says is still to be added to
+    can_call = False  # the last turn is an assistant's, which following calls belong to
+    has_only_thoughts = False  # the last turn has thoughts and no content yet
     for item in items:
         if item["type"] == "reasoning":
             thoughts = "".join(part["text"] for part in item["content"])
@@ -237,7 +237,7 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
 
 
 def _template_call(item: Item) -> dict[str, Any]:
-    """Templates want arguments as an object; what is none stays the text that it is."""
+    """Convert a call: templates want arguments as an object; arguments that are none stay text."""
     name = offered_name(item["name"], item.get("namespace"))
     if item["type"] == "custom_tool_call":
         return {
@@ -255,6 +255,6 @@ def _template_call(item: Item) -> dict[str, Any]:
 
 
 def assistant_turn(output: Sequence[Item]) -> Message | None:
-    """The one turn that a response's output is to a chat; None where it is not one turn."""
+    """Return a response's output as one chat turn; None where it is not one turn."""
     turns = to_messages(output)
     return turns[0] if len(turns) == 1 else None

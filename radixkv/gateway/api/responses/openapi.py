@@ -1,4 +1,4 @@
-"""What answers of the Responses API look like, for the API's own description of itself; they are put together elsewhere."""
+"""Response models of the Responses API for the API description; the responses are built elsewhere."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Progress = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(BaseModel):
-    """Text of a user, or of who wrote the system message."""
+    """Text of a user, system or developer message."""
 
     type: Literal["input_text"]
     text: str
 
 
 class OutputText(BaseModel):
-    """Text of the model. `annotations`: none."""
+    """Text of the model. `annotations`: always empty."""
 
     type: Literal["output_text"]
     text: str
@@ -30,7 +30,7 @@ class OutputText(BaseModel):
 
 
 class InputMessage(BaseModel):
-    """A turn that was given."""
+    """A turn of the input."""
 
     id: str
     type: Literal["message"]
@@ -57,7 +57,7 @@ class ReasoningText(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What the model thought before it replied. `summary`: none."""
+    """Thoughts of the model before its reply. `summary`: always empty."""
 
     id: str
     type: Literal["reasoning"]
@@ -67,7 +67,7 @@ class ReasoningItem(BaseModel):
 
 
 class FunctionCallItem(BaseModel):
-    """A call that the model makes. `arguments`: JSON in a text. `namespace`: of its function, where it has one."""
+    """A call by the model. `arguments`: JSON as text. `namespace`: of its function, if any."""
 
     id: str
     type: Literal["function_call"]
@@ -79,7 +79,7 @@ class FunctionCallItem(BaseModel):
 
 
 class CustomCallItem(BaseModel):
-    """A call of a custom tool. `input`: its one text."""
+    """A call of a custom tool. `input`: one text."""
 
     id: str
     type: Literal["custom_tool_call"]
@@ -91,7 +91,7 @@ class CustomCallItem(BaseModel):
 
 
 class FunctionOutputItem(BaseModel):
-    """What a call has answered."""
+    """The output of a call."""
 
     id: str
     type: Literal["function_call_output", "custom_tool_call_output"]
@@ -101,20 +101,20 @@ class FunctionOutputItem(BaseModel):
 
 
 class InputTokensDetails(BaseModel):
-    """How the input was read: found in the cache and not computed, or computed and left there."""
+    """Input tokens found in the cache, and those computed and left there."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(BaseModel):
-    """How many of the tokens are thoughts."""
+    """Number of tokens that are thoughts."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):
-    """What it cost."""
+    """Tokens of the response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -131,13 +131,13 @@ class ResponseFailure(BaseModel):
 
 
 class IncompleteDetails(BaseModel):
-    """Why a reply is not whole."""
+    """Why a reply is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseObject(BaseModel):
-    """A response. Fields of the request that are not listed are told as they were given."""
+    """A response. Fields of the request that are not listed here are returned as given."""
 
     id: str
     object: Literal["response"]
@@ -170,7 +170,7 @@ class ItemList(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """It is gone."""
+    """Confirms the deletion."""
 
     id: str
     object: Literal["response"]
@@ -178,7 +178,7 @@ class DeletedResponse(BaseModel):
 
 
 class InputTokens(BaseModel):
-    """How many tokens a prompt has."""
+    """Number of tokens of a prompt."""
 
     object: Literal["response.input_tokens"]
     input_tokens: int

@@ -1,4 +1,4 @@
-"""The output of one response as it grows, and the events that tell of it.
+"""The output of one response as it grows, and the events that report it.
 
 response.created  [queued]  in_progress
   output_item.added  content_part.added  reasoning_text.delta ...  reasoning_text.done  content_part.done  output_item.done
@@ -20,18 +20,18 @@ from radixkv.gateway.turns.call_parser import CallPiece, FunctionCalled
 __all__ = ["Output"]
 
 Emit = Callable[[str, dict[str, Any]], None]
-"""Takes the type of an event and its fields."""
+"""Called with the type of an event and its fields."""
 
 
 class Output:
-    """The output items of a response. One message, call or item of thoughts is open at a time.
+    """The output items of a response. At most one message, call or reasoning item is open at a time.
 
     Args:
-        emit: is told every event; None where nobody listens.
-        offers: the tools, by what the model calls them.
+        emit: receives every event; None where no client follows.
+        offers: the tools, by their names in the prompt.
 
     Attributes:
-        items: the items so far, but for what is open.
+        items: the closed items so far.
     """
 
     def __init__(self, emit: Emit | None, offers: Mapping[str, Offer]) -> None:
@@ -46,7 +46,7 @@ class Output:
         self._logprobs: list[dict[str, Any]] = []
 
     def add_thinking(self, text: str) -> None:
-        """Further thoughts."""
+        """Append thoughts."""
         if not text:
             return
         if self._thoughts is None:
@@ -76,10 +76,10 @@ class Output:
         return {"item_id": self._thoughts[0]["id"], "output_index": len(self.items), "content_index": 0}
 
     def add_text(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
-        """Further text of the message that is open, or of a new one."""
+        """Append text to the open message, or to a new one."""
         text = self._blank + text
         if self._message is None and not text.strip() and not logprobs:
-            self._blank = text  # worth a message only if more follows that is no call
+            self._blank = text  # becomes a message only if more text follows
             return
         self._blank = ""
         if self._message is None:
@@ -92,14 +92,12 @@ class Output:
         self._tell("response.output_text.delta", self._place | {"delta": text, "logprobs": list(logprobs)})
 
     def add_call(self, piece: CallPiece) -> None:
-        """A call has grown."""
+        """Take in growth of a call."""
         if piece.begins:
             self.close("completed")
             self._blank = ""
             self._open_call(piece.call)
-        if (
-            piece.arguments and not self._offers[piece.call.name].is_custom
-        ):  # a text within JSON is told once it is whole
+        if piece.arguments and not self._offers[piece.call.name].is_custom:  # text within JSON is emitted once complete
             self._tell("response.function_call_arguments.delta", self._call_place | {"delta": piece.arguments})
         if piece.ends:
             self._close_call("completed")
@@ -135,10 +133,10 @@ class Output:
         return {"item_id": self._call[1]["id"], "output_index": len(self.items)}
 
     def finish(self, status: str) -> None:
-        """Nothing more comes. A reply without any text is an empty message.
+        """Close the output. A reply without any text becomes an empty message.
 
         Args:
-            status: of what is open still: ``"completed"`` or ``"incomplete"``.
+            status: of the open item, if any: ``"completed"`` or ``"incomplete"``.
         """
         if not self.items and self._message is None and self._call is None and self._thoughts is None:
             self._open_message()
@@ -147,7 +145,7 @@ class Output:
         self.close(status)
 
     def close(self, status: str) -> None:
-        """What is open, if anything is, grows no more."""
+        """Close the open item, if there is one."""
         self._close_thoughts(status)
         if self._call is not None:
             self._close_call(status)

@@ -1,7 +1,7 @@
-"""What a request to create a response means: its items, its place in a stored conversation, its prompt.
+"""Parses a request to create a response: its items, its place in a stored conversation, its prompt.
 
 previous response, same instructions and tools    its exact token ids, then the new items   nothing is tokenised again
-previous response, other instructions or tools    the conversation's items, rendered anew   replies by `Transcripts`
+previous response, other instructions or tools    the conversation's items, rendered again  replies by `Transcripts`
 none                                              the items given                           replies by `Transcripts`
 """
 
@@ -25,7 +25,7 @@ from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import off_loop
-from radixkv.gateway.http.request_context import EXCHANGE, Exchange
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.responses import Context, ResponseStore
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
@@ -42,18 +42,18 @@ from radixkv.generation.request import GenerateParams, Message, Prompt
 __all__ = ["Plan", "make_plan", "start"]
 
 _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
-"""What the worker calls what the request calls `input`."""
+"""The worker's argument names for the request's `input`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request that was understood.
+    """A parsed request.
 
     Attributes:
-        body: the response object as it begins.
-        items: the request's own input. before: what comes before it, where that is no stored response as a whole.
-        parent_id: the stored response that comes before it.
-        transcript: how the conversation is put to the model.
+        body: the initial response object.
+        items: the request's own input. before: items before it, unless those are a stored response as a whole.
+        parent_id: the stored response before it.
+        transcript: the conversation as input of the model.
         template_arguments: variables for its template.
     """
 
@@ -70,7 +70,7 @@ class Plan:
     before: Sequence[Item] = ()
 
     def new_reply(self) -> Reply:
-        """Reads the worker's events."""
+        """Return a reply that parses the worker's events."""
         ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
         return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
 
@@ -85,31 +85,31 @@ async def make_plan(
     transcripts: Transcripts,
     max_tokens: int,
 ) -> Plan:
-    """Understand a request. Changes nothing.
+    """Parse a request. Changes nothing.
 
     Args:
-        http: what brought it.
-        max_tokens: of a response that names no bound.
+        http: the HTTP request.
+        max_tokens: default length of a response.
 
     Raises:
-        ApiError: 400 and 404, with the field that is at fault.
+        ApiError: 400 and 404, with the faulty field.
     """
     await off_loop(http, request.check)
-    exchange: Exchange = http.scope[EXCHANGE]
+    context: RequestContext = http.scope[REQUEST_CONTEXT]
     thinks = model.info.thinking is not None
-    exchange.leave_out(left_out_tools(request.tools))
-    exchange.leave_out(request.left_out_includes)
-    exchange.leave_out(left_out_items(request.input, thinks=thinks))
+    context.leave_out(left_out_tools(request.tools))
+    context.leave_out(request.left_out_includes)
+    context.leave_out(left_out_items(request.input, thinks=thinks))
     arguments, unread = thinking_arguments(model.info, ThinkingWish(None, request.effort))
-    exchange.leave_out("reasoning.effort" for _ in unread)
+    context.leave_out("reasoning.effort" for _ in unread)
     if request.instructions is not None:
         said, request.instructions = request.instructions, without_noise(request.instructions)
-        exchange.leave_out(["instructions"] if said != request.instructions else ())
+        context.leave_out(["instructions"] if said != request.instructions else ())
     if not model.info.has_chat_template:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
-    grammar = exchange.hold(tools.constraint or await off_loop(http, request.constraint))
+    grammar = context.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     space = derived_namespace(namespace, salt=request.cache_salt or "")
     parent, before = await _read_before(http, request, store, namespace, space)
@@ -129,7 +129,7 @@ async def make_plan(
 async def _read_before(
     http: Request, request: ResponseRequest, store: ResponseStore, namespace: str, space: str
 ) -> tuple[Context | None, list[Item]]:
-    """The stored response that a request goes on from as a whole; else the items that come before its input."""
+    """Return the stored response that a request continues as a whole; else the items before its input."""
     response_id = request.previous_response_id
     if response_id is None:
         if request.conversation_id is None:
@@ -149,7 +149,7 @@ async def _read_before(
 
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
-    """The new items behind the parent's exact ids, where it is the same model and is told the same before them."""
+    """Append the new items to the parent's exact ids if model, instructions and tools are the same."""
     before = parent.response.body
     rest = to_messages(items)
     is_same = transcript.model == parent.model and told_of(before) == told_of(body)
@@ -197,29 +197,29 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
 
 
 def _told_tool(tool: ResponseTool) -> dict[str, Any]:
-    """As its caller gave it; a function has all its fields."""
+    """Return the tool as its caller gave it; a function has all its fields."""
     if tool.type == "function":
         return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
     return tool.model_dump(exclude_unset=True)
 
 
-async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream:
+async def start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
     """Begin to generate.
 
     Raises:
-        ApiError: 400: the model does not take it, or it is too long.
-        RadixKVError: the worker cannot take it now.
+        ApiError: 400: the model rejects it, or it is too long.
+        RadixKVError: the worker rejects it for now.
     """
-    params = _params(plan, exchange)
+    params = _params(plan, context)
     may_shorten = plan.request.max_output_tokens is None
     try:
         try:
-            return await start_turn(exchange, backend, plan.transcript, params, may_shorten=may_shorten)
+            return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
         except InvalidArgumentError as error:
             if plan.request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
                 raise
             messages = await _shortened(plan, backend, error)
-            return await exchange.generate(backend, replace(params, messages=messages))
+            return await context.generate(backend, replace(params, messages=messages))
     except InvalidArgumentError as error:
         refusal = ApiError.of(error)
         if error.argument in _ABOUT_INPUT:
@@ -227,7 +227,7 @@ async def start(plan: Plan, exchange: Exchange, backend: Backend) -> EventStream
         raise refusal from None
 
 
-def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
+def _params(plan: Plan, context: RequestContext) -> GenerateParams:
     return GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
@@ -237,15 +237,15 @@ def _params(plan: Plan, exchange: Exchange) -> GenerateParams:
         cache_salt=plan.request.cache_salt or "",
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
         retention=retention_of(plan.request.retention),
     )
 
 
 async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) -> list[Message]:
-    """The conversation without as many of its first turns as it takes to fit. O(log turns) tokenisations.
+    """Drop as many of the conversation's first turns as needed to fit. O(log turns) tokenizations.
 
-    Instructions stay; what is left begins with a user's turn. Raises `error` where the last one alone is too long.
+    Instructions stay; the rest begins with a user's turn. Raises `error` where the last turn alone is too long.
     """
     messages = plan.transcript.messages
     num_instructions = 1 if plan.request.instructions is not None else 0
@@ -271,4 +271,4 @@ async def _num_tokens(plan: Plan, backend: Backend, messages: Sequence[Message])
     except InvalidArgumentError as error:
         if ApiError.of(error).code != "context_length_exceeded":
             raise
-        return math.inf  # so many that they were not counted to the end
+        return math.inf  # too many to be counted

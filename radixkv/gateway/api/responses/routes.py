@@ -1,11 +1,11 @@
-"""`/v1/responses`: conversations that the server keeps, every stored response a point to go on from.
+"""`/v1/responses`: stored responses, each of which another request can continue.
 
-POST   /v1/responses                     previous_response_id: behind any stored one
-POST   /v1/responses/input_tokens        how many tokens the prompt of such a request has
-GET    /v1/responses/{id}                also its events again: ?stream=true&starting_after=N
+POST   /v1/responses                     previous_response_id: continues that stored response
+POST   /v1/responses/input_tokens        number of prompt tokens of such a request
+GET    /v1/responses/{id}                also replays its events: ?stream=true&starting_after=N
 POST   /v1/responses/{id}/cancel
 DELETE /v1/responses/{id}
-GET    /v1/responses/{id}/input_items    everything that it is a reply to
+GET    /v1/responses/{id}/input_items    all input of a response
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.items import assistant_turn, page_of
 from radixkv.gateway.api.responses.openapi import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.api.responses.plan import Plan, make_plan, start
-from radixkv.gateway.api.responses.run import Run, Runs
+from radixkv.gateway.api.responses.response_task import ResponseTask, ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import offers_of
 from radixkv.gateway.http.auth import Tenant, current_tenant
 from radixkv.gateway.http.json_body import JsonRoute
-from radixkv.gateway.http.request_context import Exchange, current_exchange
+from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.storage.responses import ResponseStore, StoredResponse, UnknownResponseError
@@ -43,7 +43,7 @@ __all__ = ["router"]
 _LOG = logging.getLogger(__name__)
 
 Caller = Annotated[Tenant, Depends(current_tenant)]
-Admitted = Annotated[Exchange, Depends(current_exchange)]
+Admitted = Annotated[RequestContext, Depends(current_context)]
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 
@@ -53,37 +53,37 @@ def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 @router.post("/v1/responses", response_model=None, responses=streamed_or(ResponseObject))
-async def create_response(body: ResponseRequest, request: Request, exchange: Admitted) -> Response:
-    """The model's reply to the input, behind a stored conversation or on its own."""
+async def create_response(body: ResponseRequest, request: Request, context: Admitted) -> Response:
+    """The model's reply to the input, after a stored conversation or on its own."""
     state = request.app.state
-    runs: Runs = state.runs
-    assert exchange.tenant is not None
+    tasks: ResponseTasks = state.response_tasks
+    assert context.tenant is not None
     if body.background:
-        runs.check_room(exchange.tenant.namespace, exchange.tenant.limits.max_concurrent)
-    plan = await _plan_of(body, request, exchange)
-    run = await _begin(plan, request, exchange)
+        tasks.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
+    plan = await _plan_of(body, request, context)
+    task = await _begin(plan, request, context)
     if body.stream:
-        return EventStreamResponse(run.follow() if run.is_background else run.follow_to_end())
-    if run.is_background:
-        return JSONResponse(run.body)
-    return JSONResponse(await _finished(run, request))
+        return EventStreamResponse(task.follow() if task.is_background else task.follow_to_end())
+    if task.is_background:
+        return JSONResponse(task.body)
+    return JSONResponse(await _finished(task, request))
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
-async def count_input_tokens(body: ResponseRequest, request: Request, exchange: Admitted) -> dict[str, Any]:
-    """How many tokens the prompt has that a request with the same fields puts to the model."""
-    plan = await _plan_of(body, request, exchange)
+async def count_input_tokens(body: ResponseRequest, request: Request, context: Admitted) -> dict[str, Any]:
+    """The number of prompt tokens of a request with the same fields."""
+    plan = await _plan_of(body, request, context)
     tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools, plan.template_arguments)
     return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
 
 
-async def _plan_of(body: ResponseRequest, request: Request, exchange: Exchange) -> Plan:
+async def _plan_of(body: ResponseRequest, request: Request, context: RequestContext) -> Plan:
     state = request.app.state
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     model = await served_model(request, body.model)
     return await make_plan(
         body,
-        exchange.tenant.namespace,
+        context.tenant.namespace,
         model,
         http=request,
         store=state.store,
@@ -92,11 +92,11 @@ async def _plan_of(body: ResponseRequest, request: Request, exchange: Exchange) 
     )
 
 
-async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
-    """Start the generation; a response that is to be stored is in the store before anybody learns of it."""
+async def _begin(plan: Plan, request: Request, context: RequestContext) -> ResponseTask:
+    """Start the generation; a response to be stored is in the store before its first event is sent."""
     state = request.app.state
     store: ResponseStore = state.store
-    stream = await start(plan, exchange, state.backend)
+    stream = await start(plan, context, state.backend)
     try:
         if plan.request.stores:
             await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id)
@@ -109,7 +109,7 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
         if plan.request.conversation_id is not None and body["status"] in ("completed", "incomplete"):
             await _add_to_conversation(plan, body, state.item_lists)
 
-    run = Run(
+    task = ResponseTask(
         plan.body,
         plan.namespace,
         stream,
@@ -120,14 +120,14 @@ async def _begin(plan: Plan, request: Request, exchange: Exchange) -> Run:
         on_end=on_end,
         keeps_events=bool(plan.request.stream),
     )
-    state.runs.add(run)
-    return run
+    state.response_tasks.add(task)
+    return task
 
 
 async def _keep(
     plan: Plan, body: dict[str, Any], reply: Reply, prompt: bytes, store: ResponseStore, transcripts: Transcripts
 ) -> None:
-    """Keep what has ended: its exact ids for what will go on from it, here or as a chat completion, and itself."""
+    """Store a finished response and cache its exact ids, so that responses and chats can continue it."""
     tokens = b""
     if body["status"] in ("completed", "incomplete"):
         exact = None
@@ -146,22 +146,22 @@ async def _add_to_conversation(plan: Plan, body: dict[str, Any], lists: ItemList
     assert plan.request.conversation_id is not None
     try:
         await lists.add(plan.namespace, plan.request.conversation_id, [*plan.items, *body["output"]])
-    except ApiError as refusal:  # it is gone or full by now; the response itself says all
+    except ApiError as refusal:  # deleted or full by now; the response itself is complete
         _LOG.warning("response %s is not added to its conversation: %s", body["id"], refusal)
 
 
-async def _finished(run: Run, request: Request) -> dict[str, Any]:
-    """The whole answer, once it is there.
+async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:
+    """Return the whole response at the end of the generation.
 
     Raises:
-        ApiError: the generation failed. The stored response says so too.
+        ApiError: the generation failed. The stored response holds the same error.
     """
     try:
-        body = await until_disconnected(request, run.wait())
+        body = await until_disconnected(request, task.wait())
     finally:
-        run.stop()
-    if run.failure is not None:
-        raise run.failure
+        task.stop()
+    if task.failure is not None:
+        raise task.failure
     return body
 
 
@@ -170,31 +170,33 @@ async def retrieve_response(
     response_id: str,
     request: Request,
     tenant: Caller,
-    stream: Annotated[bool, Query(description="Its events again, of one made with background and stream.")] = False,
-    starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events behind this number.")] = None,
+    stream: Annotated[
+        bool, Query(description="Replay its events; only for a response created with background and stream.")
+    ] = False,
+    starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events after this number.")] = None,
 ) -> Response:
     """A stored response, or one under way."""
-    runs: Runs = request.app.state.runs
+    tasks: ResponseTasks = request.app.state.response_tasks
     if not stream:
-        run = runs.find(tenant.namespace, response_id)
-        body = await run.told() if run is not None else (await _stored(request, tenant, response_id)).body
+        task = tasks.find(tenant.namespace, response_id)
+        body = await task.told() if task is not None else (await _stored(request, tenant, response_id)).body
         return JSONResponse(body)
-    run = runs.find(tenant.namespace, response_id, finished=True)
-    if run is None:
+    task = tasks.find(tenant.namespace, response_id, finished=True)
+    if task is None:
         await _stored(request, tenant, response_id)
-    if run is None or not (run.is_background and run.keeps_events):
+    if task is None or not (task.is_background and task.keeps_events):
         message = "its events are not kept; stream a response made with background and stream, while it is recent"
         raise ApiError(400, message, code="not_streamable", param="stream")
-    return EventStreamResponse(run.follow(0 if starting_after is None else starting_after + 1))
+    return EventStreamResponse(task.follow(0 if starting_after is None else starting_after + 1))
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=_answer(ResponseObject))
 async def cancel_response(response_id: str, request: Request, tenant: Caller) -> Response:
-    """End a response that is under way; what it has written so far stays."""
-    run = request.app.state.runs.find(tenant.namespace, response_id)
-    if run is not None:
-        run.stop()
-        return JSONResponse(await run.wait())
+    """End a running response; its output so far stays."""
+    task = request.app.state.response_tasks.find(tenant.namespace, response_id)
+    if task is not None:
+        task.stop()
+        return JSONResponse(await task.wait())
     stored = await _stored(request, tenant, response_id)
     if stored.status != "cancelled":
         message = f"the response is {stored.status} already; it cannot be cancelled any more"
@@ -204,18 +206,18 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
 
 @router.delete("/v1/responses/{response_id}", response_model=None, responses=_answer(DeletedResponse))
 async def delete_response(response_id: str, request: Request, tenant: Caller) -> Response:
-    """Remove a response. Those that go on from it stay, with what was said before."""
+    """Remove a response. Responses that continue it stay, with their full history."""
     state = request.app.state
-    run = state.runs.find(tenant.namespace, response_id)
-    if run is not None:
-        run.stop()
-        await run.wait()
+    task = state.response_tasks.find(tenant.namespace, response_id)
+    if task is not None:
+        task.stop()
+        await task.wait()
     try:
         context = await state.store.context(tenant.namespace, response_id)
         await state.store.delete(tenant.namespace, response_id)
     except UnknownResponseError as error:
         raise _not_found(error) from None
-    state.runs.forget(response_id)
+    state.response_tasks.forget(response_id)
     info = await state.backend.model()
     await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -228,9 +230,9 @@ async def list_input_items(
     tenant: Caller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    after: Annotated[str | None, Query(max_length=512, description="Items behind the one of this id.")] = None,
+    after: Annotated[str | None, Query(max_length=512, description="Items after the one with this id.")] = None,
 ) -> Response:
-    """Everything that a response is a reply to: its input, and the conversation that it goes on from."""
+    """All input of a response: its own, and the conversation before it."""
     try:
         items = await request.app.state.store.input_items(tenant.namespace, response_id)
     except UnknownResponseError as error:

@@ -1,4 +1,4 @@
-"""What a request to create a response may say, and what of it this server takes."""
+"""Request fields of a response, and which of them this server supports."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_INCLUDE = 64
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 MAX_TOP_LOGPROBS = 20
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
-"""All of `include` that is honoured."""
+"""The only supported value of `include`."""
 
 _UINT64 = 2**64
 
@@ -58,11 +58,11 @@ _READ = frozenset(
         *("custom_tool_call", "custom_tool_call_output", "local_shell_call"),
     )
 )
-"""Types of items that are no other server's."""
+"""Types of items that belong to no other server."""
 
 
 class InputPart(ApiModel):
-    """A piece of a message."""
+    """A part of a message."""
 
     type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
@@ -73,7 +73,7 @@ InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
 class InputItem(ApiModel):
-    """One item of the input; which fields it needs depends on its type. Without a type it is a message."""
+    """One item of the input; its required fields depend on its type. Without a type it is a message."""
 
     type: Annotated[Name, Field(min_length=1)] | None = None
     id: Name | None = None
@@ -105,7 +105,7 @@ class Reasoning(ApiModel):
 
 
 class TextFormat(ApiModel):
-    """What the text of the reply is held to."""
+    """Output constraint of the reply's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
@@ -115,7 +115,7 @@ class TextFormat(ApiModel):
 
 
 class TextConfig(ApiModel):
-    """Settings of the text of the reply."""
+    """Settings of the reply's text."""
 
     format: TextFormat | None = None
 
@@ -124,7 +124,7 @@ ListId = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class ConversationId(ApiModel):
-    """Names a conversation."""
+    """Identifies a conversation."""
 
     id: ListId
 
@@ -147,12 +147,12 @@ class ResponseRequest(ApiModel):
     instructions: str | None = Field(None, description="A system message. Not carried over from the previous response.")
     previous_response_id: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
         None,
-        description="Any stored response: the new one goes on behind it. It needs the same `cache_salt`, or none as well; "
-        "under another one it is refused.",
+        description="Id of a stored response that the new one continues. Both need the same `cache_salt`, or none; another is "
+        "rejected.",
     )
     position: Annotated[Whole, Field(ge=1, lt=2**31)] | None = Field(
         None,
-        description="Extension. The new one goes on behind so many characters of that one's text, which may still be written.",
+        description="Extension. Continue after so many characters of that response's text, which may still be growing.",
     )
     store: bool | None = Field(None, description="Default true.")
     stream: bool | None = None
@@ -165,17 +165,17 @@ class ResponseRequest(ApiModel):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Whole | None = Field(None, description="Accepted, and told back; no tool runs here.")
+    max_tool_calls: Whole | None = Field(None, description="Accepted and returned; no tool runs here.")
     metadata: Metadata | None = None
-    user: Name | None = Field(None, description="Accepted, and told back.")
-    safety_identifier: Name | None = Field(None, description="Accepted, and told back.")
+    user: Name | None = Field(None, description="Accepted and returned.")
+    safety_identifier: Name | None = Field(None, description="Accepted and returned.")
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
-    service_tier: Name | None = Field(None, description="Accepted; there is one.")
+    service_tier: Name | None = Field(None, description="Accepted; there is only one.")
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[Name], Field(max_length=MAX_INCLUDE), FAIL_FAST] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     conversation: ListId | ConversationId | None = Field(
-        None, description="Its items stand before the input; input and output are added to it."
+        None, description="Its items come before the input; input and output are appended to it."
     )
     prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
@@ -186,20 +186,20 @@ class ResponseRequest(ApiModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
     ignore_eos: bool | None = Field(None, description="Extension.")
     priority: Annotated[Whole, Field(ge=-100, le=100)] | None = Field(
-        None, description="Extension. The higher, the earlier it is served among your own."
+        None, description="Extension. Higher priorities are served first among your own requests."
     )
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
         None, description="Extension. In seconds, then it fails."
     )
     retention: RetentionRanges | None = Field(
-        None, description="Extension. What ranges of the history, prompt and reply, are worth to be kept in the cache."
+        None, description="Extension. Retention priorities of ranges of the history (prompt and reply) in the cache."
     )
 
     def check(self) -> None:
-        """Refuse what the schema cannot say.
+        """Reject what the schema cannot express.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
         if self.prompt is not None:
             raise _refusal("prompt is not supported here; use instructions and input", "prompt")
@@ -218,31 +218,31 @@ class ResponseRequest(ApiModel):
 
     @property
     def left_out_includes(self) -> list[str]:
-        """The places of what is asked to be included and never is."""
+        """Places of unsupported values of `include`."""
         return [f"include.{index}" for index, name in enumerate(self.include or ()) if name != INCLUDE_LOGPROBS]
 
     @property
     def effort(self) -> Effort | None:
-        """How long the model shall think."""
+        """How long the model thinks."""
         return self.reasoning.effort if self.reasoning else None
 
     @property
     def stores(self) -> bool:
-        """Whether the response is kept."""
+        """Whether the response is stored."""
         return self.store is not False
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that it is made in."""
+        """The conversation of the response."""
         return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the reply tells log probabilities."""
+        """Whether the response includes log probabilities."""
         return INCLUDE_LOGPROBS in (self.include or ())
 
     def tool_plan(self) -> ToolPlan:
-        """What its tools mean; see `plan_tools`.
+        """Plan its tools; see `plan_tools`.
 
         Raises:
             ApiError: 400.
@@ -250,7 +250,7 @@ class ResponseRequest(ApiModel):
         return plan_response_tools(offers_of(self.tools), self.tool_choice, self.parallel_tool_calls)
 
     def constraint(self) -> Constraint | None:
-        """What `text.format` holds the reply to.
+        """Return the output constraint of `text.format`.
 
         Raises:
             ApiError: 400.
@@ -265,10 +265,10 @@ class ResponseRequest(ApiModel):
         return schema_constraint(wanted.schema_, "text.format.schema", is_strict=bool(wanted.strict))
 
     def sampling(self, info: ModelInfo, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
-        """The sampling parameters.
+        """Return the sampling parameters.
 
         Raises:
-            ApiError: 400 with the field that is at fault.
+            ApiError: 400 with the faulty field.
         """
         try:
             return SamplingParams(

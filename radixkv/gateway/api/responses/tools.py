@@ -1,4 +1,4 @@
-"""Tools of the Responses API as functions that a model is offered, and its calls as items of the API.
+"""Converts tools of the Responses API to functions of a chat, and calls back to items of the API.
 
 {"type": "function", "name": "f"}                                 f    function_call
 {"type": "namespace", "name": "n", "tools": [{... "name": "f"}]}  n.f  function_call, with its namespace
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 INPUT = "input"
-"""The one argument of the function that stands for a custom tool."""
+"""The only argument of the function for a custom tool."""
 
 _NAME = Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")
 
@@ -63,7 +63,7 @@ class SpacedTool(ApiModel):
 
 
 class ResponseTool(SpacedTool):
-    """One of `tools`. Functions, namespaces of them and custom tools are offered to the model, others are left out."""
+    """One of `tools`. Functions, namespaces of functions and custom tools are offered to the model; others are left out."""
 
     tools: Annotated[list[SpacedTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
 
@@ -73,7 +73,7 @@ class ResponseTool(SpacedTool):
 
 
 class NamedChoice(ApiModel):
-    """A `tool_choice` that names the tool to be called."""
+    """A `tool_choice` that names the tool to call."""
 
     type: Literal["function", "custom"]
     name: Annotated[Name, Field(min_length=1)]
@@ -92,7 +92,7 @@ ResponseChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedName
 
 
 class Offer(NamedTuple):
-    """A tool that the model knows as one function. `param`: its place in the request."""
+    """A tool offered to the model as one function. `param`: its place in the request."""
 
     tool: SpacedTool
     namespace: str | None
@@ -100,11 +100,11 @@ class Offer(NamedTuple):
 
     @property
     def is_custom(self) -> bool:
-        """Whether it takes one text."""
+        """Whether its input is one text."""
         return self.tool.type == "custom"
 
     def arguments(self, call: FunctionCalled) -> str:
-        """What a call of it says: JSON, or the text of a custom tool, as far as the model has written it."""
+        """Return the arguments of a call so far: JSON, or the text of a custom tool."""
         if not self.is_custom:
             return call.arguments
         try:
@@ -115,7 +115,7 @@ class Offer(NamedTuple):
         return text if isinstance(text, str) else call.arguments
 
     def as_function(self, name: str) -> ChatTool:
-        """As the model is told of it."""
+        """Return the tool as a function of the prompt."""
         tool, parameters = self.tool, self.tool.parameters
         if self.is_custom:
             said = {"type": "string"} | ({"description": f"Held to: {tool.format}"} if tool.format else {})
@@ -125,15 +125,15 @@ class Offer(NamedTuple):
 
 
 def offered_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool."""
+    """Return a tool's name in the prompt."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
-    """The tools that the model is offered, by what it calls them.
+    """Return the tools offered to the model, by their names in the prompt.
 
     Raises:
-        ApiError: 400: one has no name, or a name that is too long.
+        ApiError: 400: a tool has no name, or a name that is too long.
     """
     offers: dict[str, Offer] = {}
     for param, tool, namespace in _each(tools or ()):
@@ -152,7 +152,7 @@ def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
 
 
 def left_out_tools(tools: Sequence[ResponseTool] | None) -> list[str]:
-    """The places of those that the model is not offered."""
+    """Return the places of tools that are not offered to the model."""
     return [param for param, tool, _ in _each(tools or ()) if tool.type not in ("function", "custom")]
 
 
@@ -168,7 +168,7 @@ def _each(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, SpacedTool, str 
 def plan_response_tools(
     offers: Mapping[str, Offer], choice: ResponseChoice | None, parallel_calls: bool | None
 ) -> ToolPlan:
-    """What the tools mean for a generation; see `plan_tools`.
+    """Plan the tools of a generation; see `plan_tools`.
 
     Raises:
         ApiError: 400.

@@ -1,4 +1,4 @@
-"""The radix tree of the cache service, live, for people who look at it.
+"""A live view of the cache service's radix tree.
 
-service ── dump, stats, events ──> CacheObserver, the only one ── changes ──> Viewer, one per page
+service ── dump, stats, events ──> CacheObserver (one) ── changes ──> Viewer, one per page
 """

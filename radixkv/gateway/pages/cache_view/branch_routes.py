@@ -1,7 +1,7 @@
-"""`/v1/radixkv/cache/`: from a conversation's branch to its place in the tree, and back. Of a tenant's own conversations alone.
+"""`/v1/radixkv/cache/`: from a branch of a conversation to its node in the tree, and back. Own conversations only.
 
 POST .../place                        the node in which a branch ends, as far as it is cached
-GET  .../nodes/{id}/conversations     those whose branches run through a node
+GET  .../nodes/{id}/conversations     conversations with a branch through a node
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute
@@ -29,10 +29,10 @@ from radixkv.gateway.turns.turns import chat_model, read_prompt
 __all__ = ["Branch", "Place", "place_of_branch", "router"]
 
 MAX_CONVERSATIONS = 5
-"""Told of one node, the latest updated first."""
+"""Returned per node, latest updated first."""
 
 MAX_READ = 8
-"""Branches that are read as the model reads them, to know whether they run through a node."""
+"""Branches that are tokenized to check whether they run through a node."""
 
 MAX_SEARCHED_CHARACTERS = 200
 
@@ -42,14 +42,14 @@ _Id = Annotated[Name, Field(min_length=1)]
 
 
 class Branch(ClosedModel):
-    """A conversation, and the message with which the branch ends."""
+    """A conversation, and the last message of the branch."""
 
     conversation: _Id
     message: _Id
 
 
 class Place(NamedTuple):
-    """A prompt's packed tokens, and the namespace where a request with it is cached."""
+    """Packed tokens of a prompt, and the namespace where they are cached."""
 
     tokens: bytes
     namespace: str
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 @router.post("/place")
 async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The node in which a branch ends, or up to which it is cached; null: nothing of it is."""
+    """The node in which a branch ends, or its last cached node; null: nothing is cached."""
     observer = observer_of(request)
     path = await _conversations(request).store.path(tenant.namespace, body.conversation, body.message)
     tokens, namespace = await place_of_branch(request, tenant, path)
@@ -71,11 +71,11 @@ async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[s
 
 @router.get("/nodes/{view_id}/conversations")
 async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The caller's conversations whose branches run through a node, each with the message that it holds."""
+    """The caller's conversations with a branch through a node, each with the message there."""
     observer = observer_of(request)
     node = find_node(observer, view_id, tenant)
     if owner_of(node.info.namespace) != tenant.namespace:
-        return {"conversations": []}  # an operator sees the nodes of others, not their conversations
+        return {"conversations": []}  # operators see the nodes of other tenants, not their conversations
     history = observer.state.history(view_id)
     said = [turn for turn in await request.app.state.node_texts.turns(history) if turn.text]
     if not said:
@@ -92,29 +92,29 @@ async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -
 
 
 async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[Conversation, Message]]:
-    """Messages that say at least what a turn does, the latest updated conversations' first; a template leaves blanks out."""
-    kept, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
+    """Return messages that contain a turn's text, latest updated conversations first; templates strip blanks."""
+    conversation_service, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
     async with request.app.state.one_by_one.place(tenant.namespace):
-        holders, _ = await kept.search(tenant.namespace, text, MAX_READ)
+        holders, _ = await conversation_service.search(tenant.namespace, text, MAX_READ)
     found = []
     for conversation in (each.conversation for each in holders):
-        _, messages = await kept.view(tenant.namespace, conversation.id)
+        _, messages = await conversation_service.view(tenant.namespace, conversation.id)
         found += [(conversation, each) for each in messages if turn.role in ("", each.role) and turn.text in each.text]
     return found[:MAX_READ]
 
 
-def _conversations(request: Request) -> Conversations:
-    kept: Conversations = request.app.state.conversations
-    return kept
+def _conversations(request: Request) -> ConversationService:
+    service: ConversationService = request.app.state.conversations
+    return service
 
 
 async def _runs_through(
     request: Request, tenant: Tenant, path: Sequence[Message], history: bytes, node: ViewNode
 ) -> bool:
-    """Whether a branch has the first token of an edge, and all above it."""
+    """Whether a branch shares the tokens up to the first one of a node's edge."""
     try:
         tokens, namespace = await place_of_branch(request, tenant, path)
-    except InvalidArgumentError:  # the model's template takes it no more
+    except InvalidArgumentError:  # the model's template no longer accepts it
         return False
     shared = common_prefix_bytes(tokens, 0, history, len(history))
     return namespace == node.info.namespace and shared > node.info.position * TOKEN_BYTES
@@ -123,15 +123,15 @@ async def _runs_through(
 async def place_of_branch(
     request: Request, tenant: Tenant, path: Sequence[Message], model_name: str | None = None
 ) -> Place:
-    """A branch as it is put to the model, replies as they were generated as far as that is remembered.
+    """Return a branch as input of the model; cached replies keep their generated tokens.
 
     Raises:
-        InvalidArgumentError: the model's template does not take it.
+        InvalidArgumentError: the model's template rejects it.
     """
     state = request.app.state
     model = await chat_model(request, model_name)
     if path[-1].role == "assistant" and not path[-1].text.strip():
-        path = path[:-1]  # it is about to be written
+        path = path[:-1]  # a reply about to be written
     goes_on = path[-1].role == "assistant"
     turns = state.conversations.turns_of(path)
     transcript = await state.transcripts.read(tenant.namespace, turns, goes_on=goes_on)

@@ -1,7 +1,7 @@
-"""Why nodes have left the tree: their sequences ended, a call evicted them, or the pool needed the room.
+"""Why nodes left the tree: their sequences ended, a call evicted them, or the pool ran out of free blocks.
 
-A listing says only that a node is gone. The service remembers why whole blocks are cached no more. Of tails it remembers
-nothing: they are told apart by how many blocks it has evicted meanwhile.
+A listing shows only that a node is gone. The service remembers the reason for whole blocks, not for tails: their reason is
+inferred from the number of blocks evicted meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixkv.gateway.pages.cache_view.nodes import Departure, Kind
 __all__ = ["with_kinds"]
 
 MAX_EXPLAINED = 64
-"""Departures of one listing that the service is asked about; the others are of the same kind as the last of these."""
+"""Departures of one listing whose reason is requested; the others get the kind of the last of these."""
 
 _KINDS: dict[EvictionReason, Kind] = {
     "pressure": "pressure",
@@ -32,13 +32,13 @@ def with_kinds(
     history: Callable[[int], bytes],
     num_evicted_before: int | None = None,
 ) -> list[Departure]:
-    """The same with the kind of each. Asks the service.
+    """Return the departures, each with its kind. Calls the service.
 
     Args:
         reader: of the pool.
         departures: parents before children.
-        history: the packed tokens up to the end of a node, as it was before.
-        num_evicted_before: `num_evicted_blocks` at a time when all of them were there; None: only whole blocks have left.
+        history: returns the packed tokens up to the end of a node, as before it left.
+        num_evicted_before: `num_evicted_blocks` while all of them existed; None: only whole blocks have left.
     """
     if num_evicted_before is None:
         return _with(departures, [kind or "ended" for kind in _explained(reader, departures, history)])
@@ -67,10 +67,10 @@ def _with(departures: Iterable[Departure], kinds: Iterable[Kind]) -> list[Depart
 def _explained(
     reader: RemoteReader, departures: Sequence[Departure], history: Callable[[int], bytes]
 ) -> list[Kind | None]:
-    """As the service remembers each; None where it does not."""
+    """Return the kind of each as the service remembers it; None where it does not."""
     kinds: list[Kind | None] = []
     for departure in departures[:MAX_EXPLAINED]:
         told = reader.explain(history(departure.node.view_id), namespace=departure.node.info.namespace)
-        is_elsewhere = told.cause == "cached"  # its sequence went on: another node holds the tokens now
+        is_elsewhere = told.cause == "cached"  # its sequence continued: another node holds the tokens now
         kinds.append(_KINDS[told.evicted.reason] if told.evicted else "ended" if is_elsewhere else None)
     return kinds + kinds[-1:] * (len(departures) - len(kinds))

@@ -1,4 +1,4 @@
-"""What a pool holds and has found, read again and again, for the last ten minutes."""
+"""Gauges and counters of a pool, sampled over the last ten minutes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["PERIOD_S", "UNSEEN_PERIOD_S", "Gauges", "Point"]
 
 PERIOD_S = 1.0
 UNSEEN_PERIOD_S = 5.0
-"""Between two readings while nobody looks: who comes then sees what was before."""
+"""Sampling period without viewers: a new viewer sees the past minutes."""
 
 KEPT_S = 600.0
 
 
 class Point(NamedTuple):
-    """The pool at a time of the wall's clock. `num_*_tokens`, `num_queries` and `num_evicted_blocks` are counters.
+    """The pool at a wall-clock time. `num_*_tokens`, `num_queries` and `num_evicted_blocks` are counters.
 
-    `prefill_tokens_per_s`: how fast the worker has computed prompts since it started, None where it has computed none or
-    cannot be asked: tokens found in the cache cost as many seconds less.
+    `prefill_tokens_per_s`: the worker's prefill speed since it started; None before its first prefill or while it is
+    unreachable. It converts tokens found in the cache to seconds saved.
     """
 
     time_s: float
@@ -43,14 +43,14 @@ class Point(NamedTuple):
 
 
 class Gauges:
-    """The latest points, oldest first; `num_read` counts all that there were."""
+    """The latest points, oldest first; `num_read`: number of points ever added."""
 
     def __init__(self) -> None:
         self.num_read = 0
         self._points: deque[Point] = deque()
 
     def add(self, time_s: float, cache: CacheStats, worker: WorkerStats | None) -> None:
-        """One more reading."""
+        """Add a sample."""
         counts = {name: getattr(cache, name) for name in Point._fields if name in CacheStats._fields}
         point = Point(time_s=round(time_s, 2), prefill_tokens_per_s=_prefill_speed(worker), **counts)
         self._points.append(point)
@@ -59,12 +59,12 @@ class Gauges:
         self.num_read += 1
 
     def since(self, num_read: int) -> list[Point]:
-        """Those read after the first `num_read`, as far as they are kept."""
+        """Return the points after the first `num_read`, as far as they are kept."""
         missing = min(self.num_read - num_read, len(self._points))
         return list(self._points)[len(self._points) - missing :]
 
     def told(self, points: list[Point]) -> dict[str, Any]:
-        """Points as a page reads them."""
+        """Return points in the page's format."""
         return {"fields": Point._fields, "points": points}
 
 

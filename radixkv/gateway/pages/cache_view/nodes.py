@@ -1,7 +1,7 @@
-"""The radix nodes of a pool as viewers know them: the same id for the same node from one listing to the next.
+"""Radix nodes of a pool with stable ids: a node keeps its id from one listing to the next.
 
-A node is known by its first block, which it owns alone, and by the history that begins there. So it stays the same node while
-its edge grows, is split (the upper half stays it) or takes over what hangs below it.
+A node is identified by its first block, which no other node has, and by the history that begins there. So it keeps its id
+while its edge grows, is split (the upper half keeps it) or merges with its child.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Change", "Departure", "Kind", "TreeState", "ViewNode"]
 
 
 class ViewNode(NamedTuple):
-    """A node under the ids that viewers know; those of `info` hold within one listing. `parent_id`: 0 below a root."""
+    """A node under its stable ids; the ids of `info` hold within one listing only. `parent_id`: 0 below a root."""
 
     view_id: int
     parent_id: int
@@ -24,11 +24,11 @@ class ViewNode(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of its edge."""
+        """Tokens of its edge."""
         return len(self.info.tokens) // TOKEN_BYTES
 
     def row(self) -> list[Any]:
-        """What a page is told of it, without its text; `static/tree/model.js` reads it. The namespace only below a root."""
+        """Return the page's row of the node, without its text; `static/tree/model.js` reads it. Namespace only below a root."""
         info = self.info
         return [
             self.view_id,
@@ -47,12 +47,12 @@ class ViewNode(NamedTuple):
 
 
 Kind = Literal["ended", "evicted", "pressure"]
-"""`ended`: its sequence went on or was released without keep, or its namespace was cleared. `evicted`: by a call.
-`pressure`: the room was needed."""
+"""`ended`: its sequence continued or was released without keep, or its namespace was cleared. `evicted`: by a call.
+`pressure`: to free blocks."""
 
 
 class Departure(NamedTuple):
-    """A node as it was before it left the tree. `num_left`: blocks of it that stay, where only its end has gone."""
+    """A node before it left the tree. `num_left`: blocks of it that remain, where only its end left."""
 
     node: ViewNode
     num_left: int = 0
@@ -60,16 +60,16 @@ class Departure(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """That have left the tree."""
+        """Blocks that left the tree."""
         return len(self.node.info.block_ids) - self.num_left
 
     def row(self) -> list[Any]:
-        """What a page is told of it; the id is 0 where the node is still there."""
+        """Return the page's row; the id is 0 where the node still exists."""
         return [0 if self.num_left else self.node.view_id, self.kind, self.num_blocks]
 
 
 class Change(NamedTuple):
-    """What version `version` made different: ids of nodes that are new or changed, and what has left the tree."""
+    """Difference of version `version`: ids of new or changed nodes, and the departures."""
 
     version: int
     changed: tuple[int, ...]
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 
 
 class TreeState(NamedTuple):
-    """One listing, parents before children; never changed once it is made. `now_s`: when, by the clock of its times."""
+    """One listing, parents before children; immutable. `now_s`: its time, on the clock of its timestamps."""
 
     version: int = 0
     now_s: float = 0.0
@@ -85,7 +85,7 @@ class TreeState(NamedTuple):
     by_block: Mapping[int, int] = {}
 
     def advance(self, now_s: float, listing: Sequence[NodeInfo], ids: Iterator[int]) -> tuple[TreeState, Change]:
-        """The state after a further listing, and the difference; what is new takes its id from `ids`. O(nodes + tokens)."""
+        """Return the state after another listing, and the difference; new nodes take ids from `ids`. O(nodes + tokens)."""
         nodes: dict[int, ViewNode] = {}
         by_block: dict[int, int] = {}
         view_ids = {0: 0}
@@ -108,7 +108,7 @@ class TreeState(NamedTuple):
         return after, Change(after.version, tuple(changed), tuple(gone))
 
     def has_end(self, end: Departure) -> bool:
-        """Whether what a node has lost hangs below it now: it was split."""
+        """Whether the lost end of a node hangs below it now: the node was split."""
         below = self.nodes.get(self.by_block.get(end.node.info.block_ids[end.num_left], 0))
         if below is None or below.parent_id != end.node.view_id:
             return False
@@ -116,7 +116,7 @@ class TreeState(NamedTuple):
         return lost.startswith(hangs) or hangs.startswith(lost)
 
     def path(self, view_id: int) -> list[ViewNode]:
-        """The nodes from the root to this one."""
+        """Return the nodes from the root to this one."""
         path = []
         while view_id:
             path.append(self.nodes[view_id])
@@ -124,14 +124,14 @@ class TreeState(NamedTuple):
         return path[::-1]
 
     def history(self, view_id: int) -> bytes:
-        """The packed tokens up to the end of a node, as far as they were listed."""
+        """Return the packed tokens up to the end of a node, as far as they were listed."""
         history = b""
         for node in self.path(view_id):
             history = history[: node.info.position * TOKEN_BYTES] + node.info.tokens
         return history
 
     def find(self, namespace: str, tokens: bytes) -> tuple[ViewNode | None, int]:
-        """The node up to which a history is there, and how many bytes of it are. O(nodes + tokens)."""
+        """Return the deepest node that shares tokens with a history, and the shared bytes. O(nodes + tokens)."""
         ends, deepest = {0: 0}, 0
         for view_id, node in self.nodes.items():
             start = node.info.position * TOKEN_BYTES
@@ -144,7 +144,7 @@ class TreeState(NamedTuple):
         return self.nodes.get(deepest), ends[deepest]
 
     def starting_at(self, block_ids: Iterable[int]) -> Iterator[ViewNode]:
-        """The nodes that begin with one of these blocks."""
+        """Yield the nodes that begin with one of these blocks."""
         for block_id in block_ids:
             view_id = self.by_block.get(block_id)
             if view_id is not None:
@@ -152,7 +152,7 @@ class TreeState(NamedTuple):
 
 
 def _is_same(known: NodeInfo, info: NodeInfo) -> bool:
-    """Whether two nodes of two listings that begin with one block are one node, grown or cut."""
+    """Whether nodes of two listings that begin with the same block are one node, grown or cut."""
     length = min(len(known.tokens), len(info.tokens))
     is_there = known.position == info.position and known.namespace == info.namespace
     return is_there and known.tokens[:length] == info.tokens[:length]

@@ -1,4 +1,4 @@
-"""Looks at a pool for all viewers at once: at its tree only while there is one, at its gauges always."""
+"""Observes a pool for all viewers: its gauges always, its tree only while there is a viewer."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from radixkv.util.fair_semaphore import own_work
 __all__ = ["CacheObserver"]
 
 MIN_PERIOD_S = 0.5
-"""Between two listings of the tree."""
+"""Shortest time between two listings of the tree."""
 
 PERIOD_PER_COST = 20.0
-"""A listing is followed by so many times its own duration without one: it takes a twentieth of the service's time at most."""
+"""Pause after a listing, in multiples of its duration: listings take at most a twentieth of the service's time."""
 
 RETRY_S = 1.0
 NUM_CHANGES = 64
-"""Versions back to which viewers are told differences."""
+"""Versions whose differences are kept for viewers."""
 
 _NUM_THREADS, _ONE_NAMESPACES_THREADS = 8, 2
 _Result = TypeVar("_Result")
 
 
 class _Listing(NamedTuple):
-    """`num_evicted`: blocks, counted before it; `took_s`: how long it kept the service."""
+    """`num_evicted`: blocks evicted before it; `took_s`: its duration in the service."""
 
     num_evicted: int
     now_s: float
@@ -52,19 +52,19 @@ class _Listing(NamedTuple):
 
 
 class CacheObserver:
-    """One pool of a cache service, seen by coroutines of one event loop, from `start` to `close`.
+    """One pool of a cache service, observed from `start` to `close` on one event loop.
 
     Attributes:
-        state: the tree as it was listed last.
+        state: the latest listing of the tree.
         gauges: the pool's numbers of the last minutes.
-        run_id: names this life of the ids of nodes.
-        status: for viewers: whether the service answers, and what it says where it does not.
+        run_id: identifies this life of the node ids.
+        status: for viewers: whether the service responds, or its error.
 
     Args:
         service: address of the cache service.
         pool_name: of the pool.
-        backend: tells the worker's speed.
-        credentials: what is shown to the service; None: nothing.
+        backend: reports the worker's speed.
+        credentials: for the service; None: none.
         clock: seconds, monotonic. wall_clock: seconds since 1970.
     """
 
@@ -102,13 +102,13 @@ class CacheObserver:
         self._calls = Calls(_NUM_THREADS, _ONE_NAMESPACES_THREADS, clock)
 
     def start(self) -> None:
-        """Look from now on. On the loop."""
+        """Start observing. Call on the loop."""
         self._reader = self._open_reader()
         self._look()
 
     @contextmanager
     def watch(self, sees: Callable[[str], bool]) -> Iterator[Viewer]:
-        """One more viewer, who sees these namespaces."""
+        """Add a viewer of these namespaces."""
         viewer = Viewer(self, sees)
         self._viewers.add(viewer)
         if len(self._viewers) == 1:
@@ -121,34 +121,34 @@ class CacheObserver:
                 self._end()
 
     async def ask(self, call: Callable[[RemoteReader], _Result]) -> _Result:
-        """What the service answers, asked on a thread; every call raises what `RemoteReader` raises."""
+        """Return the service's answer to a call on a thread; raises what `RemoteReader` raises."""
         reader = self._reader
         if reader is None:
             raise UnavailableError("the server is stopping")
         return await self.run(partial(call, reader))
 
     async def run(self, function: Callable[[], _Result]) -> _Result:
-        """Something that takes a while, on a thread of those that the caller's namespace may have."""
+        """Run a slow function on one of the threads that the caller's namespace may have."""
         return await self._calls.call(function)
 
     def publish(self, state: TreeState, change: Change) -> None:
-        """Show viewers a further listing, and what is different in it."""
+        """Publish another listing and its difference to the viewers."""
         self.state = state
         self._changes.append(change)
         self._wake()
 
     def hurry(self) -> None:
-        """Somebody has changed the tree from here: list it as soon as may be."""
+        """List the tree as soon as possible: a request has changed it."""
         self._hurry.set()
 
     def changes_since(self, version: int) -> list[Change] | None:
-        """The changes behind a version; None where that is not known any more. O(changes)."""
+        """Return the changes after a version; None where they are no longer known. O(changes)."""
         if not self._changes or version < self._changes[0].version - 1:
             return None
         return [change for change in self._changes if change.version > version]
 
     def close(self) -> None:
-        """Look no more. On the loop."""
+        """Stop observing. Call on the loop."""
         reader, self._reader = self._reader, None
         self._end()
         if reader is not None:
@@ -173,10 +173,10 @@ class CacheObserver:
             self._removals = None
         self._look()
         self._changes.clear()
-        self.state = TreeState()  # token ids of a large tree are not kept for nobody
+        self.state = TreeState()  # frees the token ids while there is no viewer
 
     def _look(self) -> None:
-        """As often, and at as much, as suits whether there are viewers."""
+        """Restart the loops that fit the presence of viewers."""
         for task in self._tasks:
             task.cancel()
         self._tasks = []
@@ -231,7 +231,7 @@ class CacheObserver:
             await asyncio.sleep(period_s)
 
     async def _ask_worker(self, period_s: float) -> None:
-        """Apart from the cache, which also answers while the worker is at a long step."""
+        """Separate from the cache, which also answers during a long step of the worker."""
         while True:
             self._worker = await self._backend.stats()
             await asyncio.sleep(period_s)
@@ -241,13 +241,13 @@ class CacheObserver:
         self._has_left.set()
 
     async def _tell_removals(self) -> None:
-        """Whole blocks have left, as events tell before the next listing does."""
+        """Announce whole blocks that left: events arrive before the next listing."""
         while True:
             await self._has_left.wait()
             self._has_left.clear()
             leaving = [departure for departure in self._leaving if departure.node.view_id in self.state.nodes]
             self._leaving.clear()
-            with suppress(RadixKVError, ValueError):  # the next listing tells the same
+            with suppress(RadixKVError, ValueError):  # the next listing shows the same
                 gone = await self._with_kinds(leaving)
                 for viewer in self._viewers:
                     viewer.left(gone)

@@ -1,8 +1,8 @@
-"""What is cached of a prompt, why no more of it is, and its pins, for whoever has no gRPC. A tenant sees its own alone.
+"""A prompt's cached prefix, the reason it ends there, and pins, over HTTP. Own namespaces only.
 
-POST   /v1/radixkv/match      how many of its tokens are cached
-POST   /v1/radixkv/explain    where it parts from what is cached, and why
-POST   /v1/radixkv/pins       protect what is cached of it
+POST   /v1/radixkv/match      number of cached tokens
+POST   /v1/radixkv/explain    where it diverges from the cache, and why
+POST   /v1/radixkv/pins       pin its cached prefix
 DELETE /v1/radixkv/pins       end the longest pin that it begins with
 GET    /v1/radixkv/pins       the tenant's pins
 """
@@ -21,10 +21,10 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
-from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
-from radixkv.gateway.http.request_context import CurrentExchange, Exchange
+from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
@@ -45,36 +45,36 @@ _Result = TypeVar("_Result")
 
 
 class CachedPrompt(ClosedModel):
-    """A text, token ids, or messages as they are put to the model, as a request with them has; or a branch that is kept."""
+    """A text, token ids, or messages as in a chat request; or a branch of a stored conversation."""
 
     model: ModelName | None = None
     prompt: str | TokenIds | None = None
     messages: ChatMessages | None = None
-    branch: Branch | None = Field(None, description="Beside it only `model` may be given, and a time.")
+    branch: Branch | None = Field(None, description="With it, only `model` and `ttl_s` may be given.")
     tools: ChatTools | None = None
     chat_template_kwargs: PlainObject | None = None
     cache_salt: CacheSalt = None
 
 
 class PinnedPrompt(CachedPrompt):
-    """What is to be pinned, and for how long."""
+    """A prompt to pin, and for how long."""
 
-    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds from each use.")] = 300.0
+    ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds after each use.")] = 300.0
 
 
-async def _place_of(body: CachedPrompt, request: Request, exchange: Exchange) -> Place:
+async def _place_of(body: CachedPrompt, request: Request, context: RequestContext) -> Place:
     backend, state = request.app.state.backend, request.app.state
-    assert exchange.tenant is not None
+    assert context.tenant is not None
     if sum(each is not None for each in (body.prompt, body.messages, body.branch)) != 1:
         message = "one of prompt, messages and branch must be given"
         raise ApiError(400, message, code="invalid_value", param="prompt")
     if body.branch is not None:
-        return await _place_of_branch(body, body.branch, request, exchange.tenant)
-    owner = exchange.tenant.namespace or DEFAULT_NAMESPACE
+        return await _place_of_branch(body, body.branch, request, context.tenant)
+    owner = context.tenant.namespace or DEFAULT_NAMESPACE
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
     if body.messages is not None:
-        exchange.leave_out(leave_noise_out(body.messages))
+        context.leave_out(leave_noise_out(body.messages))
         tools = await off_loop(request, partial(plan_tools, body.tools, None))
         messages = await off_loop(request, partial(template_messages, body.messages))
         space = derived_namespace(owner, salt=salt)
@@ -90,7 +90,7 @@ async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request,
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} does not go with branch", code="invalid_value", param=name)
-    store = kept_by(request).store
+    store = service_of(request).store
     conversation = await store.about(tenant.namespace, branch.conversation)
     path = await store.path(tenant.namespace, branch.conversation, branch.message)
     model = body.model or (conversation.settings or {}).get("model")
@@ -112,17 +112,17 @@ async def _ask(request: Request, call: Any) -> Any:
 
 
 @router.post("/match")
-async def match(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
-    """How many tokens of a prompt are cached; it is no use of them."""
-    tokens, namespace = await _place_of(body, request, exchange)
+async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
+    """Number of cached tokens of a prompt. Does not count as a use: recency is unchanged."""
+    tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
     return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": found.num_tokens}
 
 
 @router.post("/explain")
-async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
-    """Where a prompt parts from what is cached, and why no more of it is found. Ask before it is sent."""
-    tokens, namespace = await _place_of(body, request, exchange)
+async def explain(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Where a prompt diverges from the cache, and why. Call before sending the prompt."""
+    tokens, namespace = await _place_of(body, request, context)
     told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
     return {
         "num_prompt_tokens": told.num_prompt_tokens,
@@ -136,17 +136,17 @@ async def explain(body: CachedPrompt, request: Request, exchange: CurrentExchang
 
 
 @router.post("/pins")
-async def pin(body: PinnedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, Any]:
-    """Protect what is cached of a prompt from eviction; where nothing is, nothing is pinned."""
-    tokens, namespace = await _place_of(body, request, exchange)
+async def pin(body: PinnedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Pin the cached prefix of a prompt; without one, nothing is pinned."""
+    tokens, namespace = await _place_of(body, request, context)
     pinned = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
     return _told(await _ask(request, pinned))
 
 
 @router.delete("/pins")
-async def unpin(body: CachedPrompt, request: Request, exchange: CurrentExchange) -> dict[str, int]:
-    """End the longest pin with whose tokens a prompt begins."""
-    tokens, namespace = await _place_of(body, request, exchange)
+async def unpin(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
+    """End the longest pin whose tokens a prompt begins with."""
+    tokens, namespace = await _place_of(body, request, context)
 
     def end_longest(reader: RemoteReader) -> int:
         own = [one for one in reader.pins(namespace) if one.namespace == namespace and tokens.startswith(one.tokens)]
@@ -161,7 +161,7 @@ async def unpin(body: CachedPrompt, request: Request, exchange: CurrentExchange)
 
 @router.get("/pins")
 async def pins(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The tenant's pins, those under its salts and adapters with them, at most 1,000."""
+    """The tenant's pins, including those under its salts and adapters; at most 1,000."""
     listed = await _ask(request, partial(RemoteReader.pins, namespace=tenant.namespace))
     return {"object": "list", "data": list(map(_told, listed[:MAX_PINS_TOLD])), "has_more": len(listed) > MAX_PINS_TOLD}
 

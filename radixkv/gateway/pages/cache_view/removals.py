@@ -1,4 +1,4 @@
-"""Which blocks leave the tree, the moment they do: the events of a pool, followed on a thread while somebody looks."""
+"""Block removals as they happen: a thread follows the pool's events while there is a viewer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ RETRY_S = 2.0
 
 
 class Removals:
-    """Follows until it is closed, also over restarts of the service.
+    """Follows the events until closed, across restarts of the service.
 
     Args:
         open_reader: gives a new reader of the pool.
-        tell: is called, on that thread, with the ids of blocks that are matched no more.
+        on_removed: called on that thread with the ids of blocks that can no longer be matched.
     """
 
-    def __init__(self, open_reader: Callable[[], RemoteReader], tell: Callable[[Sequence[int]], None]) -> None:
+    def __init__(self, open_reader: Callable[[], RemoteReader], on_removed: Callable[[Sequence[int]], None]) -> None:
         self._open_reader = open_reader
-        self._tell = tell
+        self._on_removed = on_removed
         self._is_closed = threading.Event()
         self._reader: RemoteReader | None = None
         self._gate = threading.Lock()
         threading.Thread(target=self._run, name="radixkv-cache-events", daemon=True).start()
 
     def close(self) -> None:
-        """Tell nothing more, and let the thread end. May be repeated."""
+        """Stop following, and let the thread end. May be repeated."""
         with self._gate:
             self._is_closed.set()
             if self._reader is not None:
@@ -41,7 +41,7 @@ class Removals:
             try:
                 self._follow(reader)
             except (RadixKVError, ValueError):
-                pass  # the service or the pool is gone for now, or the reader was closed; listings tell the same, later
+                pass  # the service or pool is gone, or the reader was closed; later listings show the same
             finally:
                 reader.close()
             self._is_closed.wait(RETRY_S)
@@ -56,4 +56,4 @@ class Removals:
     def _follow(self, reader: RemoteReader) -> None:
         for event in reader.follow_events():
             if event.kind == "removed" and not self._is_closed.is_set():
-                self._tell(event.block_ids)
+                self._on_removed(event.block_ids)

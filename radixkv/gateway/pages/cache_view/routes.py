@@ -1,4 +1,4 @@
-"""`/v1/radixkv/cache/`: what the tree page asks and does. Nobody sees or changes what is not of his namespaces."""
+"""`/v1/radixkv/cache/`: queries and actions of the tree page. A tenant sees and changes only its own namespaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from radixkv.gateway.protocol.sse import EventStreamResponse, sse
 __all__ = ["find_node", "observer_of", "router"]
 
 MAX_ASKED = 2000
-"""Nodes whose labels are told at once."""
+"""Nodes labelled per request."""
 
 MAX_BLOCKS_TOLD = 256
 
@@ -35,46 +35,46 @@ _Result = TypeVar("_Result")
 
 
 class Labels(ClosedModel):
-    """Which nodes are to be named."""
+    """Nodes to label."""
 
     ids: Annotated[list[int], Field(max_length=MAX_ASKED), FAIL_FAST]
 
 
 class Search(ClosedModel):
-    """What is to be found."""
+    """Text to find."""
 
     text: Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Pin(ClosedModel):
-    """For how long, in seconds from each use."""
+    """Lifetime of a pin, in seconds after each use."""
 
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S)]
 
 
 class Unpin(ClosedModel):
-    """The pin of so many tokens from the root."""
+    """The pin on so many tokens from the root."""
 
     num_tokens: Annotated[int, Field(ge=1)]
 
 
 class EvictBranch(ClosedModel):
-    """Nothing more; but a body in JSON is what a page of elsewhere cannot send unasked."""
+    """Empty; requires a JSON body, which another site's page cannot send without CORS."""
 
 
 class Evict(ClosedModel):
-    """How much room is to be made in the pool."""
+    """Number of blocks to free in the pool."""
 
     num_blocks: Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _sees(tenant: Tenant) -> Callable[[str], bool]:
-    """Which namespaces a tenant may look into: those of his own, an operator into all."""
+    """Return whether a tenant sees a namespace: its own; an operator sees all."""
     return lambda namespace: tenant.is_operator or owner_of(namespace) == tenant.namespace
 
 
 def observer_of(request: Request) -> CacheObserver:
-    """What looks at the cache service, which the gateway may not know."""
+    """Return the observer of the cache service, if one is configured."""
     observer: CacheObserver | None = request.app.state.cache_observer
     if observer is None:
         message = "this gateway knows no cache service: start it with --service ADDRESS"
@@ -83,7 +83,7 @@ def observer_of(request: Request) -> CacheObserver:
 
 
 def find_node(observer: CacheObserver, view_id: int, tenant: Tenant) -> ViewNode:
-    """A node that this tenant may see; of those of others it is not told that they are there."""
+    """Return a node visible to this tenant; nodes of other tenants count as missing."""
     node = observer.state.nodes.get(view_id)
     if node is None or not _sees(tenant)(node.info.namespace):
         raise ApiError(404, "this node is not cached any more", code="node_gone")
@@ -91,7 +91,7 @@ def find_node(observer: CacheObserver, view_id: int, tenant: Tenant) -> ViewNode
 
 
 async def _change(observer: CacheObserver, call: Callable[[RemoteReader], _Result]) -> _Result:
-    """Change the cache, and look again at once."""
+    """Change the cache, and list the tree again at once."""
     try:
         return await observer.ask(call)
     except PinBudgetError as error:
@@ -105,7 +105,7 @@ async def _change(observer: CacheObserver, call: Callable[[RemoteReader], _Resul
 
 @router.get("/events")
 async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse:
-    """Everything that a page shows, from now on: `hello`, `status`, `points`, `tree`, `gone`."""
+    """Stream everything that a page shows: `hello`, `status`, `points`, `tree`, `gone`."""
     observer = observer_of(request)
     gate = request.app.state.gate
 
@@ -127,7 +127,7 @@ async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse
 
 @router.post("/labels")
 async def labels(body: Labels, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """What is said where the edges of these nodes begin, role and text; of nodes that have gone nothing."""
+    """Role and text at the beginning of these nodes' edges; missing nodes are left out."""
     state, sees = observer_of(request).state, _sees(tenant)
     nodes = [node for view_id in body.ids if (node := state.nodes.get(view_id)) is not None]
     told = await request.app.state.node_texts.labels([n for n in nodes if sees(n.info.namespace)], state)
@@ -145,7 +145,7 @@ async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[
 
 @router.get("/nodes/{view_id}")
 async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """All of one node: the text of its path and of its edge, its blocks, its pins."""
+    """One node: the text of its path and of its edge, its blocks, its pins."""
     observer = observer_of(request)
     found = find_node(observer, view_id, tenant)
     info, history = found.info, observer.state.history(view_id)
@@ -182,7 +182,7 @@ def _told(pin: PinInfo) -> dict[str, Any]:
 
 @router.post("/nodes/{view_id}/pin")
 async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """Protect everything up to the end of a node."""
+    """Pin everything up to the end of a node."""
     observer = observer_of(request)
     found = find_node(observer, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
@@ -191,7 +191,7 @@ async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) 
 
 @router.post("/nodes/{view_id}/unpin")
 async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTenant) -> dict[str, bool]:
-    """End a pin that stands on a node."""
+    """End a pin on a node."""
     observer = observer_of(request)
     found = find_node(observer, view_id, tenant)
     tokens = observer.state.history(view_id)[: body.num_tokens * TOKEN_BYTES]
@@ -201,7 +201,7 @@ async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTena
 
 @router.post("/nodes/{view_id}/evict")
 async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenant: CurrentTenant) -> dict[str, int]:
-    """Evict a node and all below it, but for what sequences and pins lock."""
+    """Evict a node and its descendants, except blocks locked by sequences and pins."""
     observer = observer_of(request)
     found = find_node(observer, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
@@ -212,7 +212,7 @@ async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenan
 
 @router.post("/evict")
 async def evict(body: Evict, request: Request, tenant: CurrentTenant) -> dict[str, int]:
-    """Evict cold blocks of the pool, whosoever they are: an operator's to ask."""
+    """Evict cold blocks of the pool, of any tenant; operators only."""
     observer = observer_of(request)
     if not tenant.is_operator:
         message = "only an operator may evict from the whole pool"

@@ -1,6 +1,6 @@
-"""The text of radix nodes: tokens as the worker's tokenizer spells them, ids where there is none.
+"""The text of radix nodes, as decoded by the worker's tokenizer; token ids where there is none.
 
-Texts have special tokens by name; labels have none, but tell who speaks.
+Texts show special tokens by name; labels show the role instead.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["Found", "NodeTexts"]
 
 MAX_LABEL_TOKENS = 32
 MAX_TOKENS_ABOVE = 1024
-"""Above an edge, in which it is looked for who speaks where the edge begins."""
+"""Tokens above an edge that are searched for the role at its beginning."""
 
 MAX_TEXT_TOKENS = 8192
-"""Of one text that is shown in full."""
+"""Of one text shown in full."""
 
 MAX_SEARCHED_TOKENS = 4_000_000
 MAX_FOUND = 1000
 OVERLAP_TOKENS = 32
-"""Of what lies above an edge, so that a text is found that begins there."""
+"""Tokens above an edge that are searched with it, so that texts across its beginning are found."""
 
 Spellings = Mapping[int, bytes]
 """Bytes by token id."""
 
 _NAME_BEGINS = (b"<", b"[")
-"""With which the names of special tokens begin; so few of the others do that each may be asked about."""
+"""First bytes of special tokens' names; few other tokens begin with them, so each can be checked."""
 
 
 class _Head(NamedTuple):
@@ -45,14 +45,14 @@ class _Head(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Nodes in which a text was found. `is_complete`: all were searched and told."""
+    """Nodes that contain a text. `is_complete`: all nodes were searched and returned."""
 
     ids: list[int]
     is_complete: bool
 
 
 class _Edges(NamedTuple):
-    """Token ids of edges by node, each with some of those above it; `token_ids`: all that occur."""
+    """Token ids of edges by node, each with some of those above it; `token_ids`: all distinct ones."""
 
     edges: dict[int, tuple[list[int], list[int]]]
     token_ids: set[int]
@@ -60,20 +60,20 @@ class _Edges(NamedTuple):
 
 
 class NodeTexts:
-    """Spells nodes with the worker's tokenizer.
+    """Decodes nodes with the worker's tokenizer.
 
     Args:
         backend: the worker.
-        run: runs what takes a while on a thread.
+        run: runs a slow function on a thread.
     """
 
     def __init__(self, backend: Backend, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self._backend = backend
         self._run = run
-        self._is_special: dict[tuple[int, bytes], bool] = {}  # of tokens that may be, as many as there are of them
+        self._is_special: dict[tuple[int, bytes], bool] = {}  # candidates only; bounded by the vocabulary
 
     async def labels(self, nodes: Iterable[ViewNode], state: TreeState) -> dict[int, list[Turn]]:
-        """What is said where the edge of each begins, by its id. O(tokens of the labels and right above them)."""
+        """Return the turns at the beginning of each edge, by node id. O(tokens of the labels and right above them)."""
         asked = list(nodes)
         heads: dict[int, _Head] = await self._run(lambda: {node.view_id: _head(node, state) for node in asked})
         spellings = await self._spell({token_id for head in heads.values() for ids in head for token_id in ids})
@@ -86,7 +86,7 @@ class NodeTexts:
         return labels
 
     async def turns(self, tokens: bytes) -> list[Turn]:
-        """Who says what in packed tokens, in many at their end; nothing without a tokenizer. O(tokens)."""
+        """Return the turns in packed tokens, for many only the last ones; empty without a tokenizer. O(tokens)."""
         ids = unpack_tokens(tokens[-MAX_TEXT_TOKENS * TOKEN_BYTES :])
         spellings = await self._spell(set(ids))
         if spellings is None:
@@ -96,13 +96,13 @@ class NodeTexts:
         return turns
 
     async def text(self, tokens: bytes) -> str:
-        """The text of packed tokens, of many the end alone."""
+        """Return the text of packed tokens, of many only the end."""
         ids = unpack_tokens(tokens[-MAX_TEXT_TOKENS * TOKEN_BYTES :])
         is_cut = len(tokens) > MAX_TEXT_TOKENS * TOKEN_BYTES
         return ("… " if is_cut else "") + _text(ids, await self._spell(set(ids)))
 
     async def search(self, text: str, state: TreeState, sees: Callable[[str], bool]) -> Found:
-        """The nodes where a text ends, in whatever case; without a tokenizer none. O(tokens seen)."""
+        """Return the nodes where a text ends, ignoring case; without a tokenizer none. O(tokens seen)."""
         edges: _Edges = await self._run(partial(_edges, state, sees))
         spellings = await self._spell(edges.token_ids)
         if spellings is None:
@@ -111,10 +111,10 @@ class NodeTexts:
         return Found(ids[:MAX_FOUND], edges.is_complete and len(ids) <= MAX_FOUND)
 
     async def _special(self, spellings: Spellings) -> set[int]:
-        """Which of these are special: those that the tokenizer leaves out of a text. Each is asked about once."""
+        """Return the special tokens: those that the tokenizer leaves out of a text. Each is checked once."""
         named = {(token_id, name) for token_id, name in spellings.items() if name[:1] in _NAME_BEGINS}
         for token_id, name in named - self._is_special.keys():
-            with suppress(RadixKVError):  # a worker that does not answer now is asked again
+            with suppress(RadixKVError):  # an unreachable worker is called again later
                 self._is_special[token_id, name] = not await self._backend.detokenize([token_id])
         return {token_id for token_id, name in named if self._is_special.get((token_id, name))}
 

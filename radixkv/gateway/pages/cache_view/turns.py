@@ -1,9 +1,9 @@
-"""Who says what in token ids that a chat template has written: turns, without the template's special tokens.
+"""Turns in token ids that a chat template has written: role and text, without the template's special tokens.
 
     <|im_start|> user ⏎ Hello <|im_end|> ⏎ <|im_start|> ass         the edge of a node
     istant ⏎ Hi! <|im_end|>                                         one below it
 
-A special token is followed by a role, or by more of what the role says: no template is known here by its tokens.
+A special token is followed by a role, or by more text of the same role. No template's tokens are built in.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 __all__ = ["Turn", "read_turns"]
 
 _ROLES = ("system", "developer", "user", "assistant", "model", "tool", "ipython")
-"""What chat templates call those who speak."""
+"""Role names of chat templates."""
 
 _ROLE = re.compile(rf"\s*({'|'.join(_ROLES)})(?:\s*$|\s*\n|(?=:))")
 
 
 class Turn(NamedTuple):
-    """What one says; `role`: empty where it is not known."""
+    """One turn; `role`: empty where unknown."""
 
     role: str
     text: str
@@ -33,7 +33,7 @@ def read_turns(
     special_ids: Collection[int],
     above: Iterable[int] = (),
 ) -> list[Turn]:
-    """The turns of these tokens; `above`: those right before them, from which it is known who speaks. O(tokens)."""
+    """Return the turns of these tokens; `above`: the tokens right before them, which give the first role. O(tokens)."""
     reading = _Reading()
     for token_id in above:
         reading.read(spellings[token_id], token_id in special_ids)
@@ -45,7 +45,7 @@ def read_turns(
 
 
 class _Reading:
-    """Runs of ordinary tokens between special ones, of which some bytes may lie above the tokens asked for."""
+    """Runs of ordinary tokens between special ones; some bytes may belong to the tokens above."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
@@ -55,7 +55,7 @@ class _Reading:
         self._follows_special = False
 
     def begin(self) -> None:
-        """What was read up to now is only to know who speaks."""
+        """Keep only the role of the tokens read so far."""
         self.turns.clear()
         self._num_above = len(self._run)
 
@@ -67,7 +67,7 @@ class _Reading:
         self._follows_special = True
 
     def end(self) -> None:
-        """A name of a role may be cut there."""
+        """A role's name may be cut off here."""
         text = self._run.decode(errors="replace").strip()
         if not (self._follows_special and any(role.startswith(text) and role != text for role in _ROLES)):
             self.end_run()

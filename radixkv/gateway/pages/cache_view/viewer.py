@@ -1,4 +1,4 @@
-"""One page that looks at the tree: what it has been told already, and what it may see."""
+"""One open tree page: the version it has received, and the namespaces it may see."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
 __all__ = ["Viewer"]
 
 ROWS_AT_ONCE = 1000
-"""Nodes told in one event: other requests are served between two of them."""
+"""Nodes per event: other requests are served between two events."""
 
 Update = tuple[str, Any]
 """Name and data of a server-sent event."""
 
 
 class Observed(Protocol):
-    """A pool as its observer has seen it last."""
+    """A pool as last seen by its observer."""
 
     state: TreeState
     status: Any
     gauges: Gauges
 
     def changes_since(self, version: int) -> list[Change] | None:
-        """The changes after a version; None where that is too long ago."""
+        """Return the changes after a version; None where it is too old."""
 
 
 class Viewer:
-    """Follows the observer at its own pace: who reads slowly is told several changes as one, or all anew.
+    """Follows the observer at its own pace: a slow reader gets several changes as one, or a full listing.
 
     Args:
-        observer: is looked through.
-        sees: whether a namespace is this viewer's to see.
+        observer: the source of its updates.
+        sees: whether the viewer may see a namespace.
     """
 
     def __init__(self, observer: Observed, sees: Callable[[str], bool]) -> None:
@@ -47,15 +47,15 @@ class Viewer:
         self._gone: list[Departure] = []
 
     def wake(self) -> None:
-        """There may be something to tell."""
+        """Wake the viewer: there may be updates."""
         self._news.set()
 
     def left(self, gone: Iterable[Departure]) -> None:
-        """Nodes have left the tree since the last listing."""
+        """Note nodes that left the tree since the last listing."""
         self._gone += gone
 
     async def updates(self, is_over: Callable[[], bool]) -> AsyncIterator[Update]:
-        """What is new, as it comes, until `is_over`, which is asked once a second."""
+        """Yield updates as they arrive, until `is_over`, which is checked at every wake-up."""
         while not is_over():
             self._news.clear()
             for update in self.take():
@@ -63,7 +63,7 @@ class Viewer:
             await self._news.wait()
 
     def take(self) -> Iterator[Update]:
-        """What is new now."""
+        """Yield the updates available now."""
         observer = self._observer
         if observer.status != self._status:
             self._status = observer.status
@@ -79,7 +79,7 @@ class Viewer:
             yield from self._tree()
 
     def _tree(self) -> Iterator[Update]:
-        """The nodes that changed since the version told last, or all of them where that is too long ago."""
+        """Yield the nodes changed since the version sent last, or all of them where that version is too old."""
         observer = self._observer
         state, changes = observer.state, observer.changes_since(self._version)
         self._version = state.version

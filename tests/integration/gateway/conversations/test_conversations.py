@@ -268,14 +268,14 @@ def test_a_branch_is_deleted_with_all_below_it(talk: Talk) -> None:
 def test_what_was_deleted_is_read_as_text_from_then_on(stack: Stack, talk: Talk) -> None:
     """The ids of its replies are forgotten with it."""
     transcripts = stack.server.app.state.transcripts
-    before = len(transcripts._memo)
+    before = len(transcripts._cache)
     conversation_id = talk.begin()
     first, reply = talk.turn(conversation_id, "A story to forget")
     talk.turn(conversation_id, "And on", reply["id"])
     talk.turn(conversation_id, "And elsewhere", reply["id"])
-    assert len(transcripts._memo) > before
+    assert len(transcripts._cache) > before
     talk.call("DELETE", f"/{conversation_id}/messages/{first}")
-    assert len(transcripts._memo) == before
+    assert len(transcripts._cache) == before
 
 
 # -- stopping

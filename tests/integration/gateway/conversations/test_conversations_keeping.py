@@ -258,23 +258,23 @@ def test_a_branch_whose_place_is_gone_says_what_to_bring_back_first(talk: Talk) 
 
 def test_what_is_gone_for_good_is_remembered_no_more(stack: Stack, talk: Talk) -> None:
     transcripts = stack.server.app.state.transcripts
-    before = len(transcripts._memo)
+    before = len(transcripts._cache)
     conversation = talk.begin()
     _first, reply = talk.turn(conversation, "To forget")
-    known = len(transcripts._memo)
+    known = len(transcripts._cache)
     second, _ = talk.turn(conversation, "And this", reply["id"])
     path = f"/{conversation}/messages"
     talk.call("POST", f"{path}/{second}/trash")
-    assert len(transcripts._memo) > known
+    assert len(transcripts._cache) > known
     assert len(talk.call("DELETE", f"/{conversation}/trash/{second}")["ids"]) == 2
-    assert len(transcripts._memo) == known
+    assert len(transcripts._cache) == known
     third, below = talk.turn(conversation, "And that", reply["id"])
     fourth, _ = talk.turn(conversation, "And more", below["id"])
     talk.call("POST", f"{path}/{fourth}/trash")
     talk.call("POST", f"{path}/{third}/trash")
     talk.call("POST", f"/{conversation}/trash")
     talk.call("DELETE", f"/{conversation}")
-    assert len(transcripts._memo) == before
+    assert len(transcripts._cache) == before
 
 
 # -- who calls

@@ -45,7 +45,7 @@ def test_a_response_goes_on_behind_a_part_of_one_that_runs(client: OpenAI, stack
     ids = stack.text.encode(shared, special=False)
 
     def has_text() -> bool:
-        run = stack.server.app.state.runs.find("default", running.id)
+        run = stack.server.app.state.response_tasks.find("default", running.id)
         return run is not None and len(run.text) > len(shared)
 
     wait_until(has_text)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
+from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.files.imports import RefusedError, read_conversations
-from radixkv.gateway.api.conversations.files.planting import Imported
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.writing import MAX_MESSAGES
 from radixkv.gateway.protocol.errors import ApiError

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from radixkv.gateway.api.conversations import writing as writing_module
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Message, new_id, title_of
 from radixkv.gateway.api.conversations.store import rows
 from radixkv.gateway.api.conversations.store import search as search_module
@@ -463,14 +463,14 @@ def test_whatever_is_thrown_away_and_brought_back_counts_and_keeps_its_order(
 
 def test_what_was_thrown_away_ends_after_its_time(database: Database) -> None:
     now = [1000.0]
-    kept = Conversations(
+    service = ConversationService(
         database,
         Transcripts(NoReader(), database),  # type: ignore[arg-type]  # as much of one as is asked
         max_conversations=9,
         max_bytes=10**6,
         clock=lambda: now[0],
     )
-    store = kept.store
+    store = service.store
 
     async def story() -> None:
         first, second = message("first"), message("second")
@@ -478,21 +478,21 @@ def test_what_was_thrown_away_ends_after_its_time(database: Database) -> None:
             await store.create("a", messages=[message("x")]),
             await store.create("a", messages=[first, second]),
         )
-        await kept.trash.throw("a", whole.id)
-        await kept.trash.throw_branch("a", part.id, second.id)
+        await service.trash.throw("a", whole.id)
+        await service.trash.throw_branch("a", part.id, second.id)
         now[0] += TRASH_S - 1
-        assert await kept.sweep() == 0
-        await kept.trash.restore("a", whole.id)
-        await kept.trash.throw("a", whole.id)
+        assert await service.sweep() == 0
+        await service.trash.restore("a", whole.id)
+        await service.trash.throw("a", whole.id)
         now[0] += 1
-        assert await kept.sweep() == 1, "the branch; the conversation was thrown away again since"
+        assert await service.sweep() == 1, "the branch; the conversation was thrown away again since"
         assert await store.trash.branches("a", part.id) == []
         with pytest.raises(ApiError, match="not found"):
-            await kept.trash.restore_branch("a", part.id, second.id)
+            await service.trash.restore_branch("a", part.id, second.id)
         now[0] += TRASH_S
-        assert await kept.sweep() == 1
+        assert await service.sweep() == 1
         with pytest.raises(ApiError, match="not found"):
-            await kept.trash.restore("a", whole.id)
+            await service.trash.restore("a", whole.id)
         assert [each.text for each in (await store.open("a", part.id))[1]] == ["first"]
         assert usage(database) == (1, rows.ROW_BYTES + 5)
 

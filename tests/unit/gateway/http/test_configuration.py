@@ -11,7 +11,7 @@ import pytest
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.storage.transcript_cache import MemoLimits
+from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.net.tenants import TenantLimits
 from radixkv.service import ServiceConfig
@@ -23,7 +23,7 @@ COUNTS: dict[type[Any], tuple[str, ...]] = {
     GatewayConfig: tuple(
         field.name for field in fields(GatewayConfig) if field.name.startswith("max_") and field.name != "max_waiting"
     ),
-    MemoLimits: ("max_tokens", "max_entries", "max_total_tokens", "max_total_entries"),
+    TranscriptCacheLimits: ("max_tokens", "max_entries", "max_total_tokens", "max_total_entries"),
     TenantLimits: ("requests_per_minute", "tokens_per_minute", "max_concurrent"),
 }
 
@@ -48,7 +48,7 @@ TAKEN: list[Case] = [
     (GatewayConfig, "worker_wait_s", 0.0),
     (GatewayConfig, "unread_s", 1e-9),
     (GatewayConfig, "response_ttl_s", 1e-9),
-    (MemoLimits, "ttl_s", 1e-9),
+    (TranscriptCacheLimits, "ttl_s", 1e-9),
     *(
         (ask, name, value)
         for ask in (GenerateParams, fork)
@@ -81,7 +81,7 @@ REFUSED: list[Case] = [
             (GatewayConfig, ("max_waiting",), -1),
             (GatewayConfig, ("drain_s", "worker_wait_s"), -0.1),
             (GatewayConfig, ("unread_s", "response_ttl_s"), 0.0),
-            (MemoLimits, ("ttl_s",), 0.0),
+            (TranscriptCacheLimits, ("ttl_s",), 0.0),
         )
         for name in names
         for value in ((beyond,) if name == "max_waiting" else (beyond, math.nan))

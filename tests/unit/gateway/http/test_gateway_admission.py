@@ -10,7 +10,7 @@ from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recording
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
@@ -54,8 +54,8 @@ class Door:
         self.admission = Admission(self.gate, Limiter(lambda: 0.0))
 
     def enter(self, asked: dict[str, object]) -> Cost:
-        exchange = Exchange("id", Metrics(), Recording(), Generations())
-        return self.admission.enter(asked, exchange, self.tenant)
+        context = RequestContext("id", Metrics(), Recording(), Generations())
+        return self.admission.enter(asked, context, self.tenant)
 
     def refusal(self, asked: dict[str, object]) -> ApiError | None:
         """Of one that enters and leaves again."""

@@ -12,7 +12,7 @@ from transcript_chats import CALL, TOOLS, Chat, assistant, run, user
 
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.transcript_cache import MemoLimits
+from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.generation.request import Message, Prompt
 
 
@@ -305,7 +305,7 @@ def test_ids_on_disk_that_decode_to_another_text_are_not_used(reader: LocalReade
 
 
 def test_the_least_recently_used_replies_are_forgotten_first(reader: LocalReader, database: Database) -> None:
-    limits = MemoLimits(max_tokens=2000, max_entries=1000)
+    limits = TranscriptCacheLimits(max_tokens=2000, max_entries=1000)
 
     async def story(chat: Chat) -> None:
         def talk(number: int) -> list[Message]:
@@ -315,8 +315,8 @@ def test_the_least_recently_used_replies_are_forgotten_first(reader: LocalReader
         for number in range(1, 200):
             assert (await chat.prompt(talk(0)))[0].history, "it is used all the time"
             await chat.turn(talk(number)[:1], "hello")
-            memo = chat.transcripts._memo  # its size is not told otherwise
-            assert memo.num_tokens <= limits.max_tokens
+            cache = chat.transcripts._cache  # its size is not told otherwise
+            assert cache.num_tokens <= limits.max_tokens
         assert not (await chat.prompt(talk(1)))[0].history
         assert (await chat.prompt(talk(199)))[0].history
 
@@ -327,7 +327,7 @@ def test_the_least_recently_used_replies_are_forgotten_first(reader: LocalReader
 
 def test_what_has_expired_is_forgotten_with_all_that_goes_on_from_it(reader: LocalReader, tmp_path: Path) -> None:
     now_s = 1000.0
-    limits = MemoLimits(ttl_s=100)
+    limits = TranscriptCacheLimits(ttl_s=100)
     messages = [user("hello"), assistant("hello"), user("?"), assistant("or"), user("!")]
 
     async def before(chat: Chat) -> None:
@@ -369,7 +369,7 @@ def test_a_conversation_that_is_to_be_forgotten_is(reader: LocalReader, database
         assert (await chat.prompt(messages))[0].rest == messages
         assert (await chat.prompt([user("hello"), assistant("hell"), user("?")]))[0].history != b""
         await chat.transcripts.forget("a", [user("hello"), assistant("hell")])
-        assert chat.transcripts._memo.num_tokens == 0
+        assert chat.transcripts._cache.num_tokens == 0
 
     run(reader, database, story)
     assert database.submit(lambda c: c.execute("SELECT COUNT(*) FROM transcripts").fetchone()[0]).result() == 0
@@ -393,7 +393,7 @@ def test_all_below_a_message_is_forgotten_and_nothing_beside_it(reader: LocalRea
         assert (await chat.prompt([*first, user("!")]))[0].rest == [*first[2:], user("!")]
         assert (await chat.prompt([*by_hand, user("!")]))[0].rest == [*by_hand[2:], user("!")]
         await chat.transcripts.forget_below("a", [], [(None, opening[0]), (0, opening[1])])
-        assert len(chat.transcripts._memo) == 0
+        assert len(chat.transcripts._cache) == 0
 
     run(reader, database, story)
 
@@ -401,7 +401,7 @@ def test_all_below_a_message_is_forgotten_and_nothing_beside_it(reader: LocalRea
 def test_a_namespace_that_fills_up_takes_nothing_from_another_within_its_bounds(
     reader: LocalReader, database: Database
 ) -> None:
-    limits = MemoLimits(max_tokens=2000, max_total_tokens=3000)
+    limits = TranscriptCacheLimits(max_tokens=2000, max_total_tokens=3000)
 
     async def story(chat: Chat) -> None:
         quiet = Chat(reader, chat.transcripts, "quiet")
@@ -418,7 +418,7 @@ def test_regenerated_replies_to_a_long_prompt_share_its_ids(reader: LocalReader,
         for number in range(20):
             await chat.turn([user("hello " * 200)], f"reply {number}")
         prompt = (await chat.prompt([user("hello " * 200)]))[1]
-        assert chat.transcripts._memo.num_tokens < num_tokens(prompt) + 20 * 20
+        assert chat.transcripts._cache.num_tokens < num_tokens(prompt) + 20 * 20
 
     run(reader, database, story)
 

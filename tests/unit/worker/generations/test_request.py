@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from radixkv import InvalidArgumentError, UnavailableError, pack_tokens
-from radixkv.gateway.backend.resume import Lasting
+from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Prompt
 from radixkv.generation.stream import (
@@ -244,9 +244,9 @@ def test_what_is_no_text_of_an_assistant_is_not_gone_on_from(messages: Any, foun
 def test_a_reply_that_goes_on_does_so_again_after_its_worker_was_lost() -> None:
     begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he"}]
     for messages, history in ((begun, b""), (begun[1:], pack_tokens([5, 6]))):
-        lasting = Lasting(GenerateParams(messages=messages, history=history, continue_final_message=True))
-        lasting.fresh([Started("g", pack_tokens([5, 6, 7])), Delta(0, (8, 9), "llo")])
-        again = lasting.again(None)
+        resumable = ResumableGeneration(GenerateParams(messages=messages, history=history, continue_final_message=True))
+        resumable.fresh([Started("g", pack_tokens([5, 6, 7])), Delta(0, (8, 9), "llo")])
+        again = resumable.again(None)
         assert again.goes_on_from_text
         assert (again.history, again.sampling.forced_token_ids) == (pack_tokens([5, 6, 7]), (8,))
         assert again.messages == [{"role": "assistant", "content": ""}]

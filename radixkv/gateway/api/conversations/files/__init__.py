@@ -3,5 +3,5 @@
 imports        our own exports, ChatGPT, OASST
 foreign_files  Claude, Open WebUI, LibreChat, SillyTavern
 exports        JSON, Markdown
-planting       a file's tree into the database
+import_tree    the tree of a file's messages
 """

@@ -41,7 +41,7 @@ _ESCAPED = r"\\\g<0>"
 
 
 def export_json(conversation: Conversation, messages: Sequence[Message]) -> str:
-    """The whole tree, with its settings and marks. A reply that is still being written is told as one that was stopped here."""
+    """Return the whole tree, with its settings and marks. A reply that is still being written is exported as stopped."""
     document = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -66,7 +66,7 @@ def _entry(message: Message) -> dict[str, Any]:
 
 
 def export_markdown(conversation: Conversation, messages: Sequence[Message], leaf: str | None) -> str:
-    """The branch that ends with `leaf`, from its beginning: each message with its time, a reply with its model and settings."""
+    """Return the branch that ends with `leaf`: each message with its time, a reply with its model and settings."""
     turns = (
         f"## {message.role.capitalize()}\n\n*{_MARKS.sub(_ESCAPED, _about(message))}*\n\n{message.text}\n"
         for message in _branch(messages, leaf)
@@ -75,7 +75,7 @@ def export_markdown(conversation: Conversation, messages: Sequence[Message], lea
 
 
 def export_html(conversation: Conversation, messages: Sequence[Message], leaf: str | None) -> str:
-    """The branch that ends with `leaf`, from its beginning, as a page of its texts that loads and runs nothing."""
+    """Return the branch that ends with `leaf` as an HTML page of plain texts that loads and runs nothing."""
     title = escape(conversation.title)
     articles = (
         f'<article class="{message.role}">\n<h2>{_NAMES[message.role]}</h2>\n<p class="about">{escape(_about(message))}</p>\n'
@@ -98,7 +98,7 @@ def _branch(messages: Sequence[Message], leaf: str | None) -> list[Message]:
 
 
 def _about(message: Message) -> str:
-    """When a message was written; of a reply also by which model, how it was drawn, and how it ended if not by itself."""
+    """Return the time of a message; for a reply also its model, settings, and status if stopped or failed."""
     details = message.details or {}
     settings = details.get("settings") or {}
     model = details.get("model") or settings.get("model")
@@ -127,7 +127,7 @@ def _time(seconds: float) -> str:
 
 
 def file_headers(title: str, format: str) -> Mapping[str, str]:
-    """Headers that have a browser save the answer as a file named like the conversation."""
+    """Return headers that make a browser save the response as a file named like the conversation."""
     extension = _EXTENSIONS[format]
     name = re.sub(r"[^\w -]+", " ", title)
     name = " ".join(name.split())[:_MAX_NAME_CHARACTERS].strip(" -") or "conversation"

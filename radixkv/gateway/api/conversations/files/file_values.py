@@ -1,4 +1,4 @@
-"""Values of a file, none of which is trusted: each is read as what it should be, as nothing, or refuses its conversation."""
+"""Untrusted values of a file: each is read as the expected type, as empty, or its conversation is rejected."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 
 _MAX_DATE_CHARACTERS = 40
 _DATE_FORMS = ("%B %d, %Y %I:%M%p", "%Y-%m-%d @%Hh %Mm %Ss %fms", "%Y-%m-%d@%Hh%Mm%Ss")
-"""Of SillyTavern's older files; they name no zone and are taken for UTC."""
+"""Date formats of SillyTavern's older files; they name no time zone and are read as UTC."""
 
 
 class RefusedError(Exception):
-    """Why a conversation of a file is not taken. `reason`: for people."""
+    """A conversation of a file is rejected. `reason`: for users."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -33,10 +33,10 @@ class RefusedError(Exception):
 
 
 def read_text(value: Any, what: str) -> str:
-    """A text of a file; empty where it is none.
+    """Return a text of a file; empty where the value is not a text.
 
     Raises:
-        RefusedError: it holds half a character.
+        RefusedError: it contains half a character.
     """
     if not isinstance(value, str):
         return ""
@@ -48,44 +48,44 @@ def read_text(value: Any, what: str) -> str:
 
 
 def read_key(value: Any) -> str | None:
-    """What names something; None where it is no text, or an empty one."""
+    """Return an identifier; None where the value is not a text, or empty."""
     return value if isinstance(value, str) and value else None
 
 
 def read_parent(value: Any, what: str) -> str | None:
-    """The key of what a message follows; None: nothing. Raises RefusedError: it is neither."""
+    """Return the key of a message's parent; None: no parent. Raises RefusedError: the value is neither."""
     if not (value is None or isinstance(value, str)):
         raise RefusedError(f"the parent of {what} is no id")
     return value
 
 
 def read_source(program: str, value: Any) -> str | None:
-    """By which a conversation of a program is known again; None where it has no id there."""
+    """Return the key by which a program's conversation is recognized again; None where it has no id there."""
     key = read_key(value)
     return None if key is None else f"{program}:{key}"
 
 
 def read_list(value: Any) -> list[Any]:
-    """A list; empty where it is none."""
+    """Return a list; empty where the value is not a list."""
     return value if isinstance(value, list) else []
 
 
 def read_object(value: Any, what: str) -> Mapping[str, Any]:
-    """An object. Raises RefusedError: it is none."""
+    """Return an object. Raises RefusedError: the value is not an object."""
     if not isinstance(value, dict):
         raise RefusedError(f"{what} is no object")
     return value
 
 
 def read_objects(value: Any, what: str) -> list[Mapping[str, Any]]:
-    """A list of objects. Raises RefusedError: it is none."""
+    """Return a list of objects. Raises RefusedError: the value is something else."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise RefusedError(f"{what} is no list of objects")
     return value
 
 
 def read_time(value: Any) -> float | None:
-    """A time of a file, in seconds since 1970; None where it is none. Also one in milliseconds, or as ISO 8601 writes it."""
+    """Return a time in seconds since 1970, from seconds, milliseconds or ISO 8601; None for other values."""
     if isinstance(value, str) and len(value) <= _MAX_DATE_CHARACTERS:
         return _read_date(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e14:

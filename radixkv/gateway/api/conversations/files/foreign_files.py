@@ -1,4 +1,4 @@
-"""Conversations as other chat programs export them: Claude, Open WebUI, LibreChat, SillyTavern. None of it is trusted.
+"""Parsers of other chat programs' exports: Claude, Open WebUI, LibreChat, SillyTavern. All input is untrusted.
 
 Claude         {"uuid", "name", "created_at", "chat_messages": [{"uuid", "sender": "human", "text", "content", "attachments"}]}
 Open WebUI     {"id", "title", "chat": {"history": {"messages": {id: {"parentId", "role", "content"}}, "currentId"}}}
@@ -23,7 +23,13 @@ from radixkv.gateway.api.conversations.files.file_values import (
     read_text,
     read_time,
 )
-from radixkv.gateway.api.conversations.files.planting import Imported, Node, plant, require_text, with_placeholders
+from radixkv.gateway.api.conversations.files.import_tree import (
+    Imported,
+    Node,
+    import_tree,
+    require_text,
+    with_placeholders,
+)
 
 __all__ = ["is_silly_tavern", "read_claude", "read_librechat", "read_open_webui", "read_silly_tavern"]
 
@@ -31,7 +37,7 @@ _TOOL_KINDS = ("tool_use", "tool_result", "tool_call")
 
 
 class _Said(NamedTuple):
-    """What a message says, and the kinds of what is left out of it."""
+    """Text of a message, and the kinds of its omitted parts."""
 
     text: str
     left_out: tuple[str, ...]
@@ -45,7 +51,7 @@ def _id(value: Any, what: str) -> str:
 
 
 def _blocks(value: Any, what: str) -> _Said:
-    """The texts among the blocks of a message, in Claude's words or LibreChat's."""
+    """Return the texts among the blocks of a message, in Claude's or LibreChat's form."""
     texts: list[str] = []
     left_out: list[str] = []
     for block in read_list(value):
@@ -70,7 +76,7 @@ def _num_files(*values: Any) -> int:
 
 
 def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
-    """One of a list: a line of messages, or a tree where they name their parents."""
+    """Parse one conversation of a list: a chain of messages, or a tree where they name their parents."""
     entries = read_objects(document["chat_messages"], "chat_messages")
     known = {entry.get("uuid") for entry in entries if isinstance(entry.get("uuid"), str)}
     nodes: list[Node] = []
@@ -80,7 +86,7 @@ def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
         parent = before if not isinstance(named, str) else named if named in known else None
         nodes.append(_claude_node(entry, parent, what))
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=document.get("name"),
@@ -114,7 +120,7 @@ def _claude_node(entry: Mapping[str, Any], parent: str | None, what: str) -> Nod
 
 
 def read_open_webui(document: Mapping[str, Any], now_s: float) -> Imported:
-    """One of a list of chats."""
+    """Parse one chat of a list."""
     chat: Mapping[str, Any] = document["chat"]
     history = chat.get("history")
     if not isinstance(history, dict) or not isinstance(history.get("messages"), dict):
@@ -130,14 +136,14 @@ def _params(chat: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _instructed(document: Mapping[str, Any], nodes: list[Node], now_s: float, system: str, *, head: Any) -> Imported:
-    """An Open WebUI chat below its instructions, if it has some."""
+    """Return an Open WebUI chat below its instructions, if it has any."""
     key = "\0instructions"
     if system.strip():
         nodes = [node if node.parent is not None else replace(node, parent=key) for node in nodes]
         nodes.insert(0, Node(key, None, "system", system))
     chat: Mapping[str, Any] = document["chat"]
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=document.get("title") or chat.get("title"),
@@ -177,7 +183,7 @@ def _model(value: Any, role: str | None) -> dict[str, Any] | None:
 
 
 def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
-    """A file of its own: messages that name their parents, or that stand within them."""
+    """Parse a file of one conversation: messages that name their parents, or are nested in them."""
     nodes: list[Node] = []
     found: list[tuple[str | None, Any]] = []
     waiting: list[tuple[str | None, Any]] = [
@@ -195,7 +201,7 @@ def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
         named = entry.get("parentMessageId")
         nodes.append(_librechat_node(entry, named if isinstance(named, str) and named in known else above))
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=document.get("title"),
@@ -227,13 +233,13 @@ def _librechat_node(entry: Mapping[str, Any], parent: str | None) -> Node:
 
 
 def is_silly_tavern(lines: Sequence[Any]) -> bool:
-    """Whether these lines are one chat of it: the first tells who talks."""
+    """Whether these lines are a SillyTavern chat: the first names the speakers."""
     first = lines[0] if lines else None
     return isinstance(first, dict) and "mes" not in first and {"user_name", "character_name"} <= first.keys()
 
 
 def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
-    """A line of messages; what else a character said there are siblings of what was chosen."""
+    """Parse a chain of messages; unchosen swipes become siblings of the chosen ones."""
     header: Mapping[str, Any] = lines[0]
     nodes: list[Node] = []
     parent: str | None = None
@@ -254,7 +260,7 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
     if not isinstance(name, str):
         name = f"{header.get('character_name')} {header.get('create_date')}"[:512]
     return require_text(
-        plant(
+        import_tree(
             nodes,
             now_s,
             title=header.get("character_name"),
@@ -266,7 +272,7 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
 
 
 def _swipes(entry: Mapping[str, Any], place: int) -> tuple[list[str], int]:
-    """All that was said in a message's place, and which of it was chosen."""
+    """Return all alternative texts of a message, and the index of the chosen one."""
     what = f"the text of line {place + 2}"
     text = read_text(entry.get("mes"), what)
     others = [read_text(each, what) for each in read_list(entry.get("swipes"))]

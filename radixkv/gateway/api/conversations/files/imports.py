@@ -1,4 +1,7 @@
-"""Conversations from files: our own export, ChatGPT's, OpenAssistant trees, and `foreign_files`; one, a list, or JSON lines."""
+"""Parses files of conversations: radixkv's own export, ChatGPT's, OpenAssistant trees, and `foreign_files`.
+
+A file holds one conversation, a list, or JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,13 @@ from radixkv.gateway.api.conversations.files.foreign_files import (
     read_open_webui,
     read_silly_tavern,
 )
-from radixkv.gateway.api.conversations.files.planting import Imported, Node, plant, require_text, with_placeholders
+from radixkv.gateway.api.conversations.files.import_tree import (
+    Imported,
+    Node,
+    import_tree,
+    require_text,
+    with_placeholders,
+)
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.api.conversations.objects import MessageDetails
 from radixkv.gateway.api.conversations.schema import ConversationChange
@@ -38,10 +47,10 @@ from radixkv.util.json_text import read_json
 __all__ = ["Imported", "read_conversations"]
 
 MAX_DOCUMENTS = 10_000
-"""Conversations of one file."""
+"""Conversations per file."""
 
 MAX_LINES = 100_000
-"""Of JSON lines, the empty ones too; each one costs a look at it."""
+"""Of JSON lines, empty ones included."""
 
 _CHATGPT_KINDS = {
     "thoughts": ("thoughts",),
@@ -50,20 +59,20 @@ _CHATGPT_KINDS = {
     "execution_output": ("tool",),
     "user_editable_context": ("instructions",),
 }
-"""What is left out of it, by the kind of a message's content."""
+"""Kinds of omitted parts, by the kind of a message's content."""
 
 _KEPT = ("settings", "tags", "pinned", "archived")
-"""What of a whole conversation comes back, by the fields of a change."""
+"""Fields of a conversation that an import restores."""
 
 _ROLES = ("system", "user", "assistant")
 _OPEN_ASSISTANT = {"prompter": "user", "assistant": "assistant", "system": "system"}
 
 
 def read_conversations(body: bytes, now_s: float) -> list[Imported | RefusedError]:
-    """What a file holds, in its order; of each either all or why not.
+    """Parse a file; returns its conversations in order, each as a whole or as the reason of its rejection.
 
     Raises:
-        ApiError: 400: it is no JSON, or holds too many.
+        ApiError: 400: not JSON, or too many conversations.
     """
     documents = _documents(body)
     _check_number(len(documents))
@@ -86,7 +95,7 @@ def _check_number(num_documents: int) -> None:
 
 
 def _documents(body: bytes) -> list[Any]:
-    """The JSON of a file: a list's members, one document, or one of each line."""
+    """Return the JSON documents of a file: a list's members, one document, or one per line."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -100,7 +109,7 @@ def _documents(body: bytes) -> list[Any]:
             f"the body is neither JSON nor JSON lines, of which at most {MAX_LINES:,} are read: it has {num_lines:,}"
         )
         raise ApiError(400, f"{message}; {whole.reason}", code="invalid_json")
-    _check_number(sum(1 for _ in _lines(text)))  # before any of them is kept
+    _check_number(sum(1 for _ in _lines(text)))  # before any of them is parsed
     read = [_parse(line) for line in _lines(text)]
     if len(read) < 2 or all(isinstance(each, RefusedError) for each in read):
         raise ApiError(400, f"the body cannot be read: {whole.reason}", code="invalid_json")
@@ -143,7 +152,7 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
     if not isinstance(entries, list):
         raise RefusedError("it has no list of messages")
     nodes = [_own_node(entry, place) for place, entry in enumerate(entries)]
-    return plant(
+    return import_tree(
         nodes,
         now_s,
         title=document.get("title"),
@@ -155,7 +164,7 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
 
 
 def _kept(document: Mapping[str, Any]) -> dict[str, Value]:
-    """Settings, tags and marks, as far as they are what we would have written."""
+    """Return settings, tags and marks, as far as they are valid."""
     kept: dict[str, Value] = {}
     for name in _KEPT:
         try:
@@ -178,7 +187,7 @@ def _own_node(entry: Any, place: int) -> Node:
     return Node(
         key=entry["id"],
         parent=read_parent(entry.get("parent"), what),
-        role=role if text or role == "assistant" else None,  # a reply may have ended without a word
+        role=role if text or role == "assistant" else None,  # a reply may be empty
         text=text,
         created_s=read_time(entry.get("created")),
         status=status,
@@ -190,7 +199,7 @@ def _own_node(entry: Any, place: int) -> Node:
 
 
 def _details(value: Any) -> dict[str, Any] | None:
-    """What is known of how a reply came about, where it is what we would have written."""
+    """Return the details of a reply, if they are valid."""
     try:
         details = MessageDetails.model_validate(value, strict=True)
     except ValidationError:
@@ -219,7 +228,7 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
             if isinstance(child, str):
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
-    imported = plant(
+    imported = import_tree(
         nodes,
         now_s,
         title=document.get("title"),
@@ -239,14 +248,14 @@ def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
         return Node(key, parent, None, "", place=place)
     author = message.get("author")
     role = author.get("role") if isinstance(author, dict) else None
-    is_turn = role in _ROLES and message.get("recipient") in (None, "all")  # what an assistant says to a tool is none
+    is_turn = role in _ROLES and message.get("recipient") in (None, "all")  # a message to a tool is not a turn
     text, left_out = _chatgpt_text(message.get("content"), key) if is_turn else ("", ("tool",))
     created_s = read_time(message.get("create_time"))
     return Node(key, parent, role, text, created_s, place, left_out=left_out).unless_empty()
 
 
 def _chatgpt_text(content: Any, key: str) -> tuple[str, tuple[str, ...]]:
-    """The texts among the parts of a message, with the kinds of what is left out of it, for each of which a line stands."""
+    """Return the texts among the parts of a message, with a line per omitted attachment, and the kinds of omitted parts."""
     kind = content.get("content_type") if isinstance(content, dict) else None
     if kind not in ("text", "multimodal_text"):
         return "", _CHATGPT_KINDS.get(str(kind), ())
@@ -276,7 +285,7 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
     source = read_source("open-assistant", document.get("message_tree_id"))
-    return require_text(plant(nodes, now_s, source=source))
+    return require_text(import_tree(nodes, now_s, source=source))
 
 
 _FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[Mapping[str, Any], float], Imported]], ...] = (
@@ -287,4 +296,4 @@ _FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[Mapping[str, A
     (lambda document: isinstance(document.get("chat"), dict), read_open_webui),
     (lambda document: "conversationId" in document, read_librechat),
 )
-"""How each is told, and read."""
+"""Test and parser of each format."""

@@ -1,10 +1,10 @@
 """Replies below messages.
 
-begun         a reply's place and prompt
+begun         the shared beginning of a continued reply
 replying      requests for replies
-running       replies under way
+reply_task    replies under way
 live          events for followers
 branching     branches with other instructions, an edit, a later beginning
 alternatives  other tokens at a position
-pricing       what a branch costs
+pricing       token costs of a branch
 """

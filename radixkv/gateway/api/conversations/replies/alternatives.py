@@ -1,7 +1,7 @@
-"""What else might have stood at a place of a reply: the most likely tokens there, computed from the tokens it was generated as.
+"""The most likely tokens at a position of a reply, computed from the token ids that it was generated as.
 
 prompt | Hel | lo | , wor | ld |        position 4 lies in the token "lo", which begins at 3
-               └ scored behind all before it, which is cached: one token is computed
+               └ scored after its cached prefix: one token is computed
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, unpack_tokens
-from radixkv.gateway.api.conversations.keeping import kept_by
+from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.http.request_context import Exchange
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
@@ -30,7 +30,7 @@ __all__ = ["tell_alternatives"]
 
 
 class _Place(NamedTuple):
-    """A token of a reply. prefix: packed ids of all before it. position: where in the text it begins, in characters."""
+    """A token of a reply. prefix: packed ids before it. position: where it begins in the text, in characters."""
 
     prefix: bytes
     token: bytes
@@ -38,15 +38,21 @@ class _Place(NamedTuple):
 
 
 async def tell_alternatives(
-    request: Request, exchange: Exchange, tenant: Tenant, conversation_id: str, message_id: str, position: int, top: int
+    request: Request,
+    context: RequestContext,
+    tenant: Tenant,
+    conversation_id: str,
+    message_id: str,
+    position: int,
+    top: int,
 ) -> dict[str, Any]:
-    """The token of a reply in which a position lies, and the `top` most likely ones there, at temperature 1 and unfiltered.
+    """Return the token of a reply at a position, and the `top` most likely tokens there, at temperature 1, unfiltered.
 
     Raises:
-        ApiError: 404: there is no such message. 400: it is no reply, or ends before the position. 409: nobody knows its tokens.
-        RadixKVError: the worker cannot take it now.
+        ApiError: 404: no such message. 400: not a reply, or it ends before the position. 409: its token ids are unknown.
+        RadixKVError: the worker rejects the request for now.
     """
-    with kept_by(request).lives.held(conversation_id) as live:
+    with service_of(request).lives.held(conversation_id) as live:
         begun = await find_reply(request, live, tenant, conversation_id, message_id, None)
         if position >= len(begun.text):
             bound = f"it must be below {len(begun.text)}, the characters of the reply now"
@@ -59,19 +65,19 @@ async def tell_alternatives(
         sampling=sampling,
         namespace=tenant.namespace,
         adapter=model.adapter,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
     )
     scored: PromptLogprobs | None = None
-    async with await exchange.generate(request.app.state.backend, params) as stream:
+    async with await context.generate(request.app.state.backend, params) as stream:
         async for event in stream:
             if isinstance(event, PromptLogprobs):
                 scored = event
-    assert scored is not None  # one position was asked about
+    assert scored is not None  # one position was requested
     return await _told(request.app.state.backend, model, begun, place, scored)
 
 
 async def _model_of(request: Request, begun: Begun) -> ServedModel:
-    """The one that wrote a reply, where it is still served; else the one that is."""
+    """Return the model that generated a reply, if it is still served; else the served one."""
     details = begun.reply.details or {}
     try:
         return await chat_model(request, (details.get("settings") or details).get("model"))
@@ -83,7 +89,7 @@ async def _model_of(request: Request, begun: Begun) -> ServedModel:
 
 async def _find(request: Request, tenant: Tenant, conversation_id: str, begun: Begun, position: int) -> _Place:
     transcripts: Transcripts = request.app.state.transcripts
-    path = await kept_by(request).store.path(tenant.namespace, conversation_id, begun.parent)
+    path = await service_of(request).store.path(tenant.namespace, conversation_id, begun.parent)
     transcript = await begun.transcript(request, tenant, path)
     tokens = await read_prompt(request.app.state.backend, transcript, ())
     stem = transcript.stem
@@ -108,7 +114,7 @@ async def _told(
         if token_id in model.info.eos_token_ids:
             text = None
         if text is not None and loses_blank:
-            text = text.removeprefix(" ")  # as the tokenizer takes it from a first word
+            text = text.removeprefix(" ")  # as the tokenizer strips it before a first word
         return {"token": name, "text": text or None, "logprob": max(LEAST_LOGPROB, logprob)}
 
     return {
@@ -121,7 +127,7 @@ async def _told(
 
 
 def _text(spelled: bytes) -> str | None:
-    """None for a piece of a character."""
+    """Return the text of a token; None for part of a character."""
     try:
         return spelled.decode()
     except UnicodeDecodeError:

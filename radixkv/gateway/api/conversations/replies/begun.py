@@ -1,9 +1,9 @@
-"""The beginning of a reply, ended or still being written, that something else goes on from.
+"""The beginning of a reply, finished or being written, that another message continues.
 
 user ── reply, still written ..                 at any character of it:
    │      └ position
-   ├── a reply that goes on from there          `continue`
-   └── the reply as far as there ── user        a message below it
+   ├── a reply that continues there             `continue`
+   └── the reply up to there ── user            a message below it
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.refusals import not_possible
 from radixkv.gateway.api.conversations.replies.live import Growing, Live
@@ -30,7 +30,7 @@ _HALF = "\ufffd"
 
 
 class Begun(NamedTuple):
-    """The first characters of a reply. `growing`: it is still being written. `appended`: what is said behind them."""
+    """The first characters of a reply. `growing`: it is still being written. `appended`: text to add after them."""
 
     reply: Message
     parent: str
@@ -40,12 +40,12 @@ class Begun(NamedTuple):
 
     @property
     def details(self) -> dict[str, Any]:
-        """What is told of a message that begins with them."""
+        """Details of a message that begins with them."""
         told = {"continues": self.reply.id, "position": len(self.text)}
         return told | ({"appended": self.appended} if self.appended else {})
 
     async def transcript(self, request: Request, tenant: Tenant, above: Sequence[Message]) -> Transcript:
-        """How a reply that goes on from them is put to the model; `above`: the path to the message that it replies to."""
+        """Return the transcript of a reply that continues them; `above`: the path to the message that it answers."""
         text = self.text + self.appended
         if self.growing is not None:
             found = await self.growing.within(text)
@@ -60,14 +60,14 @@ class Begun(NamedTuple):
 async def find_reply(
     request: Request, live: Live, tenant: Tenant, conversation_id: str, message_id: str, position: int | None
 ) -> Begun:
-    """A reply as far as `position`, in characters; None: as far as it is written.
+    """Return a reply up to `position`, in characters; None: all its text so far.
 
-    Half a character at the end of one that was cut is left out, and drawn again.
+    Half a character at the end of a cut reply is left out, and sampled again.
 
     Raises:
-        ApiError: 404: there is none. 400: it is no reply, or shorter.
+        ApiError: 404: no such message. 400: not a reply, or shorter.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     found = live.current(await conversations.store.message(tenant.namespace, conversation_id, message_id))
     if found.role != "assistant" or found.parent is None:
         message = f"message {message_id!r} is of role {found.role}; only a reply to a message can be gone on from"
@@ -85,14 +85,14 @@ async def find_reply(
 async def cut_reply(
     request: Request, tenant: Tenant, conversation_id: str, message_id: str, position: int, follower_id: str
 ) -> str:
-    """A sibling of a reply that ends at `position`, for the message `follower_id` to follow; a repeat finds the same one.
+    """Add a sibling of a reply that ends at `position`, as the parent of message `follower_id`; a repeat finds the same one.
 
-    Returns its id, or the reply's own where it has ended there.
+    Returns its id, or the reply's own where that has ended there.
 
     Raises:
-        ApiError: as `find_reply`, and as for a message that is added.
+        ApiError: as `find_reply`, and as `add` of a message.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     with conversations.lives.held(conversation_id) as live:
         begun = await find_reply(request, live, tenant, conversation_id, message_id, position)
         if begun.growing is None and begun.text == begun.reply.text:
@@ -108,6 +108,6 @@ async def cut_reply(
             nothing = {"role": "assistant", "content": ""}
             await conversations.transcripts.remember(transcript, nothing, prompt, b"", text="")
         except RadixKVError:
-            pass  # its tokens are those that the tokenizer gives it
+            pass  # its text is then tokenized
         await conversations.add(tenant.namespace, conversation_id, cut)
     return cut_id

@@ -1,9 +1,9 @@
-"""A branch told anew: other instructions, a corrected message or a later beginning; its own turns are carried over as they are.
+"""Copies a branch with changes: other instructions, a corrected message or a later beginning; other turns are copied.
 
 system ── user ── reply ── user            the branch that ends there
    │        └ edited
-   ├── user' ── reply' ── user'            a message corrected: what follows is copied below it
-system' ── user' ── reply' ── user'        other instructions: all is
+   ├── user' ── reply' ── user'            a corrected message: the following ones are copied below it
+system' ── user' ── reply' ── user'        other instructions: all messages are copied
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from radixkv.gateway.api.conversations.refusals import no_message, not_possible
 __all__ = ["Wanted", "copy_branch"]
 
 _CARRIED = ("model", "settings", "thinking", "thinking_tokens", "edited", "imported")
-"""What is known of a reply that holds of its copy too."""
+"""Details of a reply that its copy keeps."""
 
 
 class Wanted(NamedTuple):
-    """What is to be different in a branch.
+    """Changes of a branch.
 
-    system: the instructions; empty: none; None: as they are. edited, text: a message of it and what that says. start: the first
-    message behind the instructions; None: as it is. leaf_id: id of the last message, so that a repeat adds nothing.
+    system: the instructions; empty: none; None: unchanged. edited, text: a message of it and its new text. start: the first
+    message after the instructions; None: unchanged. leaf_id: id of the last message, so that a repeat adds nothing.
     """
 
     system: str | None = None
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """A message of the new branch. source: of which it is a copy; None: new instructions."""
+    """A message of the new branch. source: the message that it copies; None: new instructions."""
 
     source: Message | None
     role: str
@@ -44,12 +44,12 @@ class _Turn(NamedTuple):
 
 
 def copy_branch(path: Sequence[Message], wanted: Wanted, now_s: float) -> tuple[list[Message], list[Message]]:
-    """The messages that the new branch shares with a path from a conversation's beginning, and the new ones below them.
+    """Return the messages that the new branch shares with a path from the conversation's beginning, and the new ones below.
 
     O(messages).
 
     Raises:
-        ApiError: 404: a message that is named does not lie on the path. 400: nothing would be different, or it makes no sense.
+        ApiError: 404: a named message is not on the path. 400: nothing would change, or the change is invalid.
     """
     turns = _edited([_Turn(message, message.role, message.text) for message in path], wanted)
     if wanted.start is not None:

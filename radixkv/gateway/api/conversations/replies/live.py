@@ -1,9 +1,9 @@
-"""Conversations that somebody follows or that are being written: one change at a time, told to all followers in its order.
+"""Conversations that are followed or written: changes happen one at a time, and followers receive them in order.
 
-    changing (a lock) -- store, then tell -->  follower, follower ...   each with what it has not taken yet
+    changing (a lock) -- store, then send -->  follower, follower ...   each with its unread events
 
-Whoever joins takes what is stored and what has grown since, under the same lock: nothing is missing in what it is told after
-that, and nothing comes twice.
+A new follower gets the stored state and the growth since, under the same lock: its later events neither miss nor repeat a
+change.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from radixkv.gateway.storage.transcripts import Transcript
 __all__ = ["Follower", "Growing", "Live", "Lives"]
 
 MAX_WAITING_BYTES = 1024 * 1024
-"""Of events that a follower has not taken; one that lets more wait is ended."""
+"""Unread events of a follower, in bytes; a follower over this bound is ended."""
 
 MAX_FOLLOWERS = 256
-"""Of one namespace."""
+"""Per namespace."""
 
 
 class Growing(Protocol):
@@ -38,23 +38,23 @@ class Growing(Protocol):
     message: Message
 
     async def stop(self) -> None:
-        """End it; what was written stays. The conversation is being changed by the caller."""
+        """End it; its text so far stays. The caller holds the lock `changing`."""
 
     async def remember(self) -> None:
-        """Have the next turn find the tokens of a reply that was stopped."""
+        """Cache the token ids of a stopped reply for the next turn."""
 
     def drop(self) -> None:
         """End it; its message is gone."""
 
     async def within(self, text: str) -> Transcript | None:
-        """The transcript of a reply that goes on from a text that begins like it; None: nothing is known of its tokens yet."""
+        """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
 
 
 class Follower(AsyncIterator[bytes]):
-    """What one follower is told. Closed, or dropped, it leaves.
+    """The event stream of one follower. Closing or dropping it leaves.
 
     Attributes:
-        over: is set once nothing more will be told.
+        over: set after the last event.
     """
 
     def __init__(self, snapshot: bytes, leave: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class Follower(AsyncIterator[bytes]):
         self._leave: Callable[[], None] | None = leave
 
     def put(self, frame: bytes) -> None:
-        """Tell an event; a follower that is too far behind is ended and what it has not taken is dropped."""
+        """Queue an event; a follower that is too far back is ended, and its unread events are dropped."""
         if self.over.is_set():
             return
         if self._frames and self._num_bytes + len(frame) > MAX_WAITING_BYTES:
@@ -77,7 +77,7 @@ class Follower(AsyncIterator[bytes]):
         self._news.set()
 
     def end(self) -> None:
-        """Tell nothing more."""
+        """End the stream."""
         self.over.set()
         self._news.set()
 
@@ -107,11 +107,11 @@ class Live:
     """One conversation. The event loop owns it.
 
     Attributes:
-        changing: held by whoever changes it, from before the change is stored until it is told.
-        beginning: held by whoever begins replies in it.
-        version: of the latest change that was told.
-        growing: replies that are being written, by id.
-        followers: those who are told; one that nobody reads any more is none.
+        changing: lock of a change, from before it is stored until it is sent.
+        beginning: lock for beginning replies.
+        version: of the latest change that was sent.
+        growing: replies being written, by id.
+        followers: receivers of its events; held weakly.
     """
 
     def __init__(self, conversation_id: str) -> None:
@@ -124,31 +124,31 @@ class Live:
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
 
     def next_version(self) -> int:
-        """The version of a change that is told now."""
+        """Return the version of a change that is sent now."""
         self.version += 1
         return self.version
 
     def tell(self, kind: str, data: Any) -> None:
-        """Tell all followers an event."""
+        """Send an event to all followers."""
         if self.followers:
             frame = sse(data, kind)
             for follower in list(self.followers):
                 follower.put(frame)
 
     def tell_change(self, change: Change) -> None:
-        """Tell messages that are new or have changed."""
+        """Send new or changed messages."""
         self.version = max(self.version, change.conversation.version)
         for message in change.messages:
             self.tell("message", message.body())
         self.tell("conversation", change.conversation.body())
 
     def as_it_stands(self, conversation: Conversation, messages: list[Message]) -> tuple[Conversation, list[Message]]:
-        """A whole conversation as it is now: what is stored, with what has grown since."""
+        """Return a conversation as it is now: the stored state, with the growth since."""
         version = max(conversation.version, self.version)
         return conversation._replace(version=version), [self.current(message) for message in messages]
 
     def current(self, message: Message) -> Message:
-        """A stored message as it is now. It must not be changed."""
+        """Return a stored message as it is now. Do not modify it."""
         growing = self.growing.get(message.id)
         if growing is not None:
             return growing.message
@@ -158,7 +158,7 @@ class Live:
 
 
 class Lives:
-    """All that are followed or written now, by id. The event loop owns it."""
+    """All conversations that are followed or written now, by id. The event loop owns it."""
 
     def __init__(self) -> None:
         self._lives: dict[str, Live] = {}
@@ -168,7 +168,7 @@ class Lives:
 
     @contextmanager
     def held(self, conversation_id: str) -> Iterator[Live]:
-        """The conversation's, which stays the same one while anybody holds it."""
+        """Hold a conversation's `Live`, which stays the same object while it is held."""
         live = self.hold(conversation_id)
         try:
             yield live
@@ -177,7 +177,7 @@ class Lives:
 
     @asynccontextmanager
     async def changing(self, conversation_id: str) -> AsyncIterator[Live]:
-        """Alone in changing it."""
+        """Hold the lock on changes of a conversation."""
         with self.held(conversation_id) as live:
             async with live.changing:
                 yield live
@@ -191,16 +191,16 @@ class Lives:
         return live
 
     def let_go(self, live: Live) -> None:
-        """One who held it does no more."""
+        """Release what `hold` holds."""
         live.num_holders -= 1
         if not live.num_holders:
             del self._lives[live.conversation_id]
 
     def join(self, live: Live, namespace: str, snapshot: bytes) -> Follower:
-        """A new follower, who holds the conversation until it leaves. Call it while changing.
+        """Return a new follower, which holds the conversation until it leaves. Call it within `changing`.
 
         Raises:
-            LimitError: the namespace has too many already.
+            LimitError: the namespace has too many followers.
         """
         if self._num_followers[namespace] >= MAX_FOLLOWERS:
             raise LimitError(f"{MAX_FOLLOWERS} of your conversations are followed already; close some pages")
@@ -209,7 +209,7 @@ class Lives:
 
         def leave() -> None:
             self._num_followers[namespace] -= 1
-            self._num_followers += Counter()  # forgets who has none
+            self._num_followers += Counter()  # drops zero counts
             self.let_go(live)
 
         follower = Follower(snapshot, leave)
@@ -220,7 +220,7 @@ class Lives:
         return follower
 
     def end_followers(self, live: Live | None = None) -> None:
-        """Tell nothing more: to those of one conversation, or to anybody, also who comes later, because the server stops."""
+        """End the followers of one conversation; None: all present and future ones, since the server stops."""
         if live is None:
             self._is_ending = True
         for follower in list(self._followers if live is None else live.followers):

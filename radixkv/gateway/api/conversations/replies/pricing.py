@@ -1,4 +1,4 @@
-"""What a branch costs before it is gone on from: its tokens, and how many of them are cached now. It is no use of these."""
+"""Cost of continuing a branch: its tokens, and how many of them are cached now. Does not count as a use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixkv.core.api import MatchResult
 from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.storage.transcripts import Transcripts
@@ -23,17 +23,17 @@ from radixkv.gateway.turns.turns import read_prompt
 __all__ = ["Cost", "cost_of", "costs_of"]
 
 MAX_READ_CHARACTERS = 4_000_000
-"""Of the branches of one request, each from its beginning; of those behind, nothing is told."""
+"""Of the branches of one request, each from its beginning; branches after this bound have unknown costs."""
 
 
 class _Cache(Protocol):
-    """The service as coroutines ask it."""
+    """Asynchronous access to the cache service."""
 
     async def ask(self, call: Callable[[RemoteReader], MatchResult]) -> MatchResult: ...
 
 
 class Cost(NamedTuple):
-    """Tokens of a branch: all, and those that are cached; None: it is not known. max_prompt: as many the model takes."""
+    """Tokens of a branch: all, and the cached ones; None: unknown. max_prompt_tokens: the model's maximum."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -41,25 +41,25 @@ class Cost(NamedTuple):
 
     @property
     def computed_tokens(self) -> int | None:
-        """Those that a reply computes before its first token, at least the last one; None: it is not known."""
+        """Tokens that a reply computes before its first token, at least the last one; None: unknown."""
         if self.prompt_tokens is None or self.cached_tokens is None:
             return None
         return max(1, self.prompt_tokens - self.cached_tokens)
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         return {**self._asdict(), "computed_tokens": self.computed_tokens}
 
 
 async def cost_of(request: Request, tenant: Tenant, model: ServedModel, path: Sequence[Message]) -> Cost:
-    """The cost of a reply to a path, or, where it ends with a reply, of going on from that.
+    """Return the cost of a reply to a path, or, where it ends with a reply, of continuing that.
 
     Raises:
-        InvalidArgumentError: the model's template does not take the messages.
+        InvalidArgumentError: the model's template rejects the messages.
         UnavailableError: the worker cannot be reached.
     """
     state = request.app.state
-    conversations: Conversations = state.conversations
+    conversations: ConversationService = state.conversations
     transcripts: Transcripts = state.transcripts
     goes_on = path[-1].role == "assistant"
     transcript = await transcripts.read(tenant.namespace, conversations.turns_of(path), goes_on=goes_on)
@@ -72,12 +72,12 @@ async def cost_of(request: Request, tenant: Tenant, model: ServedModel, path: Se
 async def costs_of(
     request: Request, tenant: Tenant, model: ServedModel, conversation_id: str, message_ids: Sequence[str]
 ) -> list[Cost]:
-    """The cost of each branch that ends at one of these messages.
+    """Return the cost of each branch that ends at one of these messages.
 
     Raises:
-        ApiError: 404: one of them is not there.
+        ApiError: 404: one of them does not exist.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     costs: list[Cost] = []
     left = MAX_READ_CHARACTERS
     for message_id in message_ids:
@@ -93,5 +93,5 @@ async def _num_cached(cache: _Cache | None, tokens: bytes, namespace: str) -> in
         return None
     try:
         return (await cache.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))).num_tokens
-    except RadixKVError:  # the service is away, or holds no pool
+    except RadixKVError:  # the service is unreachable, or holds no pool
         return None

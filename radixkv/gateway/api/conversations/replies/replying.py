@@ -1,5 +1,5 @@
-"""Replies to a user's message, or that go on from a reply's text: the path that leads there as a prompt, and a generation of as
-many branches as drafts are wanted.
+"""Begins replies to a user's message, or continuations of a reply: the path there is the prompt of one generation, with a
+branch per draft.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from radixkv.gateway.api.conversations.keeping import Conversations
+from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.api.conversations.replies.live import Live
-from radixkv.gateway.api.conversations.replies.running import Origin, Run
+from radixkv.gateway.api.conversations.replies.reply_task import Origin, ReplyTask
 from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
 from radixkv.gateway.backend.backend import EventStream
 from radixkv.gateway.http.auth import Tenant
-from radixkv.gateway.http.request_context import Exchange, current_exchange
+from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.turns.turns import chat_model, start_turn
 from radixkv.generation.request import GenerateParams
 
@@ -27,7 +27,7 @@ __all__ = ["Asked", "begin_replies"]
 
 
 class Asked(NamedTuple):
-    """Replies to be begun. `parent`: the message they reply to. `is_repeat`: that message was there before it was sent."""
+    """Replies to begin. `parent`: the message they answer. `is_repeat`: that message existed before this request."""
 
     conversation_id: str
     parent: str
@@ -36,14 +36,13 @@ class Asked(NamedTuple):
 
 
 async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[Message]:
-    """Begin to write replies, which goes on after the request; what the same request has begun before is told instead.
+    """Begin replies, which continue after the request ends; a repeated request returns those begun before.
 
-    Raises:
-        ApiError: 404, 409, or 400: there is no such message, it is none of a user's, or the model does not take the path to it.
-            With `continue`, it is none of an assistant's. 429: the tenant is at a limit.
-        RadixKVError: the worker cannot take it now.
+    ApiError: 404, 409, or 400: no such message, not a user's (with `continue`: not an assistant's), or the model rejects the
+        path to it. 429: the tenant is at a limit.
+        RadixKVError: the worker rejects the request for now.
     """
-    conversations: Conversations = request.app.state.conversations
+    conversations: ConversationService = request.app.state.conversations
     with conversations.lives.held(asked.conversation_id) as live:
         async with live.beginning:
             begun = None
@@ -58,10 +57,10 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
                 return there
             path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
             _check_path(live, path, is_continued=begun is not None)
-            exchange = await current_exchange(request)
-            conversations.runs.check_room(tenant.namespace, tenant.limits.max_concurrent)
+            context = await current_context(request)
+            conversations.reply_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
-            origin, stream = await _start(request, exchange, tenant, path, asked.options, kept, begun)
+            origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
                 return await _begin(request, live, asked, origin, stream)
             except BaseException:
@@ -69,8 +68,8 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
                 raise
 
 
-async def _there(conversations: Conversations, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
-    """What an earlier try of the same request has begun."""
+async def _there(conversations: ConversationService, live: Live, tenant: Tenant, asked: Asked) -> list[Message]:
+    """Return the replies that an earlier try of the same request has begun."""
     ids = asked.options.ids
     if ids is None and not asked.is_repeat:
         return []
@@ -91,7 +90,7 @@ def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> N
 
 async def _start(
     request: Request,
-    exchange: Exchange,
+    context: RequestContext,
     tenant: Tenant,
     path: Sequence[Message],
     options: ReplyOptions,
@@ -110,21 +109,21 @@ async def _start(
         sampling=settings.sampling(model, options.n, max_tokens),
         namespace=tenant.namespace,
         adapter=model.adapter,
-        request_id=exchange.request_id,
+        request_id=context.request_id,
     )
     may_shorten = settings.max_tokens is None
-    stream = await start_turn(exchange, state.backend, transcript, params, may_shorten=may_shorten)
+    stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)
     ends = frozenset(model.info.eos_token_ids)
     about = {"settings": told_settings(model, stream.sampling or params.sampling)}
     if begun is not None:
         about |= begun.details
-    return Origin(tenant.namespace, model, transcript, ends, exchange.started_s, about), stream
+    return Origin(tenant.namespace, model, transcript, ends, context.started_s, about), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
-    """Store the replies, tell of them, and have them written."""
+    """Store the replies, send them to the followers, and start writing them."""
     state = request.app.state
-    conversations: Conversations = state.conversations
+    conversations: ConversationService = state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
     now_s = conversations.clock()
     text, about = origin.transcript.begun, dict(origin.about) or None
@@ -135,11 +134,11 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
         change = await conversations.store.begin(origin.namespace, asked.conversation_id, replies, live.version)
         conversations.lives.hold(asked.conversation_id)
 
-        def end(run: Run) -> None:
-            conversations.runs.remove(run)
+        def end(task: ReplyTask) -> None:
+            conversations.reply_tasks.remove(task)
             conversations.lives.let_go(live)
 
-        run = Run(
+        task = ReplyTask(
             live,
             change.messages,
             origin,
@@ -149,6 +148,6 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
             state.backend,
             when_ended=end,
         )
-        conversations.runs.add(run)
+        conversations.reply_tasks.add(task)
         live.tell_change(change)
         return change.messages

@@ -1,8 +1,8 @@
 """Conversations in the database.
 
 store         conversations and messages
-rows          rows as values
-search        full text search
+rows          conversion of rows to values
+search        text search
 import_store  imports, a slice at a time
 trash_store   deletion and restoring
 """

@@ -1,4 +1,4 @@
-"""Conversations that were imported before, as they are stored: found by their source, and given what is new."""
+"""Storage of imported conversations: found by their source, and extended by new messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["ImportStore"]
 
 
 class ImportStore:
-    """Those of all namespaces."""
+    """Imported conversations of all namespaces."""
 
     def __init__(self, database: Database, writer: Writer) -> None:
         self._database = database
         self._writer = writer
 
     async def known(self, namespace: str, source: str) -> str | None:
-        """The id of the conversation that was imported from there and is not in the trash."""
+        """Return the id of the conversation with that source outside the trash."""
         query = "SELECT id FROM conversations WHERE namespace = ? AND source = ? AND trashed_s IS NULL"
 
         def read(connection: sqlite3.Connection) -> str | None:
@@ -31,7 +31,7 @@ class ImportStore:
         return await self._database.read(read, namespace)
 
     async def merge(self, namespace: str, conversation_id: str, messages: Sequence[Message], told: int) -> Change:
-        """Add those of these messages, parents first, that are neither there nor in the trash, where their parents are.
+        """Add the messages, parents first, that are neither stored nor in the trash, where their parents are stored.
 
         Raises:
             ApiError: 409: a bound is reached.

@@ -1,4 +1,4 @@
-"""Rows of conversations and messages: how they are written, found and read. What is not there is the API's 404."""
+"""Rows of conversations and messages: written, found and read. A missing row raises the API's 404."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 ROW_BYTES = 256
-"""What a message is counted as besides its text."""
+"""Size of a message apart from its text."""
 
 CUT_SHORT = "the server ended before the reply was finished"
 
 _TICK_S = 1e-6
 _UNSEEN = 1_000_000
-"""Versions that a process which was killed may have told and not stored: it stored what grew every second."""
+"""Versions that a killed process may have sent and not stored: it stored growth every half second."""
 
 INSERT_CONVERSATION = """
 INSERT INTO conversations (id, namespace, title, created_s, updated_s, source)
@@ -63,7 +63,7 @@ _COLUMNS = (
     "size_bytes",
 )
 MESSAGE_COLUMNS = ", ".join(("number", *_COLUMNS))
-"""All of a message."""
+"""All columns of a message."""
 
 INSERT_MESSAGE = f"""
 INSERT INTO messages ({", ".join(_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _COLUMNS)})
@@ -88,7 +88,7 @@ SELECT messages.* FROM above JOIN messages ON messages.id = above.id AND convers
 
 
 def read_conversation(row: sqlite3.Row) -> Conversation:
-    """What a row of the table says."""
+    """Convert a row of the table."""
     return Conversation(
         row["id"],
         row["title"] or DEFAULT_TITLE,
@@ -106,7 +106,7 @@ def read_conversation(row: sqlite3.Row) -> Conversation:
 
 
 def read_message(row: sqlite3.Row) -> Message:
-    """What a row of the table says."""
+    """Convert a row of the table."""
     return Message(
         id=row["id"],
         parent=row["parent"],
@@ -123,7 +123,7 @@ def read_message(row: sqlite3.Row) -> Message:
 
 
 def new_row(conversation_id: str, message: Message) -> dict[str, Any]:
-    """A message as it is stored."""
+    """Convert a message to a row."""
     return {
         "conversation": conversation_id,
         "id": message.id,
@@ -142,24 +142,24 @@ def new_row(conversation_id: str, message: Message) -> dict[str, Any]:
 
 
 def dump_details(details: dict[str, Any] | None) -> str | None:
-    """As they are stored."""
+    """Serialize for storage."""
     return None if details is None else json.dumps(details)
 
 
 def size_of(text: str) -> int:
-    """What a message of this text is counted as, in bytes."""
+    """Return the size that a message of this text counts, in bytes."""
     return ROW_BYTES + len(text.encode())
 
 
 def next_update(connection: sqlite3.Connection, namespace: str, now_s: float) -> float:
-    """Now; later than all updates of the namespace."""
+    """Return the time now, or later than all updates of the namespace."""
     query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ?"
     (last_s,) = connection.execute(query, (namespace,)).fetchone()
     return now_s if last_s is None else max(now_s, float(last_s) + _TICK_S)
 
 
 def free_update(connection: sqlite3.Connection, namespace: str, at_s: float) -> float:
-    """A time of the namespace that no other update has, as soon behind another one as can be."""
+    """Return a time from `at_s` on that no other update of the namespace has."""
     query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ? AND updated_s >= ? AND updated_s < ?"
     (last_s,) = connection.execute(query, (namespace, at_s, at_s + 1)).fetchone()
     return at_s if last_s is None else float(last_s) + _TICK_S
@@ -168,7 +168,7 @@ def free_update(connection: sqlite3.Connection, namespace: str, at_s: float) -> 
 def find(
     connection: sqlite3.Connection, namespace: str, conversation_id: str, *, trashed: bool | None = False
 ) -> sqlite3.Row:
-    """The row of a conversation of this namespace. `trashed`: one in the trash, or none of there; None: either."""
+    """Return the row of a conversation of this namespace. `trashed`: only in the trash, or only outside; None: either."""
     query = "SELECT * FROM conversations WHERE id = ? AND namespace = ?"
     row: sqlite3.Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
     if row is None or (trashed is not None and trashed != (row["trashed_s"] is not None)):
@@ -179,7 +179,7 @@ def find(
 def find_message(
     connection: sqlite3.Connection, conversation_id: str, message_id: str, param: str = "message_id"
 ) -> Message:
-    """One message of a conversation; `param`: what the request calls its id."""
+    """Return one message of a conversation; `param`: the request's field with its id."""
     found = find_messages(connection, conversation_id, [message_id])
     if not found:
         raise no_message(message_id, param)
@@ -187,32 +187,32 @@ def find_message(
 
 
 def all_messages(connection: sqlite3.Connection, conversation_id: str) -> list[Message]:
-    """All of a conversation, in the order in which they came."""
+    """Return all messages of a conversation, in order of creation."""
     query = "SELECT * FROM messages WHERE conversation = ? ORDER BY number"
     return [read_message(row) for row in connection.execute(query, (conversation_id,))]
 
 
 def find_messages(connection: sqlite3.Connection, conversation_id: str, ids: Collection[str]) -> list[Message]:
-    """Those of these ids that there are."""
+    """Return the messages with these ids, as far as they exist."""
     query = "SELECT * FROM messages WHERE conversation = ? AND id = ?"
     rows = (connection.execute(query, (conversation_id, message_id)).fetchone() for message_id in ids)
     return [read_message(row) for row in rows if row is not None]
 
 
 def path_to(connection: sqlite3.Connection, conversation_id: str, message_id: str | None) -> list[Message]:
-    """From the conversation's beginning to a message; nothing to none."""
+    """Return the path from the conversation's beginning to a message; empty for None."""
     return [read_message(row) for row in connection.execute(_ABOVE, (message_id, conversation_id, conversation_id))]
 
 
 def last_message(connection: sqlite3.Connection, conversation_id: str) -> str | None:
-    """The one that came last."""
+    """Return the id of the latest message."""
     query = "SELECT id FROM messages WHERE conversation = ? ORDER BY number DESC LIMIT 1"
     row = connection.execute(query, (conversation_id,)).fetchone()
     return None if row is None else row["id"]
 
 
 def fail_unfinished(connection: sqlite3.Connection) -> None:
-    """Nobody works any more on what an earlier process left unfinished."""
+    """Mark replies that an earlier process left unfinished as failed."""
     running = "SELECT DISTINCT conversation FROM messages WHERE status = 'running'"
     for (conversation_id,) in connection.execute(running).fetchall():
         connection.execute("UPDATE conversations SET version = version + ? WHERE id = ?", (_UNSEEN, conversation_id))

@@ -1,4 +1,4 @@
-"""Conversations that hold a text, in their titles or messages, whatever its case; and the messages that hold it."""
+"""Case-insensitive search of a text in titles and messages of conversations."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from radixkv.gateway.storage.database import Database
 __all__ = ["Found", "Hit", "search"]
 
 SLICE_S = 0.02
-"""How long a search keeps readers of the database waiting before others have their turn."""
+"""Longest slice of a search, in seconds, before other readers of the database have their turn."""
 
 MAX_HITS = 8
-"""Messages of one conversation that are told; the newest."""
+"""Messages returned per conversation; the newest."""
 
 _BEFORE_CHARACTERS, _EXCERPT_CHARACTERS = 60, 240
 _CUT = "…"
 
 
 class Hit(NamedTuple):
-    """A message that holds the text.
+    """A message that contains the text.
 
-    position: where in its text, in characters. excerpt: of the text around it, in one line. marks: where in the excerpt the
-    text stands, each from its first character to behind its last.
+    position: of the first match in its text, in characters. excerpt: of the text around it, on one line. marks: matches within
+    the excerpt, each from its first character to after its last.
     """
 
     message: str
@@ -41,7 +41,7 @@ class Hit(NamedTuple):
     marks: tuple[tuple[int, int], ...]
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         return {
             "message": self.message,
             "role": self.role,
@@ -53,14 +53,14 @@ class Hit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A conversation that holds the text. hits: in its messages, the newest first; none: it is in the title alone."""
+    """A conversation that contains the text. hits: matching messages, newest first; empty: only the title matches."""
 
     conversation: Conversation
     hits: list[Hit]
     has_more_hits: bool
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         hits = [hit.body() for hit in self.hits]
         return {**self.conversation.body(), "hits": hits, "has_more_hits": self.has_more_hits}
 
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 async def search(
     database: Database, namespace: str, text: str, limit: int, before_s: float | None = None, shown: Shown = ALL
 ) -> list[Found]:
-    """The latest updated ones that hold the text, at most `limit`. O(texts of the namespace), in slices."""
+    """Return the latest updated conversations that contain the text, at most `limit`. O(the namespace's texts), in slices."""
     looking = _Search(namespace, text, limit, before_s, shown)
     while not await database.read(looking.go_on, namespace):
         pass
@@ -76,7 +76,7 @@ async def search(
 
 
 class _Search:
-    """How far a search has come. The database's thread uses it."""
+    """State of a search. The database's thread uses it."""
 
     def __init__(
         self,
@@ -93,11 +93,11 @@ class _Search:
         self._limit = limit
         self._where, self._values = shown.where()
         self._before_s = float("inf") if before_s is None else before_s
-        self._within: _Within | None = None  # the conversation within which time was up
+        self._within: _Within | None = None  # the conversation in which the last slice ended
         self._clock = clock
 
     def go_on(self, connection: sqlite3.Connection) -> bool:
-        """Search for the time of a slice; whether that was the last one."""
+        """Search for one slice; returns whether it was the last one."""
         until_s = self._clock() + SLICE_S
         condition = f"namespace = ? AND updated_s < ?{self._where}"
         query = f"SELECT * FROM conversations WHERE {condition} ORDER BY updated_s DESC LIMIT 1"
@@ -122,7 +122,7 @@ class _Search:
 
 
 class _Within:
-    """How far one conversation has been looked through, from its newest message on."""
+    """State of the search in one conversation, from its newest message on."""
 
     def __init__(self, conversation_id: str) -> None:
         self.conversation_id = conversation_id
@@ -130,7 +130,7 @@ class _Within:
         self._before = 2**63 - 1
 
     def look(self, connection: sqlite3.Connection, text: str, is_late: Callable[[], bool]) -> bool:
-        """Look on; False where that is late before the end."""
+        """Continue; False where `is_late` stops it before the end."""
         query = (
             "SELECT number, id, role, created_s, text FROM messages "
             "WHERE conversation = ? AND number < ? ORDER BY number DESC"
@@ -158,13 +158,13 @@ def _hit(row: sqlite3.Row, folded: str) -> Hit | None:
     shown = "".join(" " if character.isspace() else character for character in text[begin:end])
     shift = len(before)
     marks = tuple((start + shift, stop + shift) for start, stop in _places(shown, folded))
-    marks = marks or ((first[0] - begin + shift, first[1] - begin + shift),)  # it spans lines
+    marks = marks or ((first[0] - begin + shift, first[1] - begin + shift),)  # the match spans lines
     excerpt = before + shown + (_CUT if end < len(text) else "")
     return Hit(row["id"], row["role"], row["created_s"], first[0], excerpt, marks)
 
 
 def _places(text: str, folded: str) -> Iterator[tuple[int, int]]:
-    """Where a text holds another one, which is folded: first character and the one behind the last. O(length)."""
+    """Yield the matches of a folded text: first character, and the one after the last. O(length)."""
     own = text.casefold()
     place = own.find(folded)
     if place < 0:
@@ -177,5 +177,5 @@ def _places(text: str, folded: str) -> Iterator[tuple[int, int]]:
 
 
 def _character_at(ends: list[int], place: int) -> int:
-    """The character whose folded form holds this place."""
+    """Return the character whose folded form holds this place."""
     return bisect_right(ends, place)

@@ -1,7 +1,7 @@
-"""Conversations as they are stored: rows of the gateway's database. Nothing crosses from one namespace to another.
+"""Conversations as rows of the gateway's database. No conversation crosses namespaces.
 
-A message belongs to a conversation and stands below its parent; `number` tells the order in which they came. What a namespace
-uses is counted by the database as rows come and go. Nothing here expires: over a bound, what would add to it is refused.
+A message belongs to a conversation and to its parent; `number` is the order of creation. Triggers of the database count the
+usage of a namespace. Nothing here expires: additions over a bound are rejected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["ConversationStore", "Growth"]
 
 
 class Growth(NamedTuple):
-    """A reply as far as it is written."""
+    """The text of a reply so far."""
 
     conversation_id: str
     message_id: str
@@ -50,16 +50,16 @@ class Growth(NamedTuple):
 
 
 class ConversationStore:
-    """Conversations of all namespaces. Replies that a process left unfinished have failed from the next one's start.
+    """Conversations of all namespaces. Replies that a process left unfinished count as failed from the next start.
 
-    Every call that changes one takes `told`, the latest version that anybody was told of, and goes on from there.
+    The last argument of a changing call is the latest version that followers have; the change gets a higher one.
 
     Args:
-        database: where they lie.
+        database: stores them.
         max_conversations, max_bytes: bounds of each namespace.
         clock: seconds since 1970.
 
-    Every call raises ApiError 404 where the conversation, or a message that it names, is not there for this namespace.
+    Every call raises ApiError 404 where the conversation, or a message that it names, does not exist in this namespace.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class ConversationStore:
         updated_s: float | None = None,
         source: str | None = None,
     ) -> Conversation:
-        """Store a new one with messages, parents before what stands below them; with none of the latter's parents missing.
+        """Store a new conversation with messages, parents first; every parent must be among them.
 
-        Without a title it is called as its first user's message says. `head`: the last message, unless told. `updated_s`: now,
-        unless told. `kept`: settings, tags (JSON) and marks, by the names of columns. `source`: by which `imports` finds it.
+        The default title comes from its first user's message. `head`: by default the last message. `updated_s`: by default now.
+        `kept`: settings, tags (JSON) and marks, by columns. `source`: key for `imports`.
 
         Raises:
             ApiError: 409: the namespace is full.
@@ -127,7 +127,7 @@ class ConversationStore:
     async def page(
         self, namespace: str, limit: int, before_s: float | None = None, shown: Shown = ALL
     ) -> list[Conversation]:
-        """The latest updated ones, updated before a time; at most `limit`."""
+        """Return the latest updated conversations, updated before a time; at most `limit`."""
         where, values = shown.where()
         query = (
             f"SELECT * FROM conversations WHERE namespace = ? AND updated_s < ?{where} ORDER BY updated_s DESC LIMIT ?"
@@ -138,7 +138,7 @@ class ConversationStore:
         )
 
     async def tags(self, namespace: str) -> list[tuple[str, int]]:
-        """All tags of conversations that are not in the trash, and how many have each. O(the namespace's conversations)."""
+        """Return all tags outside the trash with their numbers of conversations. O(the namespace's conversations)."""
         query = (
             "SELECT each.value, COUNT(*) FROM conversations, json_each(conversations.tags) AS each "
             "WHERE namespace = ? AND trashed_s IS NULL GROUP BY each.value ORDER BY each.value"
@@ -148,7 +148,7 @@ class ConversationStore:
         )
 
     async def open(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
-        """One with all its messages, in the order in which they came."""
+        """Return a conversation with all its messages, in order of creation."""
 
         def read(connection: sqlite3.Connection) -> tuple[Conversation, list[Message]]:
             row = find(connection, namespace, conversation_id)
@@ -157,7 +157,7 @@ class ConversationStore:
         return await self._database.read(read, namespace)
 
     async def about(self, namespace: str, conversation_id: str) -> Conversation:
-        """One without its messages."""
+        """Return a conversation without its messages."""
         return await self._database.read(
             lambda connection: read_conversation(find(connection, namespace, conversation_id)), namespace
         )
@@ -165,7 +165,7 @@ class ConversationStore:
     async def change(
         self, namespace: str, conversation_id: str, values: Mapping[str, Value], told: int
     ) -> Conversation:
-        """Give it a title, settings or tags (JSON), or a mark, by the names of columns. A title alone counts as an update.
+        """Set its title, settings or tags (JSON), or a mark, by columns. Only a title counts as an update.
 
         Raises:
             ApiError: 409: a bound is reached.
@@ -178,7 +178,7 @@ class ConversationStore:
         return await self._database.run(update, namespace)
 
     async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
-        """Remove it, also from the trash; returns all messages that it had, those in the trash last."""
+        """Remove it, also from the trash; returns all its messages, those in the trash last."""
 
         def remove(connection: sqlite3.Connection) -> list[Message]:
             find(connection, namespace, conversation_id, trashed=None)
@@ -195,10 +195,10 @@ class ConversationStore:
     # -- messages
 
     async def add(self, namespace: str, conversation_id: str, message: Message, told: int) -> Change:
-        """Add a message. The same message again changes nothing.
+        """Add a message. Repeating the same message changes nothing.
 
         Raises:
-            ApiError: 409: another one has its id, or a bound is reached.
+            ApiError: 409: another message has its id, or a bound is reached.
         """
 
         def insert(connection: sqlite3.Connection) -> Change:
@@ -216,7 +216,7 @@ class ConversationStore:
         return await self._database.run(insert, namespace)
 
     async def add_path(self, namespace: str, conversation_id: str, messages: Sequence[Message], told: int) -> Change:
-        """Add messages, each below the one before it. The same last one again changes nothing.
+        """Add messages, each below the one before it. Repeating them changes nothing.
 
         Raises:
             ApiError: 409: another message has one of their ids, or a bound is reached.
@@ -236,7 +236,7 @@ class ConversationStore:
         return await self._database.run(insert, namespace)
 
     async def begin(self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int) -> Change:
-        """Add replies that are going to be written below one message; all or none.
+        """Add replies that are about to be written below one message; all or none.
 
         Raises:
             ApiError: 409: one of their ids is taken, or a bound is reached.
@@ -252,7 +252,7 @@ class ConversationStore:
         return await self._database.run(insert, namespace)
 
     async def save(self, growths: Sequence[Growth]) -> None:
-        """Store how far replies are written."""
+        """Store the text of running replies."""
 
         def update(connection: sqlite3.Connection) -> None:
             text = (
@@ -268,7 +268,7 @@ class ConversationStore:
         await self._database.run(update)
 
     async def finish(self, conversation_id: str, replies: Iterable[Message], told: int) -> Change | None:
-        """Store how replies have ended; None where all of them, or the conversation, are gone."""
+        """Store the end of replies; None where all of them, or the conversation, are gone."""
 
         def update(connection: sqlite3.Connection) -> Change | None:
             row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
@@ -293,7 +293,7 @@ class ConversationStore:
         return await self._database.run(update)
 
     async def message(self, namespace: str, conversation_id: str, message_id: str) -> Message:
-        """One message."""
+        """Return one message."""
 
         def read(connection: sqlite3.Connection) -> Message:
             find(connection, namespace, conversation_id)
@@ -302,7 +302,7 @@ class ConversationStore:
         return await self._database.read(read, namespace)
 
     async def mark(self, namespace: str, conversation_id: str, message: Message, told: int) -> Change:
-        """Store the star and the name of a message; no update of the conversation.
+        """Store the star and the name of a message; does not update the conversation's time.
 
         Raises:
             ApiError: 409: a bound is reached.
@@ -332,7 +332,7 @@ class ConversationStore:
         return await self._database.run(update, namespace)
 
     async def path(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
-        """From the conversation's beginning to a message. O(its length)."""
+        """Return the path from the conversation's beginning to a message. O(its length)."""
 
         def read(connection: sqlite3.Connection) -> list[Message]:
             find(connection, namespace, conversation_id)
@@ -344,10 +344,10 @@ class ConversationStore:
     async def replies(
         self, namespace: str, conversation_id: str, parent: str, ids: Collection[str] | None = None
     ) -> list[Message]:
-        """Assistants' messages below one; with `ids`, the messages of these ids, which must be such.
+        """Return replies below a message; with `ids`, the messages with these ids, which must be such replies.
 
         Raises:
-            ApiError: 409: one of the ids is another message's.
+            ApiError: 409: an id belongs to another message.
         """
 
         def read(connection: sqlite3.Connection) -> list[Message]:
@@ -366,7 +366,7 @@ class ConversationStore:
     async def remove(
         self, namespace: str, conversation_id: str, message_id: str, told: int
     ) -> tuple[Change, list[Message]]:
-        """Remove a message and all below it; also returns what stood above it, from the beginning."""
+        """Remove a message and its descendants; also returns the path above it, from the beginning."""
 
         def delete(connection: sqlite3.Connection) -> tuple[Change, list[Message]]:
             row = find(connection, namespace, conversation_id)

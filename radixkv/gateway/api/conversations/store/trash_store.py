@@ -1,9 +1,9 @@
-"""What was thrown away and may come back: conversations that are marked, and branches in a table of their own.
+"""Storage of the trash: conversations carry a mark, branches move to a table of their own.
 
     messages ── throw_branch ──> trashed_messages ── restore_branch ──> messages
                                         └── drop_branch, or the conversation's end
 
-All of it counts against the bounds until it is gone for good.
+Trashed rows count against the bounds until they are removed for good.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from radixkv.gateway.storage.database import Database
 __all__ = ["MAX_EXPIRED", "Expired", "TrashStore", "TrashedBranch"]
 
 MAX_EXPIRED = 100
-"""Conversations, and branches, that are removed at once."""
+"""Conversations, and branches, removed per sweep."""
 
 _THROW = f"""
 INSERT INTO trashed_messages (branch, trashed_s, {MESSAGE_COLUMNS})
@@ -40,19 +40,19 @@ _BRANCH = "SELECT * FROM trashed_messages WHERE conversation = ? AND branch = ? 
 
 
 class TrashedBranch(NamedTuple):
-    """A branch that was thrown away, by its top message. num_messages: with all below it."""
+    """A branch in the trash, by its top message. num_messages: including its descendants."""
 
     top: Message
     trashed_s: float
     num_messages: int
 
     def body(self) -> dict[str, Any]:
-        """As the API tells it."""
+        """Return the object of the API."""
         return {"message": self.top.body(), "trashed": self.trashed_s, "num_messages": self.num_messages}
 
 
 class Expired(NamedTuple):
-    """A branch that has been in the trash long enough; without one, the whole conversation has."""
+    """An expired branch; without `branch`, the whole conversation has expired."""
 
     namespace: str
     conversation_id: str
@@ -60,9 +60,9 @@ class Expired(NamedTuple):
 
 
 class TrashStore:
-    """Conversations and branches of all namespaces that were thrown away.
+    """Conversations and branches of all namespaces in the trash.
 
-    Calls that name a conversation or a message raise ApiError 404 where it is not there for this namespace.
+    Calls that name a conversation or a message raise ApiError 404 where it does not exist in this namespace.
     """
 
     def __init__(self, database: Database, writer: Writer) -> None:
@@ -70,11 +70,11 @@ class TrashStore:
         self._writer = writer
 
     async def throw(self, namespace: str, conversation_id: str, told: int) -> Conversation:
-        """Throw away a conversation. It is found nowhere but here."""
+        """Move a conversation to the trash: only the calls of this class find it."""
         return await self._mark(namespace, conversation_id, told, is_trashed=True)
 
     async def restore(self, namespace: str, conversation_id: str, told: int) -> Conversation:
-        """Bring a conversation back; one that is not in the trash stays as it is."""
+        """Restore a conversation; one outside the trash stays as it is."""
         return await self._mark(namespace, conversation_id, told, is_trashed=False)
 
     async def _mark(self, namespace: str, conversation_id: str, told: int, *, is_trashed: bool) -> Conversation:
@@ -86,7 +86,7 @@ class TrashStore:
         return await self._database.run(update, namespace)
 
     async def below(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
-        """A message and all below it."""
+        """Return a message and its descendants."""
 
         def read(connection: sqlite3.Connection) -> list[Message]:
             find(connection, namespace, conversation_id)
@@ -96,7 +96,7 @@ class TrashStore:
         return await self._database.read(read, namespace)
 
     async def throw_branch(self, namespace: str, conversation_id: str, message_id: str, told: int) -> Change:
-        """Throw away a message and all below it, which the change tells."""
+        """Move a message and its descendants to the trash; the change lists them."""
 
         def move(connection: sqlite3.Connection) -> Change:
             row = find(connection, namespace, conversation_id)
@@ -114,10 +114,10 @@ class TrashStore:
         return await self._database.run(move, namespace)
 
     async def restore_branch(self, namespace: str, conversation_id: str, message_id: str, told: int) -> Change:
-        """Bring a branch back where it stood.
+        """Restore a branch to its place.
 
         Raises:
-            ApiError: 409: what it stood below is not there, or another message has one of its ids.
+            ApiError: 409: its parent does not exist, or another message has one of its ids.
         """
 
         def move(connection: sqlite3.Connection) -> Change:
@@ -138,7 +138,7 @@ class TrashStore:
         return await self._database.run(move, namespace)
 
     async def branches(self, namespace: str, conversation_id: str) -> list[TrashedBranch]:
-        """Those of a conversation, the last thrown away first."""
+        """Return the branches of a conversation in the trash, latest first."""
 
         def read(connection: sqlite3.Connection) -> list[TrashedBranch]:
             find(connection, namespace, conversation_id)
@@ -155,7 +155,7 @@ class TrashStore:
     async def drop_branch(
         self, namespace: str, conversation_id: str, message_id: str
     ) -> tuple[list[Message], list[Message]]:
-        """Remove a branch for good; what it stood below, where that is there, from the beginning, and its messages."""
+        """Remove a branch for good; returns the path above it, as far as it exists, and its messages."""
 
         def remove(connection: sqlite3.Connection) -> tuple[list[Message], list[Message]]:
             find(connection, namespace, conversation_id, trashed=None)
@@ -166,7 +166,7 @@ class TrashStore:
         return await self._database.run(remove, namespace)
 
     async def expired(self, before_s: float) -> list[Expired]:
-        """Some of what was thrown away before a time."""
+        """Return some of the conversations and branches trashed before a time."""
 
         def read(connection: sqlite3.Connection) -> list[Expired]:
             query = "SELECT namespace, id FROM conversations WHERE trashed_s <= ? LIMIT ?"
@@ -202,7 +202,7 @@ def _drop(connection: sqlite3.Connection, conversation_id: str, message_id: str)
 def _number_as_before(
     connection: sqlite3.Connection, conversation_id: str, parent: str | None, rows: Sequence[sqlite3.Row]
 ) -> None:
-    """Have messages stand among the others as they did, where their numbers are free and behind their parent's."""
+    """Give messages their old numbers, if those are free and greater than their parent's."""
     numbers = [row["number"] for row in rows]
     for number in numbers:
         if connection.execute("SELECT 1 FROM messages WHERE number = ?", (number,)).fetchone():

@@ -1,9 +1,9 @@
-"""One response under way: a task that turns the worker's events into output, and whoever follows it.
+"""One running response: a task that turns the worker's events into output, and its followers.
 
-    worker -> EventStream -> Run (a task) -> frames 0, 1, 2 ... -> any number of followers, from any frame on
+    worker -> EventStream -> ResponseTask (a task) -> frames 0, 1, 2 ... -> any number of followers, from any frame on
                                           -> the store, before the last frame
 
-A response that is not in the background ends with the request that asked for it.
+A response outside the background ends when its request's client disconnects.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from radixkv.gateway.turns.replies import Growth, Reply
 from radixkv.gateway.turns.turns import begin_replies
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, Started, Usage
 
-__all__ = ["Ending", "Run", "Runs"]
+__all__ = ["Ending", "ResponseTask", "ResponseTasks"]
 
 MAX_BACKGROUND = 256
-"""Responses of all namespaces that may run in the background at once; of one of them half as many."""
+"""Concurrent background responses of all namespaces; a single namespace may have half as many."""
 
 MAX_FINISHED = 64
-"""Responses of the background that have ended and whose events can still be followed."""
+"""Finished background responses whose events can still be followed."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Ending(Protocol):
-    """What is done with a response that has ended, before anybody is told."""
+    """Called with a finished response, before its last event is sent."""
 
     def __call__(self, body: dict[str, Any], reply: Reply, prompt: bytes) -> Awaitable[None]: ...
 
 
-class Run:
+class ResponseTask:
     """The generation of one response. The event loop owns it.
 
     Args:
-        body: the response object; the run fills it in.
-        namespace: whose it is.
+        body: the response object; the task fills it in.
+        namespace: of its owner.
         stream: the worker's events.
-        reply: reads them.
-        backend: spells tokens where log probabilities are wanted.
-        model: what replies.
-        offers: the tools, by what the model calls them.
-        on_end: is awaited with the finished body before the last event is told.
-        keeps_events: somebody follows.
+        reply: parses them.
+        backend: decodes tokens where log probabilities are wanted.
+        model: generates the reply.
+        offers: the tools, by their names in the prompt.
+        on_end: awaited with the finished body before the last event.
+        keeps_events: keep the events for followers.
 
     Attributes:
-        failure: why it failed, if it did.
+        failure: its error, if it failed.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def text(self) -> str:
-        """What is shown of the reply so far, without calls."""
+        """Visible text of the reply so far, without calls."""
         return self._reply.text
 
     @property
@@ -109,31 +109,31 @@ class Run:
         return self._has_ended
 
     async def wait(self) -> dict[str, Any]:
-        """The finished body. Waiting can be cancelled without ending the run."""
+        """Return the finished body. Cancelling the wait does not end the task."""
         await asyncio.wait((self._task,))
         return self.body
 
     async def told(self) -> dict[str, Any]:
-        """The body as it stands. A final one is told once it is stored, and no longer counts as running."""
+        """Return the current body; a final one only after it is stored and no longer counts as running."""
         if self.body["status"] not in ("queued", "in_progress"):
             await self.wait()
         return self.body
 
     def stop(self) -> None:
-        """End it soon; what was written so far stays its output. Harmless when it has ended."""
+        """End it soon; its output so far stays. Harmless at the end."""
         self._is_stopped = True
         self._stream.close()
 
     def abort(self, error: RadixKVError) -> None:
-        """End it soon; it has failed. Harmless when it has ended."""
+        """Fail it soon. Harmless at the end."""
         self._stream.fail(error)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once the run has ended and nothing of it is left to do."""
+        """Register `callback` for the complete end of the task."""
         self._task.add_done_callback(lambda _: callback())
 
     async def follow(self, first: int = 0) -> AsyncGenerator[bytes, None]:
-        """Server-sent events from sequence number `first` on, as they come, until the last one."""
+        """Yield server-sent events from sequence number `first` on, until the last one."""
         while True:
             news = self._news
             if first < len(self._frames):
@@ -145,7 +145,7 @@ class Run:
                 await news.wait()
 
     def follow_to_end(self) -> AsyncIterator[bytes]:
-        """All events; the run is stopped when its follower leaves before the end."""
+        """Return all events; the task is stopped when its follower leaves early."""
         return _OnlyFollower(self)
 
     # -- the task
@@ -221,7 +221,7 @@ class Run:
 
     def _tell_end(self) -> None:
         status = self.body["status"]
-        # The protocol has no event for a cancelled response: its follower asked for it, or sees the status.
+        # The protocol has no event for a cancelled response: its follower cancelled it, or sees the status.
         self._emit(f"response.{'incomplete' if status == 'cancelled' else status}", self._snapshot())
         self._has_ended = True
         self._ring()
@@ -239,21 +239,21 @@ class Run:
 
 
 class _OnlyFollower(AsyncIterator[bytes]):
-    """Follows a run for its only reader: closed, or dropped unread, it stops the run."""
+    """Follows a task for its only reader; closing or dropping it stops the task."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._frames = run.follow()
+    def __init__(self, task: ResponseTask) -> None:
+        self._task = task
+        self._frames = task.follow()
 
     async def __anext__(self) -> bytes:
         return await anext(self._frames)
 
     async def aclose(self) -> None:
-        self._run.stop()
+        self._task.stop()
         await self._frames.aclose()
 
     def __del__(self) -> None:
-        self._run.stop()
+        self._task.stop()
 
 
 def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:
@@ -267,40 +267,40 @@ def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:
     }
 
 
-class Runs:
-    """The responses under way, and the events of some that have ended. The event loop owns it."""
+class ResponseTasks:
+    """Running responses, and the events of some finished ones. The event loop owns it."""
 
     def __init__(self) -> None:
-        self._running: dict[str, Run] = {}
-        self._finished: OrderedDict[str, Run] = OrderedDict()
+        self._running: dict[str, ResponseTask] = {}
+        self._finished: OrderedDict[str, ResponseTask] = OrderedDict()
         self._num_background: Counter[str] = Counter()
 
     def check_room(self, namespace: str, max_concurrent: int | None) -> None:
-        """Raises LimitError: too many responses run in the background already, for the server or for this tenant's limit."""
+        """Raises LimitError: too many background responses run, for the server or for this tenant's limit."""
         num_own, num_all = self._num_background[namespace], self._num_background.total()
         bound = min(MAX_BACKGROUND // 2, max_concurrent or MAX_BACKGROUND)
         if num_own >= bound or num_all >= MAX_BACKGROUND:
             raise LimitError(f"{num_own} of your responses run in the background already; try again later")
 
-    def add(self, run: Run) -> None:
-        """A run has begun."""
-        response_id = run.body["id"]
-        self._running[response_id] = run
-        self._num_background[run.namespace] += run.is_background
-        run.when_ended(lambda: self._ended(response_id))
+    def add(self, task: ResponseTask) -> None:
+        """Register a task that has begun."""
+        response_id = task.body["id"]
+        self._running[response_id] = task
+        self._num_background[task.namespace] += task.is_background
+        task.when_ended(lambda: self._ended(response_id))
 
-    def find(self, namespace: str, response_id: str, *, finished: bool = False) -> Run | None:
-        """The run of a response that is under way; with `finished`, also one that has ended and can still be followed."""
-        run = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
-        return run if run is not None and run.namespace == namespace else None
+    def find(self, namespace: str, response_id: str, *, finished: bool = False) -> ResponseTask | None:
+        """Return the task of a running response; with `finished`, also of a finished one that can still be followed."""
+        task = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
+        return task if task is not None and task.namespace == namespace else None
 
     def forget(self, response_id: str) -> None:
-        """Drop the events of a response that was deleted."""
+        """Drop the events of a deleted response."""
         self._finished.pop(response_id, None)
 
     async def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until none is under way; False if some still are after `timeout_s`."""
-        waiting = [asyncio.ensure_future(run.wait()) for run in self._running.values()]
+        """Wait until none runs; False if some still run after `timeout_s`."""
+        waiting = [asyncio.ensure_future(task.wait()) for task in self._running.values()]
         if not waiting:
             return True
         _, left = await asyncio.wait(waiting, timeout=max(0.0, timeout_s))
@@ -309,18 +309,18 @@ class Runs:
         return not left
 
     async def aclose(self) -> None:
-        """The server stops: end all runs and wait until each is stored."""
-        runs = list(self._running.values())
-        for run in runs:
-            run.abort(UnavailableError("the server is stopping"))
-        for run in runs:
-            await run.wait()
+        """End all tasks and wait until each is stored: the server stops."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.abort(UnavailableError("the server is stopping"))
+        for task in tasks:
+            await task.wait()
 
     def _ended(self, response_id: str) -> None:
-        run = self._running.pop(response_id)
-        self._num_background[run.namespace] -= run.is_background
-        self._num_background += Counter()  # forgets who has none
-        if run.is_background and run.keeps_events:
-            self._finished[response_id] = run
+        task = self._running.pop(response_id)
+        self._num_background[task.namespace] -= task.is_background
+        self._num_background += Counter()  # drops zero counts
+        if task.is_background and task.keeps_events:
+            self._finished[response_id] = task
             while len(self._finished) > MAX_FINISHED:
                 self._finished.popitem(last=False)

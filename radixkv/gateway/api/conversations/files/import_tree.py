@@ -1,7 +1,7 @@
-"""Messages as a file has them, made into a tree of ours: nothing of the file is trusted, and no depth of it is recursed into.
+"""Builds a conversation's tree from a file's messages: input is untrusted, and no depth of it is recursed into.
 
-file   root (no text) - system (empty) - user - tool - assistant        what holds no text of anybody's is left out,
-ours   user - assistant                                                 and what is below it moves up
+file   root (no text) - system (empty) - user - tool - assistant        messages without a user's or model's text are
+ours   user - assistant                                                 left out, and their descendants move up
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from radixkv.gateway.api.conversations.files.file_values import RefusedError, re
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
 from radixkv.gateway.api.conversations.writing import MAX_MESSAGES, Value
 
-__all__ = ["Imported", "Node", "plant", "require_text", "with_placeholders"]
+__all__ = ["Imported", "Node", "import_tree", "require_text", "with_placeholders"]
 
 _SHOWN_CHARACTERS = 60
 _SHOWN_KINDS = ("picture", "audio", "file")
-"""Of what is left out: what a message speaks of."""
+"""Kinds of omitted parts that get a placeholder in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Node:
     """A message of a file.
 
     Attributes:
-        key: names it there. parent: key of what it follows.
-        role: system, user or assistant; None: it is left out.
-        text: what it says.
-        created_s: when, as the file says.
-        place: among its siblings; those of one place stand as they do in the file.
-        status, error, details, is_starred, name: as of a message of ours.
-        left_out: kinds of what is left out here, each as often as it is.
+        key: its id in the file. parent: key of its parent.
+        role: system, user or assistant; None: the message is left out.
+        text: its text.
+        created_s: of its creation, in the file.
+        place: order among its siblings; equal ones keep the order of the file.
+        status, error, details, is_starred, name: as of `Message`.
+        left_out: kinds of its omitted parts, with repetitions.
     """
 
     key: str
@@ -51,16 +51,16 @@ class Node:
     name: str | None = None
 
     def unless_empty(self) -> Node:
-        """The same; left out where its text says nothing."""
+        """Return the node; left out where its text is blank."""
         return self if self.text.strip() else replace(self, role=None)
 
 
 class Imported(NamedTuple):
-    """A conversation to be stored.
+    """A conversation to store.
 
-    head: id of the message where it was left. updated_s: when. source: names it in the program that it comes from; it is known
-    again by that, and its messages by ids that follow from what they are. left_out: how many of each kind. kept: settings, tags
-    and marks of a new one, by columns.
+    head: id of the message where the user left it. updated_s: its last change. source: identifies the conversation in its
+    program; a repeated import is recognized by it, and messages by ids that hash their content. left_out: numbers by kind.
+    kept: settings, tags and marks of a new conversation, by columns.
     """
 
     title: str | None
@@ -73,7 +73,7 @@ class Imported(NamedTuple):
     kept: Mapping[str, Value] = {}
 
 
-def plant(
+def import_tree(
     nodes: Sequence[Node],
     now_s: float,
     *,
@@ -83,22 +83,22 @@ def plant(
     head: str | None = None,
     source: str | None = None,
 ) -> Imported:
-    """The tree that nodes make, parents first, with ids of its own. O(nodes · log nodes).
+    """Build the tree of nodes, parents first, with new ids. O(nodes · log nodes).
 
     Args:
         nodes: in any order.
-        now_s: when messages without a time count as written.
-        title, created_s, updated_s: of the conversation; the last by default when its last message was written.
+        now_s: time of messages without one.
+        title, created_s, updated_s: of the conversation; `updated_s` is by default the time of its last message.
         source: see `Imported`.
-        head: key of the node where it was left; by default it is the last one written.
+        head: key of the node where the user left it; by default the last one written.
 
     Raises:
-        RefusedError: a key is there twice, a parent is missing, messages follow each other in a circle, or there are too many.
+        RefusedError: a key is repeated, a parent is missing, messages form a cycle, or there are too many.
     """
     by_key, below = _by_key(nodes), _below(nodes)
-    stands_for: dict[str | None, str | None] = {None: None}  # key -> id of the message, or of the nearest one above
+    stands_for: dict[str | None, str | None] = {None: None}  # key -> id of the message, or of its nearest kept ancestor
     messages: list[Message] = []
-    lost: dict[str | None, Counter[str]] = {}  # key of a node that is left out -> what is left out there and above
+    lost: dict[str | None, Counter[str]] = {}  # key of an omitted node -> parts omitted there and above
     waiting = list(reversed(below.get(None, [])))
     while waiting:
         node = waiting.pop()
@@ -130,14 +130,14 @@ def plant(
 
 
 def require_text(imported: Imported) -> Imported:
-    """The same. Raises RefusedError: nobody says anything in it."""
+    """Return the conversation. Raises RefusedError: it contains no text."""
     if not imported.messages:
         raise RefusedError("it holds no text of anybody's")
     return imported
 
 
 def with_placeholders(text: str, left_out: Sequence[str]) -> str:
-    """A text with a line for each thing of its message that is left out."""
+    """Return a text with a line for each omitted part of its message."""
     lines = [f"[{kind} left out]" for kind in left_out if kind in _SHOWN_KINDS]
     return "\n".join([*([text] if text else []), *lines])
 
@@ -152,7 +152,7 @@ def _by_key(nodes: Sequence[Node]) -> dict[str, Node]:
 
 
 def _below(nodes: Sequence[Node]) -> dict[str | None, list[Node]]:
-    """The nodes below each, in the order of siblings."""
+    """Return the children of each node, in the order of siblings."""
     known = {node.key for node in nodes}
     below: dict[str | None, list[Node]] = {}
     for node in sorted(nodes, key=lambda node: node.place):

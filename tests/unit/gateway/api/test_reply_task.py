@@ -11,9 +11,9 @@ import pytest
 
 from radixkv.core.errors import LimitError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Message, new_id
-from radixkv.gateway.api.conversations.replies import running
+from radixkv.gateway.api.conversations.replies import reply_task
 from radixkv.gateway.api.conversations.replies.live import Follower, Lives
-from radixkv.gateway.api.conversations.replies.running import Branch, Origin, Run, Runs
+from radixkv.gateway.api.conversations.replies.reply_task import Branch, Origin, ReplyTask, ReplyTasks
 from radixkv.gateway.api.conversations.store.rows import CUT_SHORT
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
 from radixkv.gateway.api.conversations.writing import Change
@@ -80,7 +80,7 @@ class Desk:
 
     def __init__(self, store: BrokenStore) -> None:
         self.store = store
-        self.runs = Runs(store)
+        self.tasks = ReplyTasks(store)
         self.lives = Lives()
         self.events = Events()
         self.remembered: list[tuple[str, list[int]]] = []
@@ -96,15 +96,15 @@ class Desk:
         change = await self.store.begin("a", made.id, replies, 0)
         self.live.tell_change(change)
         fakes: Any = (self.events, self.store, self, self)
-        self.run = Run(
+        self.task = ReplyTask(
             self.live,
             change.messages,
             Origin("a", MODEL, None, (), 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
             *fakes,
-            when_ended=self.runs.remove,
+            when_ended=self.tasks.remove,
             clock=lambda: self.now_s,
         )
-        self.runs.add(self.run)
+        self.tasks.add(self.task)
         self.events.tell(Started("g", PROMPT))
 
     async def remember(self, *args: Any, text: str, stop: object, is_cut: bool) -> None:
@@ -157,8 +157,8 @@ def test_a_reply_that_was_stopped_is_remembered_and_tells_its_cost(desk: Desk, t
         await desk.begin()
         desk.events.tell(Delta(0, tuple(told.encode()), told, num_cached_tokens=3))
         await desk.read()
-        await desk.stop(desk.run.branches[0])
-        await desk.run.wait()
+        await desk.stop(desk.task.branches[0])
+        await desk.task.wait()
         [stopped] = await desk.stored()
         assert (stopped.status, stopped.text) == ("stopped", told)
         assert stopped.details is not None
@@ -175,7 +175,7 @@ def test_a_reply_is_stopped_though_the_worker_cannot_be_asked_what_its_tokens_sa
         desk.events.tell(say("one"))
         await desk.read()
         desk.reader_fails = True
-        await desk.stop(desk.run.branches[0])
+        await desk.stop(desk.task.branches[0])
         [stopped] = await desk.stored()
         assert (stopped.status, stopped.text) == ("stopped", "one")
         assert desk.remembered == []
@@ -194,17 +194,17 @@ def test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_un
             desk.events.tell(BranchFinished(0, FinishReason.STOP), Completed(USAGE))
             desk.events.tell()
         elif end == "stopped":
-            await desk.stop(desk.run.branches[0])
+            await desk.stop(desk.task.branches[0])
         else:
             desk.events.fail(UnavailableError("the worker is gone"))
-        await desk.run.wait()
+        await desk.task.wait()
         assert desk.events.has_left
         assert desk.live.growing == {}
         assert b'"status":"failed"' in desk.frames()
         assert b"the disk is full" in desk.frames()
         assert b'"status":"complete"' not in desk.frames()
         await asyncio.sleep(0)
-        assert await desk.runs.wait_empty(0.0)
+        assert await desk.tasks.wait_empty(0.0)
         desk.store.is_broken = False
         [left] = await desk.stored()
         assert (left.status, left.error) == ("failed", CUT_SHORT), "so it is told to who comes later"
@@ -217,7 +217,7 @@ def test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_un
 def test_of_several_drafts_each_ends_by_itself_and_the_last_with_what_all_have_cost(desk: Desk) -> None:
     async def story() -> None:
         await desk.begin(3)
-        first, second, third = desk.run.branches
+        first, second, third = desk.task.branches
         desk.now_s = 11.0
         desk.events.tell(say("a", 0), say("b", 1))
         await desk.read()
@@ -232,7 +232,7 @@ def test_of_several_drafts_each_ends_by_itself_and_the_last_with_what_all_have_c
         assert not desk.events.is_closed
         desk.events.tell(BranchFinished(2, FinishReason.LENGTH), Completed(USAGE))
         desk.events.tell()
-        await desk.run.wait()
+        await desk.task.wait()
         told = await desk.stored()
         assert [(message.status, message.text) for message in told] == [
             ("complete", "a"),
@@ -259,12 +259,12 @@ def test_a_generation_that_fails_fails_those_that_have_not_ended_with_the_reason
         desk.events.tell(say("a", 0), say("b", 1), BranchFinished(1, FinishReason.STOP))
         await desk.read()
         if is_stopping:
-            await desk.runs.aclose()
+            await desk.tasks.aclose()
         else:
             desk.events.fail(UnavailableError("the worker is gone"))
-        await desk.run.wait()
+        await desk.task.wait()
         told = await desk.stored()
-        reason = running.SERVER_STOPPED if is_stopping else "the worker is gone"
+        reason = reply_task.SERVER_STOPPED if is_stopping else "the worker is gone"
         assert [(message.status, message.text) for message in told] == [("failed", "a"), ("complete", "b")]
         assert [message.error for message in told] == [reason, None]
 
@@ -274,14 +274,14 @@ def test_a_generation_that_fails_fails_those_that_have_not_ended_with_the_reason
 def test_a_reply_whose_message_is_gone_is_stored_no_more_and_the_last_one_ends_the_generation(desk: Desk) -> None:
     async def story() -> None:
         await desk.begin(2)
-        for branch in desk.run.branches:
+        for branch in desk.task.branches:
             assert not desk.events.is_closed
             async with desk.live.changing:
                 await desk.store.remove("a", desk.live.conversation_id, branch.message.id, 0)
                 desk.live.growing.pop(branch.message.id)
                 branch.drop()
         assert desk.events.is_closed
-        await desk.run.wait()
+        await desk.task.wait()
         assert await desk.stored() == []
 
     run(story)
@@ -290,7 +290,7 @@ def test_a_reply_whose_message_is_gone_is_stored_no_more_and_the_last_one_ends_t
 def test_what_is_written_is_stored_now_and_then_and_a_failure_to_do_so_is_made_up_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "SAVE_S", 0.001)
+    monkeypatch.setattr(reply_task, "SAVE_S", 0.001)
 
     async def until_stored(text: str) -> None:
         while True:
@@ -310,8 +310,8 @@ def test_what_is_written_is_stored_now_and_then_and_a_failure_to_do_so_is_made_u
         desk.store.is_broken = False
         desk.events.tell(say(" three"))
         await until_stored("one two three")
-        assert desk.run.unsaved() == []
-        await desk.runs.aclose()
+        assert desk.task.unsaved() == []
+        await desk.tasks.aclose()
         assert len(asyncio.all_tasks()) == 2, "this one and who waits for it"
 
     run(story)
@@ -320,7 +320,7 @@ def test_what_is_written_is_stored_now_and_then_and_a_failure_to_do_so_is_made_u
 def test_so_many_generations_run_at_once_and_of_one_tenant_half_as_many(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "MAX_RUNNING", 4)
+    monkeypatch.setattr(reply_task, "MAX_RUNNING", 4)
 
     class Running:
         def __init__(self, namespace: str) -> None:
@@ -333,9 +333,9 @@ def test_so_many_generations_run_at_once_and_of_one_tenant_half_as_many(
         begun: list[Any] = []
 
         def begin(namespace: str, max_concurrent: int | None = None) -> None:
-            desk.runs.check_room(namespace, max_concurrent)
+            desk.tasks.check_room(namespace, max_concurrent)
             begun.append(Running(namespace))
-            desk.runs.add(begun[-1])
+            desk.tasks.add(begun[-1])
 
         begin("a", 1)
         with pytest.raises(LimitError, match="1 of your replies"):
@@ -347,10 +347,10 @@ def test_so_many_generations_run_at_once_and_of_one_tenant_half_as_many(
         begin("c")
         with pytest.raises(LimitError, match="0 of your replies"):
             begin("d")
-        desk.runs.remove(begun[0])
+        desk.tasks.remove(begun[0])
         begin("a")
         for each in begun[1:]:
-            desk.runs.remove(each)
+            desk.tasks.remove(each)
         begin("d")
 
     run(story)

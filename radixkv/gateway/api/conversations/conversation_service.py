@@ -1,4 +1,4 @@
-"""The calls that conversations answer: each change is stored, then told to those who follow."""
+"""The operations on conversations: each change is stored, then sent to the followers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api.conversations.files.planting import Imported
+from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
 from radixkv.gateway.api.conversations.replies.live import Follower, Live, Lives
-from radixkv.gateway.api.conversations.replies.running import Runs
+from radixkv.gateway.api.conversations.replies.reply_task import ReplyTasks
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
@@ -27,22 +27,22 @@ from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.generation.request import Message as Turn
 
-__all__ = ["Conversations", "kept_by", "told", "turn_of"]
+__all__ = ["ConversationService", "service_of", "told", "turn_of"]
 
 _LOG = logging.getLogger(__name__)
 
 
-class Conversations:
+class ConversationService:
     """Conversations of all namespaces: stored, followed, written. The event loop owns it.
 
     Args:
-        database: where they lie.
-        transcripts: what is remembered of their replies, and is forgotten with them.
+        database: stores them.
+        transcripts: cached token ids of their replies, dropped with them.
         max_conversations, max_bytes: bounds of each namespace.
-        system_prompt: what the model is told before a conversation that does not begin with such a message.
+        system_prompt: the model's system message for a conversation without one.
         clock: seconds since 1970.
 
-    Calls that name a conversation or a message raise ApiError 404 where it is not there for this namespace.
+    Calls that name a conversation or a message raise ApiError 404 where it does not exist in this namespace.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Conversations:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
         self.lives = Lives()
         self.trash = Trash(self.store.trash, self.lives, self._forget)
-        self.runs = Runs(self.store)
+        self.reply_tasks = ReplyTasks(self.store)
         self.transcripts = transcripts
         self.clock = clock
         self._system_prompt = system_prompt
@@ -67,19 +67,19 @@ class Conversations:
     async def page(
         self, namespace: str, limit: int, before_s: float | None = None, shown: Shown = ALL
     ) -> tuple[list[Conversation], bool]:
-        """The latest updated ones; and whether there are more."""
+        """Return the latest updated conversations, and whether more follow."""
         page = await self.store.page(namespace, limit + 1, before_s, shown)
         return page[:limit], len(page) > limit
 
     async def search(
         self, namespace: str, text: str, limit: int, before_s: float | None = None, shown: Shown = ALL
     ) -> tuple[list[Found], bool]:
-        """The latest updated ones that hold a text, with the messages that do; and whether there are more."""
+        """Return the latest updated conversations that contain a text, with the matching messages; and whether more follow."""
         found = await search(self._database, namespace, text, limit + 1, before_s, shown)
         return found[:limit], len(found) > limit
 
     async def bring(self, namespace: str, imported: Imported) -> tuple[Conversation, int | None]:
-        """Store a conversation of a file. One that was imported before gets what is new in it; of such, how much that was.
+        """Store an imported conversation; one imported before gets its new messages, whose number is returned (else None).
 
         Raises:
             ApiError: 409: a bound is reached.
@@ -104,15 +104,15 @@ class Conversations:
             return change.conversation, len(change.messages)
 
     async def view(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
-        """One with all its messages, replies as far as they are written. They must not be changed."""
+        """Return a conversation with all its messages, replies as far as they are written. Do not modify them."""
         async with self.lives.changing(conversation_id) as live:
             return live.as_it_stands(*await self.store.open(namespace, conversation_id))
 
     async def follow(self, namespace: str, conversation_id: str) -> Follower:
-        """The conversation as it is now, and all that changes in it from now on, as server-sent events.
+        """Return a follower: first a snapshot of the conversation, then all its changes as server-sent events.
 
         Raises:
-            LimitError: the namespace follows too many already.
+            LimitError: the namespace has too many followers.
         """
         async with self.lives.changing(conversation_id) as live:
             conversation, messages = live.as_it_stands(*await self.store.open(namespace, conversation_id))
@@ -128,7 +128,7 @@ class Conversations:
             return conversation
 
     async def delete(self, namespace: str, conversation_id: str) -> None:
-        """Remove it and all that is remembered of it; replies under way are stopped."""
+        """Remove it and its cached transcripts; replies under way are stopped."""
         async with self.lives.changing(conversation_id) as live:
             messages = await self.store.delete(namespace, conversation_id)
             _drop(live, messages)
@@ -137,10 +137,10 @@ class Conversations:
         await self._forget(namespace, [], messages)
 
     async def add(self, namespace: str, conversation_id: str, message: Message) -> tuple[Message, bool]:
-        """Add a message; the one that is there, and whether it was there before.
+        """Add a message; return the stored one, and whether it existed before.
 
         Raises:
-            ApiError: 409: another one has its id, its parent is still being written, or a bound is reached.
+            ApiError: 409: another message has its id, its parent is still being written, or a bound is reached.
         """
         async with self.lives.changing(conversation_id) as live:
             if message.parent in live.growing:
@@ -154,10 +154,10 @@ class Conversations:
             return change.messages[0], change.is_repeat
 
     async def branch(self, namespace: str, conversation_id: str, leaf: str, wanted: Wanted) -> list[Message]:
-        """Copy the branch that ends at a message, with what is to be different; the new messages, or those there are.
+        """Copy the branch that ends at a message, with changes; return the new messages, or the existing ones of a repeat.
 
         Raises:
-            ApiError: as `copy_branch`, and as for messages that are added. 409: a reply of it is still being written.
+            ApiError: as `copy_branch`, and as `add`. 409: a reply of the branch is still being written.
         """
         async with self.lives.changing(conversation_id) as live:
             path = await self.store.path(namespace, conversation_id, leaf)
@@ -173,7 +173,7 @@ class Conversations:
             return change.messages
 
     async def remove(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
-        """Remove a message and all below it, and what is remembered of them; replies under way there are stopped."""
+        """Remove a message, its descendants, and their cached transcripts; replies under way there are stopped."""
         async with self.lives.changing(conversation_id) as live:
             change, above = await self.store.remove(namespace, conversation_id, message_id, live.version)
             _drop(live, change.messages)
@@ -187,7 +187,7 @@ class Conversations:
     async def mark(
         self, namespace: str, conversation_id: str, message_id: str, is_starred: bool | None, name: str | None
     ) -> Message:
-        """Give a message a star, or take it; give it a name, empty: none. None: as it is."""
+        """Set the star and the name of a message; an empty name removes it. None: unchanged."""
         async with self.lives.changing(conversation_id) as live:
             message = live.current(await self.store.message(namespace, conversation_id, message_id))
             starred = message.is_starred if is_starred is None else is_starred
@@ -202,11 +202,11 @@ class Conversations:
             return change.messages[0]
 
     async def sweep(self) -> int:
-        """Remove for good what has been in the trash long enough; how much that was. To be called now and then."""
+        """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
         return await self.trash.sweep(self.clock(), self.delete)
 
     async def stop(self, namespace: str, conversation_id: str, message_id: str) -> Message:
-        """End a reply that is being written; what was written stays. One that has ended stays as it is."""
+        """End a reply that is being written; its text so far stays. No effect on a finished reply."""
         async with self.lives.changing(conversation_id) as live:
             message = live.current(await self.store.message(namespace, conversation_id, message_id))
             growing = live.growing.get(message_id)
@@ -217,16 +217,16 @@ class Conversations:
         return growing.message
 
     def end_followers(self) -> None:
-        """The server stops: whoever follows would keep it waiting."""
+        """End all event streams, which would delay the stop of the server."""
         self.lives.end_followers()
 
     async def aclose(self) -> None:
-        """The server stops: end all replies and wait until each is stored."""
+        """End all replies and wait until each is stored: the server stops."""
         self.lives.end_followers()
-        await self.runs.aclose()
+        await self.reply_tasks.aclose()
 
     def turns_of(self, path: Sequence[Message]) -> list[Turn]:
-        """A path as chat templates take it, behind the server's own system prompt where it has none."""
+        """Return a path as turns for chat templates, after the server's own system prompt where it has none."""
         turns = [turn_of(message) for message in path]
         if self._system_prompt is not None and (not turns or turns[0]["role"] != "system"):
             turns.insert(0, {"role": "system", "content": self._system_prompt})
@@ -241,35 +241,35 @@ class Conversations:
             await self.transcripts.forget_below(namespace, turns, below)
             if (told := self.turns_of(above)) != turns:
                 await self.transcripts.forget_below(namespace, told, below)
-        except RadixKVError as error:  # they are forgotten when their time is over
+        except RadixKVError as error:  # they expire later
             _LOG.warning("the token ids of %d deleted messages are still remembered: %s", len(removed), error)
 
 
-def kept_by(request: Request) -> Conversations:
-    """Those of the application that is asked."""
-    kept: Conversations = request.app.state.conversations
-    return kept
+def service_of(request: Request) -> ConversationService:
+    """Return the application's conversations."""
+    service: ConversationService = request.app.state.conversations
+    return service
 
 
 def told(conversation: Conversation, messages: Sequence[Message]) -> dict[str, Any]:
-    """A whole conversation, as the API tells it."""
+    """Return a whole conversation in the API's form."""
     return {"conversation": conversation.body(), "messages": [message.body() for message in messages]}
 
 
 def parents_first(messages: Sequence[Message]) -> list[Message]:
-    """The same, each behind the one that it stands below, where that is among them. O(messages)."""
+    """Return the messages with each after its parent, where that is among them. O(messages)."""
     ids = {message.id for message in messages}
     below: dict[str | None, list[Message]] = {}
     for message in messages:
         below.setdefault(message.parent if message.parent in ids else None, []).append(message)
     ordered = below.get(None, [])
-    for message in ordered:  # which grows meanwhile
+    for message in ordered:  # the list grows meanwhile
         ordered += below.get(message.id, [])
     return ordered
 
 
 def turn_of(message: Message) -> Turn:
-    """As chat templates take it."""
+    """Return a message as a turn for chat templates."""
     turn = {"role": message.role, "content": message.text}
     return turn | ({"reasoning_content": message.thinking} if message.thinking else {})
 

@@ -1,7 +1,7 @@
-"""Replies under way: a task per generation, which goes on when whoever asked for it is gone.
+"""Running replies: one task per generation, which outlives the request that began it.
 
-worker -> EventStream -> Run (a task) -> replies that grow -> followers, at once
-                                                           -> the store, every half second and before their end is told
+worker -> EventStream -> ReplyTask (a task) -> replies that grow -> followers, at once
+                                                           -> the store, every half second and before their end is sent
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.turns import begin_replies, remember_reply
 from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
 
-__all__ = ["Branch", "Origin", "Run", "Runs"]
+__all__ = ["Branch", "Origin", "ReplyTask", "ReplyTasks"]
 
 MAX_RUNNING = 256
-"""Generations of all namespaces that may run at once; of one of them half as many."""
+"""Concurrent generations of all namespaces; a single namespace may have half as many."""
 
 SAVE_S = 0.5
-"""How often what has been written is stored."""
+"""How often the text so far is stored, in seconds."""
 
 SERVER_STOPPED = "the server stopped"
 
@@ -42,10 +42,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a generation goes on from, and who asked for it.
+    """Origin of a generation: its request and its prompt.
 
-    namespace: whose it is. model: it. transcript: as it was put to the model. end_ids: tokens that end a reply.
-    started_s: when it was asked for, by the clock of `Run`. about: what else is told of its replies.
+    namespace: of its owner. model: of its replies. transcript: its prompt. end_ids: tokens that end a reply.
+    started_s: time of the request, on the clock of `ReplyTask`. about: other details of its replies.
     """
 
     namespace: str
@@ -59,48 +59,48 @@ class Origin:
 class Branch:
     """One reply of a generation."""
 
-    def __init__(self, run: Run, message: Message, reply: Reply) -> None:
+    def __init__(self, task: ReplyTask, message: Message, reply: Reply) -> None:
         self.message = message
         self.reply = reply
         self.first_text_s: float | None = None
         self.ended_s: float | None = None
         self.num_saved = len(message.text)  # characters
-        self._run = run
+        self._task = task
 
     @property
     def is_running(self) -> bool:
-        """Whether anybody waits for more of it."""
+        """Whether it is still being written."""
         return self.ended_s is None
 
     async def stop(self) -> None:
-        """End it; what was written stays. The conversation is being changed by the caller."""
-        await self._run.stop(self)
+        """End it; its text so far stays. The caller holds the lock `changing`."""
+        await self._task.stop(self)
 
     async def remember(self) -> None:
-        """Have the next turn find the tokens of a reply that was stopped."""
-        await self._run.remember_stopped(self)
+        """Cache the token ids of a stopped reply for the next turn."""
+        await self._task.remember_stopped(self)
 
     def drop(self) -> None:
         """End it; its message is gone."""
-        self._run.drop(self)
+        self._task.drop(self)
 
     async def within(self, text: str) -> Transcript | None:
-        """The transcript of a reply that goes on from a text that begins like it; None: nothing is known of its tokens yet."""
-        return await self._run.within(self, text)
+        """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
+        return await self._task.within(self, text)
 
 
-class Run:
+class ReplyTask:
     """The generation of one or more replies to one message. The event loop owns it.
 
     Args:
-        live: the conversation, which is being changed by the caller. The run holds it until its end.
+        live: the conversation; the caller holds its lock `changing`. The task holds the conversation until its end.
         messages: the replies, stored as running.
-        origin: what they reply to.
+        origin: of the generation.
         stream: the worker's events.
-        store: where replies lie.
-        transcripts: where they are remembered.
+        store: of the replies.
+        transcripts: cache of their token ids.
         reader: the worker, for its tokenizer.
-        when_ended: is called when nothing of it is left to do.
+        when_ended: called at the complete end of the task.
         clock: seconds, as `time.perf_counter`.
     """
 
@@ -114,7 +114,7 @@ class Run:
         transcripts: Transcripts,
         reader: Reader,
         *,
-        when_ended: Callable[[Run], None],
+        when_ended: Callable[[ReplyTask], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.live = live
@@ -138,27 +138,27 @@ class Run:
         self._task.add_done_callback(lambda _: when_ended(self))
 
     async def wait(self) -> None:
-        """Until all is stored. Waiting can be cancelled without ending the run."""
+        """Wait until everything is stored. Cancelling the wait does not end the task."""
         await asyncio.wait((self._task,))
 
     def abort(self) -> None:
-        """The server stops: end it soon; its replies have failed."""
+        """Fail the replies soon: the server stops."""
         self._failure = SERVER_STOPPED
         self._stream.fail(UnavailableError(SERVER_STOPPED))
 
     async def stop(self, branch: Branch) -> None:
-        """End one of the replies. The conversation is being changed by the caller."""
+        """End one of the replies. The caller holds the lock `changing`."""
         self._end(branch, "stopped")
         await self._tell_end([branch])
         self._close_if_idle()
 
     def drop(self, branch: Branch) -> None:
-        """A reply's message is gone."""
+        """Stop writing a reply whose message is gone."""
         branch.ended_s = self._clock()
         self._close_if_idle()
 
     async def remember_stopped(self, branch: Branch) -> None:
-        """Remember a reply that was stopped, where its tokens say exactly its text."""
+        """Cache the token ids of a stopped reply, if they spell exactly its text."""
         try:
             if branch.reply.token_ids:
                 reply = self._transcripts, self._origin.transcript, branch.reply, self._prompt
@@ -169,11 +169,11 @@ class Run:
     async def within(self, branch: Branch, text: str) -> Transcript | None:
         """See `Branch.within`."""
         if not self._prompt or self._origin.model.info.thinking is not None:
-            return None  # text behind thoughts is what the template makes of it
+            return None  # the template decides how text after thoughts is written
         return await self._transcripts.within(self._origin.transcript, self._prompt, branch.reply.token_ids, text)
 
     def unsaved(self) -> list[Growth]:
-        """What has been written since this was last asked for."""
+        """Return the growth of replies since the last call."""
         growths: list[Growth] = []
         for branch in self.branches:
             message = branch.message
@@ -222,7 +222,7 @@ class Run:
                             await remember_reply(self._transcripts, self._origin.transcript, branch.reply, self._prompt)
                             if any(other.reply.reason is None for other in self.branches):
                                 self._end(branch, "complete")
-                                ended.append(branch)  # the last one ends with the generation, which tells its cost
+                                ended.append(branch)  # the last one ends with the generation, which reports its cost
                         case Completed():
                             self._usage = event.usage
                             ended = self._count_all()
@@ -249,7 +249,7 @@ class Run:
         branch.message.details = self._details(branch)
 
     def _count_all(self) -> list[Branch]:
-        """The generation has ended, and tells what is now known of every reply that is still there."""
+        """Finish all replies at the end of the generation; return those to announce."""
         for branch in self.branches:
             if branch.is_running and branch.reply.reason is not None:
                 self._end(branch, "complete")
@@ -279,7 +279,7 @@ class Run:
         return None if at_s is None else round((at_s - self._origin.started_s) * 1000, 1)
 
     async def _tell_end(self, ended: Sequence[Branch]) -> None:
-        """Store how replies have ended, then tell it."""
+        """Store the end of replies, then send it."""
         if not ended:
             return
         messages = [branch.message for branch in ended]
@@ -298,42 +298,42 @@ class Run:
             self.live.growing.pop(message.id, None)
 
     def _close_if_idle(self) -> None:
-        """Nobody waits for any of it any more."""
+        """Close the stream once all replies have ended."""
         if not any(branch.is_running for branch in self.branches):
             self._stream.close()
 
 
-class Runs:
-    """The generations under way. The event loop owns it."""
+class ReplyTasks:
+    """The running generations. The event loop owns it."""
 
     def __init__(self, store: ConversationStore) -> None:
         self._store = store
-        self._running: set[Run] = set()
+        self._running: set[ReplyTask] = set()
         self._num_running: Counter[str] = Counter()
         self._saving: asyncio.Task[None] | None = None
 
     def check_room(self, namespace: str, max_concurrent: int | None) -> None:
-        """Raises LimitError: too many generations run already, for the server or for this tenant's limit."""
+        """Raises LimitError: too many generations run, for the server or for this tenant's limit."""
         num_own, num_all = self._num_running[namespace], self._num_running.total()
         if num_own >= min(MAX_RUNNING // 2, max_concurrent or MAX_RUNNING) or num_all >= MAX_RUNNING:
             raise LimitError(f"{num_own} of your replies are being written already; try again later")
 
-    def add(self, run: Run) -> None:
-        """One has begun."""
-        self._running.add(run)
-        self._num_running[run.namespace] += 1
+    def add(self, task: ReplyTask) -> None:
+        """Register a task."""
+        self._running.add(task)
+        self._num_running[task.namespace] += 1
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="radixkv-save-replies")
 
-    def remove(self, run: Run) -> None:
-        """One has ended."""
-        self._running.remove(run)
-        self._num_running[run.namespace] -= 1
-        self._num_running += Counter()  # forgets who has none
+    def remove(self, task: ReplyTask) -> None:
+        """Remove an ended task."""
+        self._running.remove(task)
+        self._num_running[task.namespace] -= 1
+        self._num_running += Counter()  # drops zero counts
 
     async def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until none is under way; False if some still are after `timeout_s`."""
-        waiting = [asyncio.ensure_future(run.wait()) for run in self._running]
+        """Wait until none runs; False if some still run after `timeout_s`."""
+        waiting = [asyncio.ensure_future(task.wait()) for task in self._running]
         if not waiting:
             return True
         _, left = await asyncio.wait(waiting, timeout=max(0.0, timeout_s))
@@ -342,24 +342,24 @@ class Runs:
         return not left
 
     def abort_all(self) -> None:
-        """The server stops: end all soon."""
-        for run in self._running:
-            run.abort()
+        """End all tasks soon: the server stops."""
+        for task in self._running:
+            task.abort()
 
     async def aclose(self) -> None:
-        """The server stops: end all and wait until each is stored."""
+        """End all tasks and wait until each is stored: the server stops."""
         self.abort_all()
-        for run in list(self._running):
-            await run.wait()
+        for task in list(self._running):
+            await task.wait()
         if self._saving is not None:
             self._saving.cancel()
             await asyncio.wait((self._saving,))
 
     async def _save(self) -> None:
-        """Store what has been written, now and then, while anything is."""
+        """Store the text so far, periodically, while a task exists."""
         while self._running:
             await asyncio.sleep(SAVE_S)
-            growths = [growth for run in self._running for growth in run.unsaved()]
+            growths = [growth for task in self._running for growth in task.unsaved()]
             try:
                 if growths:
                     await self._store.save(growths)
