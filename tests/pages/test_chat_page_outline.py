@@ -148,12 +148,12 @@ def test_a_pruned_branch_comes_back_where_it_stood(site: Site, page: Page) -> No
     assert [name for name, level in levels(page) if level == 2][1:] == ["You: Second question", "You: Another way"]
 
     delete(shown(page).nth(2))
-    expect(page.get_by_text("4 messages thrown away: “Another way”")).to_be_visible()
+    expect(page.get_by_text("4 messages thrown away: “Second question”")).to_be_visible()
     page.get_by_role("button", name="Thrown away branches").click()
     for answer in ("Cancel", "Delete for good"):
         page.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
         asked = page.get_by_role("dialog", name="Delete for good?")
-        expect(asked).to_contain_text("4 messages will be gone for good: “Another way”")
+        expect(asked).to_contain_text("4 messages will be gone for good: “Second question”")
         expect(asked.get_by_role("button", name="Cancel")).to_be_focused()
         check_clean(page)
         asked.get_by_role("button", name=answer).click()
