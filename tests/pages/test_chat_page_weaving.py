@@ -10,7 +10,7 @@ import httpx
 import pytest
 from browser import check_accessible, open_page
 from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
-from chat_stack import GibberishRunner
+from chat_stack import GibberishRunner, chat_text
 from playwright.sync_api import Browser, Locator, Page, expect
 from tree_stack import busy_stack
 
@@ -91,7 +91,7 @@ class Busy(NamedTuple):
 @pytest.fixture(scope="module")
 def running(default_model: str) -> Iterator[Busy]:
     with busy_stack(default_model) as (server, _, runner):
-        yield Busy(f"http://{server.address}/", runner, ChatText(default_model))
+        yield Busy(f"http://{server.address}/", runner, chat_text(default_model))
 
 
 @pytest.fixture

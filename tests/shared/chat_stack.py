@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ __all__ = [
     "Stack",
     "Watched",
     "chat_stack",
+    "chat_text",
     "gateway",
     "gibberish_engine",
     "keys_file",
@@ -120,6 +122,12 @@ class Stack(NamedTuple):
         self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
 
 
+@cache
+def chat_text(model: str) -> ChatText:
+    """The tokenizer and template of the model in folder `model`, read once per process."""
+    return ChatText(model)
+
+
 @contextmanager
 def gibberish_engine(
     model: str,
@@ -135,7 +143,7 @@ def gibberish_engine(
     """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache. `end`: ends a reply.
     `adapters`: names that it takes, and answers to as to its own.
     """
-    text = ChatText(model)
+    text = chat_text(model)
     runner = GibberishRunner(text, text.encode(end, special=False)[-1], num_blocks, max_model_len)
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
     told = {"model_name": "gibberish", "num_parameters": num_parameters, "adapters": adapters, "sampling": sampling}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from chat_stack import BLOCK_SIZE, GibberishRunner, gateway
+from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
@@ -75,7 +75,7 @@ def busy_stack(
     model: str, num_blocks: int = 512, keys_file: Path | None = None
 ) -> Iterator[tuple[GatewayServer, Engine, GibberishRunner]]:
     """A worker that holds a pool of a service, and the gateway before it."""
-    text = ChatText(model)
+    text = chat_text(model)
     runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], num_blocks, 4096)
     with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
         (address,) = service.addresses

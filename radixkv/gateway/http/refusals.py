@@ -118,8 +118,7 @@ def _no_such_url(request: Request) -> str:
     why = _why_not_served(request)
     if why is None and not request.url.path.startswith("/v1/"):
         return "there is no such URL here; the API lies below /v1 and is described at /docs"
-    described = (request.app.openapi_schema or {}).get("paths", {})  # made when the server starts
-    paths = sorted(path.removeprefix("/v1") for path, methods in described.items() if "post" in methods)
+    paths = [path.removeprefix("/v1") for path in request.app.state.post_paths]
     served = ", ".join(path for path in paths if "{" not in path and not path.startswith("/radixkv"))
     takes = f"POST below /v1 takes {served}; " if served else ""
     return f"{why or 'there is no such URL here'}; {takes}all is described at /docs"

@@ -142,7 +142,7 @@ def test_a_ping_is_answered_as_health_is(http: httpx.Client) -> None:
     ],
 )
 def test_a_url_that_is_not_served_is_answered_by_those_that_are(http: httpx.Client, path: str, kind: str) -> None:
-    assert http.get("/openapi.json").status_code == 200  # made when the server starts
+    assert http.get("/openapi.json").status_code == 200
     answer = http.post(path, json={})
     assert answer.status_code == 404
     error = answer.json()["error"]

@@ -8,14 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import BLOCK_SIZE, GibberishRunner, gateway, keys_file
+from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway, keys_file
 from talk import Talk
 
 from radixkv import PoolShape, connect
 from radixkv.gateway.config import GatewayConfig
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.engine.engine import Engine
-from radixkv.worker.generations.text import ChatText
 
 NUM_BLOCKS = 256
 LONG = "One two three four five six seven eight nine ten eleven twelve. " * 4
@@ -31,7 +30,7 @@ FORMS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def url(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys: Path = keys_file(tmp_path_factory.mktemp("keys") / "keys")
-    text = ChatText(default_model)
+    text = chat_text(default_model)
     runner = GibberishRunner(text, text.encode("<|im_end|>", special=False)[-1], NUM_BLOCKS, 4096)
     with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
         (address,) = service.addresses
