@@ -114,7 +114,9 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
                 return [drafts[each]["text"] for each in ids]
             for draft in drafts.values():
                 if draft["status"] in ("failed", "stopped"):
-                    raise TryAgainError(f"a reply {draft['status']}: {draft['error']}", is_reported=bool(draft["error"]))
+                    raise TryAgainError(
+                        f"a reply {draft['status']}: {draft['error']}", is_reported=bool(draft["error"])
+                    )
             time.sleep(0.05)
 
     drafts = asker.retry("http", attempt)
