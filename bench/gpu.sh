@@ -1,9 +1,9 @@
 #!/bin/sh
-# What a machine with a GPU is asked: the kernels' GPU tests, then the GPU benches; the exit code is the worst of them.
+# Runs the kernels' GPU tests, then the GPU benches, on a machine with a GPU; the exit code is the worst of them.
 #
-#   bench/gpu.sh [FOLDER]     FOLDER: wheels of peers (see bench/gpu/peers.py) to install beside what is there
+#   bench/gpu.sh [FOLDER]     FOLDER: wheels of peers (see bench/gpu/peers.py) to install in addition
 #
-# Results go to $OUT, else to bench/results. In all it ends within 9 minutes: TEST_SECONDS bounds the tests (110), MODEL_MINUTES
+# Results go to $OUT, otherwise to bench/results. It ends within 9 minutes: TEST_SECONDS bounds the tests (110), MODEL_MINUTES
 # the bench of whole steps (3), MINUTES that of attention (3.5).
 cd "$(dirname "$0")/.." || exit 2
 out=${OUT:-bench/results}

@@ -1,8 +1,8 @@
 """From `radixkv up` to its first reply over HTTP, and the time of each stage.
 
 Cold: with an empty cache folder, so that the model is fetched and converted once, and the CPU's kernels are compiled. Warm:
-with the folder of the cold start. A chat of one token is requested every hundredth of a second from the start until it gets a
-reply. The stages are those shown to a person at a terminal.
+with the folder of the cold start. A chat of one token is requested from the beginning, every hundredth of a second, until it
+gets a reply; the stages are those shown to a person at a terminal.
 
     python -m bench.start             one cold start, five warm ones (two minutes)
     python -m bench.start --quick     a made-up small model, one of each: a smoke test; nothing is written

@@ -1,31 +1,31 @@
-"""Coding agents on the gateway: prompt tokens computed for each request, and the time to its first token, next to llama.cpp.
+"""Coding agents on the gateway: prompt tokens computed per request, and the time to its first token, compared with llama.cpp.
 
 The real Claude Code and Codex hold ten conversations each: three messages about a small project of files, six requests with
-the tools' results, and Claude Code's question for a title. Their replies are scripted. What the agents send is recorded at the
-first run, which fetches them from npm (640 MB), and kept in the cache folder. Then it is replayed, one request at a time: the
+the tools' results, and Claude Code's request for a title. Their replies are scripted. The agents' requests are recorded at the
+first run, which fetches the agents from npm (640 MB), and kept in the cache folder. Then they are replayed, one at a time: the
 first one of every conversation, the second one of each, and so on.
 
     tokens    a tiny model with the default model's tokenizer and template, which draws the recorded replies in odd tokens
     times     SmolLM2-135M in 8 bits from one file for both, its context set to 131,072 tokens; replies of 4 tokens
 
-The *new* tokens of a request are those of its prompt behind the longest beginning that it shares with an earlier prompt of
-the replay or with that prompt and its reply. They are counted on token ids from the tokenizer, without the cache; what the
-gateway leaves out of a prompt, such as Claude Code's billing line, is in neither. Of every request the gateway's usage must
-tell at most its new tokens and one more as computed: the last token of a prompt is run for its logits, that of a reply has no
-KV yet. A line or an order that parts prompts which should share a beginning makes their tokens new, so that bar does not see
-it: a second one is the share of all prompt tokens that is found.
+The *new* tokens of a request are its prompt's after the longest prefix shared with an earlier prompt of the replay, or with
+that prompt and its reply. They are counted on token ids from the tokenizer, without the cache; parts cut from a prompt by the
+gateway, such as Claude Code's billing line, are in neither. For every request the gateway's usage must report at most its new
+tokens and one more as computed: the last token of a prompt is run for its logits, that of a reply has no KV yet. A line or an
+order that separates prompts which should share a prefix makes their tokens new, so that bar cannot detect it: a second bar is
+the share of all prompt tokens that is found.
 
-llama.cpp's server is given every prompt as token ids, so that both compute the same tokens whatever each would make of tools.
-radixkv is given what the agent sent, so that its time has JSON, template and tokenizer in it. Each request goes to radixkv and
-then to llama.cpp, of which four slots are open.
+llama.cpp's server gets every prompt as token ids, so that both compute the same tokens however each handles tools. radixkv gets
+the agent's own request, so that its time includes JSON, template and tokenizer. Each request goes to radixkv and then to
+llama.cpp, with four open slots.
 
-    python -m bench.agents --peer fetch      everything, llama.cpp fetched if it is not there
-    python -m bench.agents --no-times        the tokens alone: a busy machine computes the longest prompts for many minutes
+    python -m bench.agents --peer fetch      everything, llama.cpp fetched if missing
+    python -m bench.agents --no-times        tokens only: a busy machine computes the longest prompts for many minutes
     python -m bench.agents --projects 4      fewer conversations
-    python -m bench.agents --quick           the tokens of two conversations each: under a minute once they are recorded
+    python -m bench.agents --quick           the tokens of two conversations each: less than a minute once they are recorded
 
-Exit code of a full run: 0 when the bars are met, else 1. A quick run judges the tokens. Where the agents are neither recorded
-nor to be had, the run says so and ends with 1. What it fetches is too much for continuous integration, which leaves it out.
+Exit code of a full run: 0 if the bars are met, otherwise 1. A quick run judges the tokens. If the agents are neither recorded
+nor available, the run reports that and exits with 1. Its downloads are too large for continuous integration, which omits it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["main"]
 
 MOST_BEYOND = 1
 LEAST_FOUND = 0.9
-"""At full size: conversations that did not find each other's tools would have to compute more than that leaves."""
+"""At full size: conversations that do not find each other's tools would have to compute more than the rest."""
 
 FIRST_TOKEN_BOUND = 1.0
 REPLY_TOKENS = 4
@@ -64,7 +64,7 @@ KINDS = (COLD, BEGUN, NEXT, TITLE)
 
 
 class Timed(NamedTuple):
-    """A request as both have answered it."""
+    """A request with both systems' results."""
 
     ours: Played
     llama: LlamaAnswer
@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def kind_of(turn: Turn) -> str:
-    """What of a request can be cached."""
+    """Kind of a request, by its cacheable part."""
     if turn.place < 0:
         return TITLE
     if turn.place > 0:
@@ -93,7 +93,7 @@ def kind_of(turn: Turn) -> str:
 
 
 def play_tokens(conversations: Sequence[Conversation], seed: int) -> list[Played]:
-    """All requests, replied to as when they were recorded."""
+    """Play all requests, with the recorded replies."""
     from bench.agents.dictation import odd_ids
 
     source = random.Random(seed)
@@ -108,7 +108,7 @@ def play_tokens(conversations: Sequence[Conversation], seed: int) -> list[Played
 
 
 def play_times(conversations: Sequence[Conversation], counted: Sequence[Played], files: LlamaFiles) -> list[Timed]:
-    """All requests to both, with replies of a few tokens."""
+    """Play all requests to both, with replies of a few tokens."""
     model = longer_context(files, NUM_CONTEXT)
     longest = max(played.answer.num_prompt for played in counted) + 2 * BLOCK_SIZE
     num_blocks = sum(played.num_new // BLOCK_SIZE + 2 for played in counted) + 4 * longest // BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""Claude Code and Codex as their vendors ship them: fetched from npm into the cache folder, asked one message at a time."""
+"""Claude Code and Codex, as distributed by their vendors: fetched from npm into the cache folder, one message at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FETCH_S, RUN_S = 900.0, 300.0
 
 
 class AgentMissingError(RuntimeError):
-    """The agents are not there and cannot be fetched."""
+    """The agents are missing and cannot be fetched."""
 
 
 def fetch_agents() -> Path:
-    """Folder of both programs, which the first of all processes that asks fetches (640 MB).
+    """Folder of both programs, fetched by the first process that needs it (640 MB).
 
     Raises:
-        AgentMissingError: there is no npm, or it could not get them.
+        AgentMissingError: npm is missing, or could not fetch them.
     """
     folder = cache_folder() / "clients" / "agents"
     told = folder / "packages.json"
@@ -59,23 +59,23 @@ class Agent(Protocol):
     """A program that works in a folder.
 
     Attributes:
-        name: as its users know it.
-        path: where it sends what the model is to answer.
+        name: for users.
+        path: of the API that it sends requests to.
     """
 
     name: str
     path: str
 
     def ask(self, said: str, folder: Path, *, goes_on: bool = False) -> str:
-        """Have it work on a message in `folder`, in a new conversation or in the last one of that folder; what it prints."""
+        """Run it on a message in `folder`, in a new conversation or the last one of that folder. Returns its output."""
         ...
 
     def read(self, file: Path) -> tuple[str, dict[str, Any]]:
-        """The call by which its model reads a file: name and arguments."""
+        """Its model's call for reading a file: name and arguments."""
         ...
 
     def run(self, command: str) -> tuple[str, dict[str, Any]]:
-        """The call by which its model runs a command."""
+        """Its model's call for running a command."""
         ...
 
 
@@ -84,9 +84,9 @@ class ClaudeCode:
 
     Args:
         programs: folder of the programs.
-        home: what it keeps between runs.
+        home: its state between runs.
         address: ``host:port``.
-        model: as the API calls it.
+        model: name of the model in the API.
     """
 
     name = "Claude Code"

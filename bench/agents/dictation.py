@@ -1,4 +1,4 @@
-"""A generator that says what it is told to: what an agent is answered decides what it asks next."""
+"""A generator with scripted replies: an agent's next request depends on the reply before it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SURELY = 100.0
 
 
 class Dictated:
-    """A `Generator` whose replies are given, in front of one that computes them. For one request after the other.
+    """A `Generator` whose replies are given, in front of one that computes them. For one request at a time.
 
     Attributes:
-        asked: the last request, as the gateway has put it to the worker.
-        reply_ids: what is generated for it, with its end.
+        asked: the last request, as the gateway passes it to the worker.
+        reply_ids: the reply generated for it, with its end.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -33,7 +33,7 @@ class Dictated:
         self.reply_ids: list[int] = []
 
     def dictate(self, token_ids: Sequence[int]) -> None:
-        """The next reply has exactly these tokens, and an end."""
+        """Give the next reply exactly these tokens, and an end."""
         self.reply_ids = [*token_ids, self._end_id]
         self._sampling = lambda asked: replace(
             asked,
@@ -45,7 +45,7 @@ class Dictated:
         )
 
     def repeat(self, token_id: int, num_tokens: int) -> None:
-        """The next reply is one token, drawn over and over."""
+        """Make the next reply of one token, repeated."""
         self.reply_ids = [token_id] * num_tokens
         self._sampling = lambda asked: replace(
             asked, max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logit_bias={token_id: _SURELY}, grammar=None
@@ -60,7 +60,7 @@ class Dictated:
 
 
 def odd_ids(text: ChatText, said: str, source: random.Random) -> list[int]:
-    """Token ids of a text as a model may draw them: it is cut anywhere, and each piece encoded by itself."""
+    """Token ids of a text as a model may draw them: it is cut anywhere, and each piece is encoded separately."""
     ids: list[int] = []
     at = 0
     while at < len(said):

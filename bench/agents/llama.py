@@ -20,20 +20,20 @@ _SURELY = 100.0
 
 
 class LlamaAnswer(NamedTuple):
-    """Tokens of the prompt that were computed, and seconds to the first token of the reply."""
+    """Number of prompt tokens computed, and seconds to the first token of the reply."""
 
     num_computed: int
     first_s: float
 
 
 class Llama:
-    """A server that has begun with an empty cache."""
+    """A server that starts with an empty cache."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def ask(self, prompt: Sequence[int], token_id: int, num_tokens: int) -> LlamaAnswer:
-        """A reply of one token, over and over."""
+        """Request a reply of one token, repeated."""
         body = {
             "prompt": list(prompt),
             "n_predict": num_tokens,
@@ -66,10 +66,10 @@ class Llama:
 
 @contextmanager
 def llama(package: str, model: Path, longest: int) -> Iterator[Llama]:
-    """A server whose slots hold `longest` tokens each.
+    """Run a server with slots of `longest` tokens each.
 
-    A request takes the slot whose tokens are most like its own, and the server keeps copies of what it takes from slots: a
-    few slots are enough for requests that come one after the other.
+    A request takes the slot with the most similar tokens, and the server keeps copies of tokens that it removes from slots: a
+    few slots are enough for consecutive requests.
     """
     settings = {
         "model.path": str(model),
@@ -78,7 +78,7 @@ def llama(package: str, model: Path, longest: int) -> Iterator[Llama]:
         "kv_unified": False,
         "n_threads_http": NUM_SLOTS,
     }
-    limits = httpx.Limits(max_keepalive_connections=0)  # it closes a connection after a streamed answer
+    limits = httpx.Limits(max_keepalive_connections=0)  # it closes a connection after a streamed response
     with (
         llama_server(package, settings) as address,
         httpx.Client(base_url=address, timeout=None, limits=limits) as client,

@@ -1,4 +1,4 @@
-"""A model whose context holds what agents send."""
+"""A model with a context large enough for agents' requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUM_BLOCKS = 24_000
 
 @contextmanager
 def tiny_engine() -> Iterator[tuple[Generator, ChatText]]:
-    """An engine in this process, of one small layer with random weights, the default model's tokenizer and template."""
+    """Run an engine in this process, of one small layer with random weights, the default model's tokenizer and template."""
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
         _save_tiny(folder)
         with engine_in_process(folder, _NUM_BLOCKS, "float32") as stack:

@@ -1,8 +1,8 @@
-"""What the agents send: recorded at the first run, kept in the cache folder, never in the repository.
+"""Requests of the agents: recorded at the first run, kept in the cache folder, never in the repository.
 
     agent ──> Recorder ──> gateway ──> Dictated ──> worker of a tiny model
 
-The agent is the real one, the gateway ours; the replies are those of its script. What it sends belongs to its vendor.
+The agent is the real one, the gateway ours; the replies are those of its script. Its requests belong to its vendor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HOP_HEADERS = {"host", "accept-encoding", "connection", "content-length", "tran
 
 
 class Request(NamedTuple):
-    """What an agent has sent, and what it was answered. `is_turn`: of the conversation itself; else it wants a title for it."""
+    """An agent's request, and its reply. `is_turn`: of the conversation itself; otherwise it requests a title for it."""
 
     path: str
     body: dict[str, Any]
@@ -56,10 +56,10 @@ class Conversation(NamedTuple):
 
 
 def recorded(num_projects: int) -> list[Conversation]:
-    """Conversations of both agents about the first projects; recorded where they were not yet.
+    """Conversations of both agents about the first projects; recorded if missing.
 
     Raises:
-        AgentMissingError: they must be recorded, and the agents cannot be had.
+        AgentMissingError: they must be recorded, and the agents are not available.
     """
     key = hashlib.blake2b(repr((PACKAGES, SCRIPTS)).encode(), digest_size=6).hexdigest()
     folder = cache_folder() / "agents" / key
@@ -85,7 +85,7 @@ class _Tape(NamedTuple):
         return Conversation(self.agent.name, self.script.name, [Request(*json.loads(line)) for line in lines])
 
     def write(self, requests: Sequence[Request]) -> None:
-        """Whole or not at all."""
+        """Write the whole tape or nothing."""
         partial_tape = self.path.with_suffix(".partial")
         partial_tape.write_text("".join(json.dumps(request) + "\n" for request in requests))
         partial_tape.replace(self.path)
@@ -96,7 +96,7 @@ def _record(tapes: Sequence[_Tape], programs: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="radixkv-agents-") as name, tiny_engine() as (engine, text):
         folder, dictated = Path(name), Dictated(engine)
         config = GatewayConfig(listen="127.0.0.1:0", model_name=MODEL_NAME, drain_s=1.0)
-        with GatewayServer(dictated, config) as gateway:  # type: ignore[arg-type]  # a generator by what it passes on
+        with GatewayServer(dictated, config) as gateway:  # type: ignore[arg-type]  # a generator by its delegation
             for tape in tapes:
                 recorder = Recorder(gateway.address, dictated, text)
                 with recorder.listening() as address:
@@ -118,12 +118,12 @@ def _converse(agent: Agent, script: Script, folder: Path, recorder: Recorder) ->
 
 @dataclass
 class Recorder:
-    """What stands between an agent and the gateway: keeps what is generated for, dictates the replies.
+    """Proxy between an agent and the gateway: records the requests for replies, and dictates the replies.
 
     Attributes:
-        replies: to the turns to come.
+        replies: to the next turns.
         requests: so far.
-        errors: what the gateway has refused.
+        errors: refusals of the gateway.
     """
 
     gateway: str
@@ -147,7 +147,7 @@ class Recorder:
                 thread.join()
 
     def pass_on(self, handler: BaseHTTPRequestHandler) -> None:
-        """Forward one request, and the answer as it comes. One at a time, so that each has the reply that is meant for it."""
+        """Forward one request, and stream its response. One at a time, so that each request gets its own reply."""
         content = handler.rfile.read(int(handler.headers.get("content-length") or 0))
         with self._lock:
             if handler.command == "POST" and handler.path.partition("?")[0] in {ClaudeCode.path, Codex.path}:
@@ -198,4 +198,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_POST()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: standard error is the progress line's."""
+        """Log nothing: standard error has the progress line."""

@@ -1,4 +1,4 @@
-"""The recorded requests once more, one after the other, and what each of them cost."""
+"""Replay of the recorded requests, one after another, with the cost of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Answer", "Played", "Replay", "Seen", "Turn", "ask", "interleaved", "
 
 
 class Turn(NamedTuple):
-    """A request of a conversation. `place`: how many turns of it were before; -1 where it wants a title."""
+    """A request of a conversation. `place`: number of earlier turns; -1 for a request for a title."""
 
     agent: str
     project: str
@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the gateway has told: tokens of the prompt, how many of them were found, seconds to the first of the reply."""
+    """Reported by the gateway: tokens of the prompt, the number of them found, seconds to the first token of the reply."""
 
     num_prompt: int
     num_cached: int
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Played(NamedTuple):
-    """A request and what it cost. num_new: see `Seen`."""
+    """A request and its cost. num_new: see `Seen`."""
 
     turn: Turn
     answer: Answer
@@ -55,23 +55,23 @@ class Played(NamedTuple):
 
     @property
     def num_beyond(self) -> int:
-        """Those of them that are not new."""
+        """Computed tokens that are not new."""
         return self.num_computed - self.num_new
 
 
 @dataclass
 class Seen:
-    """All prompts so far, each with its reply; knows nothing of a cache."""
+    """All prompts so far, each with its reply; independent of any cache."""
 
     _histories: list[np.ndarray[Any, np.dtype[np.uint32]]] = field(default_factory=list)
 
     def num_new(self, prompt: Sequence[int]) -> int:
-        """Tokens of a prompt behind the longest beginning that it shares with one of them. O(tokens · histories)."""
+        """Tokens of a prompt after the longest prefix that it shares with one of them. O(tokens · histories)."""
         ids = np.asarray(prompt, np.uint32)
         return len(ids) - max((_num_common(ids, history) for history in self._histories), default=0)
 
     def add(self, prompt: Sequence[int], reply: Sequence[int]) -> None:
-        """One more."""
+        """Add one."""
         self._histories.append(np.asarray([*prompt, *reply], np.uint32))
 
 
@@ -98,7 +98,7 @@ def ask(client: httpx.Client, request: Request) -> Answer:
     """Send a request to the gateway, and read its stream to the end.
 
     Raises:
-        RuntimeError: it was refused, or nothing was generated.
+        RuntimeError: the request was refused, or nothing was generated.
     """
     body = {**request.body, "model": MODEL_NAME}
     first_s, usage = None, None
@@ -122,10 +122,10 @@ def ask(client: httpx.Client, request: Request) -> Answer:
 
 
 class Replay:
-    """Requests through one gateway whose caches were empty.
+    """Requests through one gateway that started with empty caches.
 
     Attributes:
-        dictated: what is behind the gateway; to be told each reply before its request is played.
+        dictated: the generator of the gateway; needs each reply before its request is played.
         played: the requests so far.
         prompt: token ids of the last one's.
     """
@@ -141,7 +141,7 @@ class Replay:
         """Send a request and count.
 
         Raises:
-            AssertionError: the usage tells another length than the tokenizer, or that more was found than was ever there.
+            AssertionError: the usage differs from the tokenizer's length, or reports more found tokens than possible.
         """
         answer = ask(self._client, turn.request)
         asked = self.dictated.asked
@@ -159,11 +159,11 @@ class Replay:
 
 @contextmanager
 def replaying(generator: Generator) -> Iterator[Replay]:
-    """A gateway before a generator, and what plays to it."""
+    """A gateway in front of a generator, and a replay through it."""
     dictated = Dictated(generator)
     config = GatewayConfig(listen="127.0.0.1:0", model_name=MODEL_NAME, drain_s=1.0)
     with (
-        GatewayServer(dictated, config) as gateway,  # type: ignore[arg-type]  # a generator by what it passes on
+        GatewayServer(dictated, config) as gateway,  # type: ignore[arg-type]  # a generator by its delegation
         httpx.Client(base_url=f"http://{gateway.address}", timeout=None, trust_env=False) as client,
     ):
         yield Replay(client, dictated)

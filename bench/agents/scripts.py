@@ -1,4 +1,4 @@
-"""What is said in the conversations: ten small projects, three messages about each, and what a model would reply."""
+"""Text of the conversations: ten small projects, three messages about each, and a model's replies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WORDS = ("river", "stone", "lamp", "window", "garden", "music", "paper", "winter
 
 
 class Message(NamedTuple):
-    """What the user says, and the replies that the model gives until it calls nothing more.
+    """A user's message, and the model's replies until it makes no further call.
 
-    A reply is a text and, where it calls something, what: "read FILE" or "run COMMAND".
+    A reply is a text with an optional call: "read FILE" or "run COMMAND".
     """
 
     said: str
@@ -27,7 +27,7 @@ class Message(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A conversation about a project: its name, which is its folder's, its files with their text, and the messages."""
+    """A conversation about a project: its name (and folder), its files with their text, and the messages."""
 
     name: str
     files: Mapping[str, str]
@@ -40,7 +40,7 @@ class Script(NamedTuple):
             (folder / name).write_text(text)
 
     def replies(self, message: Message, agent: Agent, folder: Path) -> list[str]:
-        """As a model writes them that calls tools in Hermes' form."""
+        """Replies as written by a model that calls tools in Hermes' form."""
         return [self._reply(text, action, agent, folder) for text, action in message.replies]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Hostile input over every way into a running stack; `run` tells."""
+"""Hostile input over every way into a running stack; see `run`."""
 
 from __future__ import annotations
 

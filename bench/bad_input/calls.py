@@ -1,7 +1,7 @@
-"""Hostile calls over gRPC: every method of every service that the two servers offer, found by reflection.
+"""Hostile calls over gRPC: every method of every service of the two servers, found by reflection.
 
-Requests and responses travel as bytes, so that what is sent need be no message. A case is one call, or one stream of messages
-of a holder from Hello on; it follows from the run's seed and its number alone.
+Requests and responses travel as bytes, so a request need not be a message. A case is one call, or one stream of a holder's
+messages from Hello on; it depends only on the run's seed and its number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Caller", "Case", "Method", "Outcome", "find_methods", "holder_palett
 CALL_S = 60.0
 """A call that takes longer hangs."""
 STREAM_S = 0.1
-"""How long a stream that may have no end is read."""
+"""Time to read from a stream that may have no end."""
 _FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS)
 
 
@@ -41,7 +41,7 @@ class Method(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One call: its method and the messages that are sent, and what comes of it is `Outcome`."""
+    """One call: its method and the messages to send. The result is an `Outcome`."""
 
     number: int
     method: Method
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The status of a call, and what was wrong with it; empty: nothing."""
+    """The status of a call, and the fault found; empty: none."""
 
     case: Case
     status: grpc.StatusCode
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 def find_methods(addresses: tuple[str, ...]) -> list[Method]:
-    """Every method of every service at these addresses, as reflection tells, and KV events under each of their names."""
+    """Every method of every service at these addresses, by reflection, and KV events under each of their names."""
     found = []
     for address in addresses:
         with grpc.insecure_channel(address) as channel:
@@ -74,7 +74,7 @@ def find_methods(addresses: tuple[str, ...]) -> list[Method]:
 
 
 def holder_palette() -> Palette:
-    """Values for which a call often means something to the pools under attack."""
+    """Values with which a call often refers to the pools under attack."""
     names = [b"fuzz-%d" % i for i in range(6)]
     spaces = [b"default", b"a", b"b"]
     json_texts = [b"", b"{}", b"[]", b'{"type": "object"}', b"[" * 3000, b'{"a":' * 3000, b"nul", b'"\\ud800"']
@@ -115,7 +115,7 @@ def holder_palette() -> Palette:
 
 
 class Caller:
-    """Draws cases and makes their calls. `call` may be used by many threads."""
+    """Draws cases and makes their calls. `call` is thread-safe."""
 
     def __init__(self, seed: int, methods: list[Method]) -> None:
         self._seed = seed
@@ -145,15 +145,13 @@ class Caller:
         maker = MessageMaker(source, holder_palette())
         if not method.streams_in:
             good = _GOOD.get(method.request.name, b"") if source.random() < 0.6 else b""
-            return Case(
-                number, method, (good + maker.make(method.request),)
-            )  # of a field that stands twice the last counts
+            return Case(number, method, (good + maker.make(method.request),))  # of a repeated field the last counts
         if "hello" not in method.request.fields_by_name:
             return Case(number, method, tuple(maker.make(method.request) for _ in range(source.randint(0, 4))))
         return Case(number, method, tuple(_holding(source, maker, method.request)))
 
     def call(self, case: Case) -> Outcome:
-        """Make the call and read what it answers."""
+        """Make the call and read its response."""
         method = case.method
         may_last = method.streams_out and not method.streams_in
         stub = self._stubs[method[:2]]
@@ -175,17 +173,17 @@ class Caller:
         return Outcome(case, status, "")
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         for channel in self._channels.values():
             channel.close()
 
 
 def _holding(source: random.Random, maker: MessageMaker, kind: Descriptor) -> Iterator[bytes]:
-    """A stream of a holder: as a rule Hello first and numbers in order, and at any place something else."""
+    """A stream of a holder: usually Hello first and numbers in order, with deviations at any place."""
     fields = kind.fields_by_name
     if source.random() < 0.95:
         yield _hello(source, fields["hello"].number)
-    says_goodbye = source.random() < 0.9  # else the pool is unattended until its lease ends
+    says_goodbye = source.random() < 0.9  # otherwise the pool is unattended until its lease ends
     for number in range(1, source.randint(1, 20)):
         chance = source.random()
         if chance < 0.8:
@@ -205,7 +203,7 @@ _GOOD = {
     ).SerializeToString(),
     "TokenizeRequest": generation_pb2.TokenizeRequest(prompt=generation_pb2.Prompt(text="Hello")).SerializeToString(),
 }
-"""Before some hostile requests stands one that is right, so that they differ from it in a field or two."""
+"""Some hostile requests follow a valid one, so that they differ from it in a field or two."""
 
 
 def _hello(source: random.Random, number: int) -> bytes:

@@ -1,6 +1,6 @@
-"""More than a server should take: heads and lists without end, bodies that never come, readers that read nothing, idle streams.
+"""Input beyond a server's limits: endless heads and lists, missing bodies, readers that never read, idle streams.
 
-What is left open stays so while the run goes on, as many as `MAX_LEFT`; whether others are served is for the caller to see.
+Open connections stay open during the run, at most `MAX_LEFT`; the caller checks whether others are served.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAD_BYTES = 1 << 20
 LIST_BYTES = 256 << 10
 MAX_LEFT = 64
 _HEAD_S = 1.0
-"""A head that is neither refused nor ended after so long has been taken."""
+"""A head that is neither refused nor ended after this time counts as accepted."""
 _HOST = b"host: 127.0.0.1\r\n"
 _GET = b"GET /v1/models HTTP/1.1\r\n" + _HOST
 _WATCH = ("/grpc.health.v1.Health/Watch", b"")
@@ -33,7 +33,7 @@ _EVENTS = ("/radixkv.v1.PrefixCache/Events", b"\x20\x01")  # follow
 
 
 class ExcessOutcome(NamedTuple):
-    """What was sent, what came of it, and what was wrong with that, empty for nothing."""
+    """The input sent, its result, and the fault found, empty for none."""
 
     kind: str
     answer: str
@@ -41,11 +41,11 @@ class ExcessOutcome(NamedTuple):
 
 
 class Excess:
-    """Draws and sends. `send` may be used by many threads.
+    """Draws and sends. `send` is thread-safe.
 
     Args:
-        seed: a case follows from it and its number.
-        site: what is attacked.
+        seed: a case depends on it and its number.
+        site: under attack.
     """
 
     def __init__(self, seed: int, site: Site) -> None:
@@ -128,7 +128,7 @@ class Excess:
         return "left"
 
     def close(self) -> None:
-        """Close what was left open."""
+        """Close all open connections."""
         while self._left:
             self._left.popleft().close()
 

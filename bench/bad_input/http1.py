@@ -1,4 +1,4 @@
-"""Hostile HTTP/1.1 against the gateway: bodies over every route of its own description, and bytes that are hardly HTTP."""
+"""Hostile HTTP/1.1 against the gateway: bodies over every route of its own description, and bytes that barely resemble HTTP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_DEPTH = 6
 
 
 class HttpCase(NamedTuple):
-    """One request. `raw`: the bytes that are sent in its place, over a connection of their own."""
+    """One request. `raw`: bytes to send instead, over a separate connection."""
 
     number: int
     method: str
@@ -54,10 +54,10 @@ class HttpCase(NamedTuple):
 
 
 class HttpAttack:
-    """Draws requests and sends them. `send` may be used by many threads.
+    """Draws requests and sends them. `send` is thread-safe.
 
     Args:
-        seed: all chance comes from it and a case's number.
+        seed: all randomness comes from it and a case's number.
         address: of the gateway.
     """
 
@@ -76,7 +76,7 @@ class HttpAttack:
 
     @property
     def num_operations(self) -> int:
-        """Methods of routes that are attacked."""
+        """Number of attacked methods of routes."""
         return len(self._operations)
 
     def draw(self, number: int) -> HttpCase:
@@ -101,7 +101,7 @@ class HttpAttack:
         return HttpCase(number, method, path, body, {"content-type": kind})
 
     def _value(self, source: random.Random, schema: dict[str, Any], depth: int) -> Any:
-        """A value that fits as a rule."""
+        """A value that usually fits."""
         if source.random() < 0.08 or depth > _MAX_DEPTH:
             return source.choice(_LEAVES)
         if "$ref" in schema:
@@ -138,7 +138,7 @@ class HttpAttack:
         return source.choice((True, False)) if kind == "boolean" else source.choice(_LEAVES)
 
     def send(self, case: HttpCase) -> tuple[HttpCase, str, str]:
-        """Send it and read what comes back: the case, the status, and what was wrong, empty for nothing."""
+        """Send it and read the response. Returns the case, the status, and the fault found, empty for none."""
         started_s = time.monotonic()
         try:
             status = self._send_raw(case.raw) if case.raw is not None else self._send(case)
@@ -170,7 +170,7 @@ class HttpAttack:
 
 
 def _raw(source: random.Random) -> bytes:
-    """Bytes that a careless server trips over."""
+    """Bytes on which a careless server fails."""
     target = b"/v1/chat/completions"
     head = b"POST " + target + b" HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     chunked = head + b"transfer-encoding: chunked\r\n\r\n"

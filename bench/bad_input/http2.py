@@ -1,4 +1,4 @@
-"""Malformed HTTP/2 over raw sockets, against both gRPC servers: frames by our own hand, RFC 9113 and RFC 7541 by number."""
+"""Malformed HTTP/2 over raw sockets, against both gRPC servers: hand-made frames, RFC 9113 and RFC 7541 by number."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, 
 END_STREAM, END_HEADERS = 1, 4
 SEND_S = 20.0
 QUIET_S = 0.1
-"""A server that says nothing for so long waits for more."""
+"""A server that sends nothing for this time waits for more."""
 MAX_IDLE = 64
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """A frame; `length`: what its header says, where that is not to be true."""
+    """A frame; `length`: in its header, if it is to be wrong."""
     size = len(payload) if length is None else length
     return struct.pack(">I", size)[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field that no table is asked for."""
+    """A header field without a table."""
     return b"\x00" + _hpack_string(name) + _hpack_string(value)
 
 
@@ -146,7 +146,7 @@ def _bad_message(source: random.Random, path: bytes) -> bytes:
     made = source.choice(
         (
             _message_of(b"\x00\xff\xff\xff\xff", b"abc"),  # four gigabytes are announced
-            _message_of(b"\x00\x01\x00\x00\x01", b""),  # a byte more than is taken
+            _message_of(b"\x00\x01\x00\x00\x01", b""),  # a byte more than the limit
             _message_of(b"\x07\x00\x00\x00\x03", b"abc"),  # flags that do not exist
             _message_of(b"\x00\x00", b""),  # half a prefix
             _message_of(b"\x01" + struct.pack(">I", len(bomb)), bomb, gzipped),
@@ -178,10 +178,10 @@ ATTACKS: dict[str, Callable[[random.Random, bytes], bytes]] = {
 
 
 class Connections:
-    """Attacks over connections of their own; some of them are left open and silent until the end, as many as `MAX_IDLE`.
+    """Attacks over separate connections; some of them are left open and silent until the end, at most `MAX_IDLE`.
 
     Args:
-        seed: a case follows from it and its number.
+        seed: a case depends on it and its number.
     """
 
     def __init__(self, seed: int) -> None:
@@ -189,9 +189,9 @@ class Connections:
         self._idle: deque[socket.socket] = deque()
 
     def attack(self, number: int, address: str, path: str) -> str:
-        """Case `number`; the name of the attack. The server may answer, close, or wait for more.
+        """Run case `number`. Returns the name of the attack. The server may respond, close, or wait for more.
 
-        At times it sends a few bytes at a time, or stops half-way. Whether others are still served is for the caller to see.
+        Sometimes it sends a few bytes at a time, or stops half-way. The caller checks whether others are still served.
         """
         source = random.Random(f"{self._seed}:http2:{number}")
         name = source.choice(list(ATTACKS))
@@ -215,12 +215,12 @@ class Connections:
                 self._idle.append(connection)
                 connection = self._idle.popleft() if len(self._idle) > MAX_IDLE else None
         except OSError:
-            pass  # it was closed in the middle, which is an answer
+            pass  # closed in the middle, which is a valid reaction
         if connection is not None:
             connection.close()
         return name
 
     def close(self) -> None:
-        """Close those that were left open."""
+        """Close the connections left open."""
         while self._idle:
             self._idle.popleft().close()

@@ -1,9 +1,9 @@
-"""Serialised messages from a seed: most are nearly right, since what is refused at once tests little.
+"""Serialised messages from a seed: most are nearly valid, since input that is refused at once tests little.
 
-    generated   field by field from the descriptor, values from a palette of what exists and from the edges of their type
+    generated   field by field from the descriptor, values from a palette of existing ones and from the edges of their type
     mutated     bytes of such a message cut, flipped, spliced with another's
 
-All is written at the level of the wire, so that a message may hold what no protobuf library would write.
+All are written at the wire level, so that a message may have content that no protobuf library would write.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FIXED32_KINDS = (FieldDescriptor.TYPE_FIXED32, FieldDescriptor.TYPE_SFIXED32)
 
 @dataclass(slots=True)
 class Palette:
-    """What exists, so that values are often right: by the name of a field what may stand in it."""
+    """Existing values, so that values are often right: by name of a field, its candidates."""
 
     texts: dict[str, list[bytes]] = field(default_factory=dict)
     numbers: dict[str, list[int]] = field(default_factory=dict)
     vocab_size: int = 40
 
     def tokens(self, source: random.Random) -> bytes:
-        """Packed ids that often share a prefix with others; at times no whole number of them, or none of the vocabulary."""
+        """Packed ids that often share a prefix with others; sometimes cut within a token, or outside the vocabulary."""
         kind = source.random()
         if kind < 0.05:
             return source.randbytes(source.choice((1, 2, 3, 5, 7, 4095)))
@@ -82,7 +82,7 @@ class MessageMaker:
     """Draws messages.
 
     Args:
-        source: all chance comes from it.
+        source: of all randomness.
         palette: may be changed between two calls.
     """
 
@@ -91,7 +91,7 @@ class MessageMaker:
         self._palette = palette
 
     def make(self, kind: Descriptor) -> bytes:
-        """A message of that type, or something like one."""
+        """A message of that type, or something similar."""
         chance = self._source.random()
         message = self.generate(kind)
         if chance < 0.15:
@@ -99,7 +99,7 @@ class MessageMaker:
         return message if chance < 0.99 else self._source.randbytes(self._source.randrange(64))
 
     def generate(self, kind: Descriptor, depth: int = 0) -> bytes:
-        """Field by field: of a oneof one as a rule, unknown fields now and then, in any order."""
+        """Field by field: usually one of a oneof, occasionally unknown fields, in any order."""
         source = self._source
         pieces: list[bytes] = []
         chosen = {one.name: source.choice(one.fields).name for one in kind.oneofs}
@@ -126,7 +126,7 @@ class MessageMaker:
 
     def _field(self, each: FieldDescriptor, depth: int) -> bytes:
         source = self._source
-        if source.random() < 0.005:  # a wire type that is not the field's
+        if source.random() < 0.005:  # another wire type than the field's
             return _tagged(each.number, source.choice((_VARINT, _FIXED64, _BYTES, _GROUP, _FIXED32)), b"\x01" * 8)
         if each.message_type is not None:
             inner = self.generate(each.message_type, depth + 1) if depth < _MAX_DEPTH else b""
@@ -177,7 +177,7 @@ class MessageMaker:
         return _tagged(number, kind, {_VARINT: b"\x05", _BYTES: b"abc", _FIXED64: b"\0" * 8, _FIXED32: b"\0" * 4}[kind])
 
     def mutate(self, data: bytes, other: bytes = b"") -> bytes:
-        """`data` with up to four faults: cut short, bits flipped, bytes put in, left out or doubled, spliced with `other`."""
+        """`data` with up to four faults: cut short, bits flipped, bytes inserted, removed or doubled, spliced with `other`."""
         source = self._source
         mutated = bytearray(data)
         for _ in range(source.choice((1, 1, 2, 4))):

@@ -1,9 +1,9 @@
-"""What reads messages, called directly with hostile ones: the conversions of both ends, and a pool that a holder's Steps go to.
+"""Message parsers, called directly with hostile input: the conversions of both ends, and the Steps of a holder on a pool.
 
-    python -m bench.bad_input.parsers SEED RUNS     the same under atheris, which looks for inputs that reach new code
+    python -m bench.bad_input.parsers SEED RUNS     the same under atheris, which searches for inputs that reach new code
 
-A parser may refuse with an error of radixkv's or call the bytes no message; anything else is a fault. A refused Step leaves the
-pool as it was.
+A parser may refuse with an error of radixkv's or reject the bytes as not a message; anything else is a fault. A refused Step
+leaves the pool unchanged.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from radixkv.wire.pool_ops import journal_from_proto
 __all__ = ["Parsers"]
 
 CHECK_EVERY = 64
-"""Steps between two checks of every invariant of the pool."""
+"""Steps between two checks of all invariants of the pool."""
 LIFE_STEPS = 96
-"""Steps after which a pool begins anew: one that is full of sequences refuses nearly everything."""
+"""Steps after which a new pool is used: one full of sequences refuses nearly everything."""
 
 
 class _NoStream(HolderStream):
@@ -52,10 +52,10 @@ class _Target(NamedTuple):
 
 
 class Parsers:
-    """Parsers, and a pool table with one pool of its own.
+    """Parsers, and a pool table with one pool.
 
     Args:
-        seed: a case follows from it and the case's number; the state of the pool from the cases before.
+        seed: a case depends on it and the case's number; the state of the pool on the cases before.
     """
 
     def __init__(self, seed: int) -> None:
@@ -87,11 +87,11 @@ class Parsers:
 
     @property
     def num_targets(self) -> int:
-        """How many parsers there are."""
+        """Number of parsers."""
         return len(self._targets)
 
     def run(self, number: int) -> str:
-        """Case `number`; what was wrong, empty for nothing."""
+        """Run case `number`. Returns the fault found, empty for none."""
         source = random.Random(f"{self._seed}:parsers:{number}")
         index = 0 if source.random() < 0.4 else source.randrange(len(self._targets))
         target = self._targets[index]
@@ -100,7 +100,7 @@ class Parsers:
         return f"case {number}, {target.message.__name__}: {fault}, {data[:200].hex()}" if fault else ""
 
     def attempt(self, index: int, data: bytes) -> str:
-        """Give bytes to a parser; what was wrong, empty for nothing."""
+        """Pass bytes to a parser. Returns the fault found, empty for none."""
         target = self._targets[index % len(self._targets)]
         try:
             target.read(target.message.FromString(data))
@@ -117,14 +117,14 @@ class Parsers:
         return self._table.attach(hello, _NoStream()).pool
 
     def _attach(self, hello: workers_pb2.Hello) -> None:
-        hello.pool.num_blocks = min(hello.pool.num_blocks, 4096)  # what is fuzzed is the refusal, not the allocator
+        hello.pool.num_blocks = min(hello.pool.num_blocks, 4096)  # the refusal is fuzzed, not the allocator
         self._table.end(self._table.attach(hello, _NoStream()).pool)
         if self._pool not in self._table.select(""):
             self._pool = self._new_pool()
 
     def _apply(self, step: workers_pb2.Step) -> None:
         pool = self._pool
-        if step.number % 8:  # most numbers are the right one
+        if step.number % 8:  # most numbers are right
             step.number = pool.next_step
             step.acknowledged_through = pool.next_step - 1
             step.notices_acknowledged_through = pool.next_notices - 1
@@ -146,7 +146,7 @@ class Parsers:
 
 
 def main() -> int:
-    """Look for inputs that reach new code, for as many runs as the command line says."""
+    """Search for inputs that reach new code, for the number of runs on the command line."""
     import atheris
 
     seed, runs = sys.argv[1:3]

@@ -1,21 +1,21 @@
-"""A million hostile messages over every way into a running stack: does anything crash, hang, leak, or change the cache?
+"""A million hostile messages over every way into a running stack: crashes, hangs, leaks, and changes of the cache.
 
-`radixkv up` runs in a process of its own with a tiny model. In rounds it is given
+`radixkv up` runs in a separate process with a tiny model. In rounds it receives
 
-    gRPC       calls of every method of both servers, found by reflection: messages made from the descriptors, nearly right or
-               wrong in any field, and bytes of them mutated; streams of holders out of order
+    gRPC       calls of every method of both servers, found by reflection: messages made from the descriptors, nearly valid or
+               wrong in any field, and mutations of their bytes; streams of holders out of order
     HTTP       requests to every route that the gateway describes, and bytes that are hardly HTTP
-    HTTP/2     connections to both gRPC servers that break the protocol: floods, garbage, bombs, half of anything
-    excess     heads and lists without end, bodies that never come, readers that read nothing, idle streams left open
+    HTTP/2     connections to both gRPC servers that break the protocol: floods, garbage, bombs, incomplete input
+    excess     endless heads and lists, missing bodies, readers that never read, idle streams left open
     parsers    the conversions of both ends and a pool's Steps, called directly; with atheris installed also by coverage
 
-After each round the process lives and answers, has written no traceback, no generation runs on, a holder beside the attacker's
-sees nothing; refused calls are repeated alone with all that is held compared before and after. No status may be UNKNOWN or
-INTERNAL, no answer a 500.
+After each round the process must live and respond, without a traceback or a running generation, and a holder in another pool
+must not be affected; refused calls are repeated alone, with all state compared before and after. No status may be UNKNOWN or
+INTERNAL, no response a 500.
 
     python -m bench.bad_input                     1,000,000 messages
-    python -m bench.bad_input --quick             20,000, what CI runs, under a minute
-    python -m bench.bad_input --first N           a round again, from its first case on: all follows from seed and number
+    python -m bench.bad_input --quick             20,000, as in CI, less than a minute
+    python -m bench.bad_input --first N           repeats a round from its first case on: all depends on seed and number
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ NUM_THREADS = 8
 ROUND_CALLS, ROUND_HTTP, ROUND_CONNECTIONS, ROUND_SAMPLES, ROUND_PARSED = 512, 96, 12, 4, 900
 ROUND_EXCESS = 8
 ROUND_MESSAGES = 1718
-"""About so many are a round's."""
+"""Approximate number of messages of a round."""
 COVERAGE_SHARE = 0.2
-"""Of all messages, those that atheris makes, where it is installed."""
+"""Share of all messages that are made by atheris, if it is installed."""
 MAX_GROWTH_BYTES = 32 << 20
-"""By which the memory of the target may grow per million messages, once its bounded stores are full."""
+"""Allowed growth of the target's memory per million messages, once its bounded stores are full."""
 _MOST_FAULTS = 50
 _TRIES = 3
 
 
 @dataclass(slots=True)
 class Found:
-    """What came of it. `rss`: messages sent so far and the target's resident bytes then. `num_compared`: refused calls before
-    and after which all that is held was compared.
+    """Results. `rss`: messages sent so far and the target's resident bytes then. `num_compared`: refused calls before and
+    after which all state was compared.
     """
 
     num_messages: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class Found:
     num_compared: int = 0
 
     def answered(self, kind: str, what: str) -> None:
-        """Count an answer of a way in."""
+        """Count a response of a way in."""
         self.answers.setdefault(kind, Counter())[what] += 1
 
     def growth_bytes(self) -> float | None:
@@ -88,7 +88,7 @@ class Run:
     """Rounds against one target.
 
     Args:
-        seed: every case follows from it and its number.
+        seed: every case depends on it and its number.
         first: the number of the first case.
     """
 
@@ -109,7 +109,7 @@ class Run:
         self.ways["parsers"] = self._parsers.num_targets
 
     def round(self) -> None:
-        """One round."""
+        """Run one round."""
         first, self._next = self._next, self._next + ROUND_PARSED
         self._call(range(first, first + ROUND_CALLS))
         self._send_http(range(first, first + ROUND_HTTP))
@@ -127,7 +127,7 @@ class Run:
         self._found.rss.append((self._found.num_messages.total(), self._target.rss_bytes()))
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         self._connections.close()
         self._excess.close()
         self._caller.close()
@@ -172,7 +172,7 @@ class Run:
                 self._found.faults.append(f"parsers {fault}")
 
     def _compare(self, number: int) -> list[str]:
-        """A refused call, alone, leaves everything as it was; what ends by itself meanwhile differs once, not three times."""
+        """Check that a refused call, alone, changes nothing; a change by itself shows once, but not three times."""
         case = self._caller.draw(number)
         for _ in range(_TRIES):
             before = self._target.state()
@@ -189,7 +189,7 @@ class Run:
 
 
 def run_coverage(seed: int, num_runs: int, found: Found) -> None:
-    """Let atheris look for inputs of the parsers, in a process of its own."""
+    """Run atheris on the parsers, in a separate process."""
     command = [sys.executable, "-m", "bench.bad_input.parsers", str(seed), str(num_runs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     found.num_messages["parsers, by coverage"] += num_runs
@@ -253,7 +253,7 @@ def report(found: Found, ways: dict[str, int], options: argparse.Namespace, seco
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; the exit code. A quick run judges all but the memory."""
+    """Run the benchmark. Returns the exit code. A quick run judges everything except memory."""
     options = parse(arguments)
     num_messages = QUICK_MESSAGES if options.quick else options.messages
     found, started_s = Found(), time.monotonic()

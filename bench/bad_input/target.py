@@ -1,7 +1,7 @@
-"""What is attacked: `radixkv up` with a tiny model in a process of its own, and what is looked at from outside.
+"""The target: `radixkv up` with a tiny model in a separate process, and its state as observed from outside.
 
-Beside the attacker's pools stands the victim's: its holder keeps live sequences in a namespace that no hostile message names,
-and must see nothing of it all.
+There are the attacker's pools and the victim's: its holder keeps live sequences in a namespace that no hostile message names,
+and must not be affected.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FAULTS = re.compile(r"Traceback|^\S*(Error|Exception)\b|assert", re.MULTILINE)
 
 
 class Target:
-    """A running stack: its addresses, its health, its memory, what it said, what it holds."""
+    """A running stack: its addresses, health, memory, output, and state."""
 
     def __init__(
         self, process: subprocess.Popen[str], log: Path, service: str, worker: str, gateway: str, stack: ExitStack
@@ -62,7 +62,7 @@ class Target:
         self._told = 0
 
     def faults(self) -> list[str]:
-        """What is wrong now: the process, its health, what it has written since the last call."""
+        """Faults found: of the process, its health, its output since the last call."""
         if self._process.poll() is not None:
             return [f"the process has ended with {self._process.returncode}: {self._log.read_text()[-2000:]}"]
         found = []
@@ -87,7 +87,7 @@ class Target:
         return int(pages) * 4096
 
     def fill_bounded_stores(self) -> None:
-        """Have the model multiply every number of rows that a prompt's chunk can have: oneDNN keeps a kernel for each."""
+        """Make the model multiply every number of rows that a prompt's chunk can have: oneDNN keeps a kernel for each."""
         sampling = SamplingParams(max_tokens=1)
         for num_tokens in sorted(
             {padded_length(num_rows) for num_rows in range(1, SchedulerLimits().chunk_tokens + 1)}
@@ -97,15 +97,15 @@ class Target:
                 pass
 
     def wait_idle(self) -> bool:
-        """Wait until no generation runs; False if one does after `IDLE_S`, or if calls are still refused as too many then.
+        """Wait until no generation runs; False if one does after `IDLE_S`, or if calls are still refused by a limit then.
 
-        A worker that a starved machine kept silent past its lease attaches again with its next request, which is made here.
+        A worker that was silent past its lease on an overloaded machine attaches again with its next request, made here.
         """
         until_s = time.monotonic() + IDLE_S
         while time.monotonic() < until_s:
             try:
                 engine = self.client.stats().engine
-            except LimitError:  # thousands of streams have just been opened and reset
+            except LimitError:  # thousands of streams were just opened and reset
                 time.sleep(0.1)
                 continue
             except UnknownPoolError:
@@ -119,7 +119,7 @@ class Target:
         return False
 
     def state(self) -> dict[str, list[bytes]]:
-        """All that is held, by pool: counters, usage, pins, nodes; without what passes by itself or counts followers."""
+        """All state, by pool: counters, usage, pins, nodes; without values that change by themselves or count followers."""
         found: dict[str, list[bytes]] = {}
         for stats in self._stub.Stats(readers.StatsRequest(), timeout=HEALTH_S).pools:
             for name in ("num_event_subscribers", "num_events_sent", "num_event_resets"):
@@ -150,7 +150,7 @@ class Victim:
             self._sequences.append(sequence)
 
     def faults(self) -> list[str]:
-        """What it sees that it should not."""
+        """Observations that it should not make."""
         found = []
         try:
             for prompt, sequence in zip(self._prompts, self._sequences, strict=True):
@@ -161,14 +161,14 @@ class Victim:
                 if self._holder.match(prompt, namespace="victim's own").num_tokens != length:
                     found.append("the victim's prefix is gone")
             self._holder.check()
-        except Exception as error:  # whatever it is, it is what the victim sees
+        except Exception as error:  # any error is an observation of the victim
             found.append(f"the victim sees {error!r}")
         return found
 
 
 @contextmanager
 def running_target() -> Iterator[tuple[Target, Victim]]:
-    """Start it, and stop it at the end; what it wrote to standard error by then must be nothing."""
+    """Start it, and stop it at the end; its standard error must be empty then."""
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, ExitStack() as stack:
         log = Path(folder) / "stderr"
         flags = ["--listen", "127.0.0.1:0", "--service-listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--no-chat"]
@@ -184,7 +184,7 @@ def running_target() -> Iterator[tuple[Target, Victim]]:
 
 
 def _addresses(process: subprocess.Popen[str]) -> tuple[str, str, str]:
-    """Of service, worker and gateway, as the process tells them.
+    """Addresses of service, worker and gateway, from the output of the process.
 
     Raises:
         RuntimeError: it ended before that.

@@ -1,4 +1,4 @@
-"""One schedule's run of the churn benchmark: the traffic, the control beside it, and what was measured."""
+"""One schedule's run of the churn benchmark: the traffic, the control, and the measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUM_QUARTERS = 4
 
 
 class Times:
-    """How long calls took, in buckets of 1.6% of their length, so that ten minutes of them take no memory."""
+    """Durations of calls, in buckets of 1.6% of their length, so that ten minutes of them take little memory."""
 
     def __init__(self) -> None:
         self._counts = array("Q", bytes(8 * SUB_BUCKETS * 40))
@@ -51,7 +51,7 @@ class Times:
         self.max_ns = max(self.max_ns, elapsed_ns)
 
     def quantile_ns(self, share: float) -> float:
-        """The least bucket that `share` of the calls do not pass."""
+        """The least bucket that `share` of the calls do not exceed."""
         left = share * self.n
         for index, count in enumerate(self._counts):
             left -= count
@@ -61,7 +61,7 @@ class Times:
         return float(self.max_ns)
 
     def figures(self) -> dict[str, float]:
-        """In microseconds."""
+        """Quantiles in microseconds."""
         shares = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
         return {
             "n": self.n,
@@ -71,7 +71,7 @@ class Times:
 
 
 class _Pauses:
-    """What the collector took, by generation: in CPU time, and by the wall clock, where other processes are in it as well."""
+    """Times of the collector, by generation: in CPU time, and in wall time, which includes other processes."""
 
     def __init__(self) -> None:
         self._started_ns = self._started_cpu_ns = 0
@@ -80,7 +80,7 @@ class _Pauses:
         gc.callbacks.insert(0, self._note)
 
     def clear(self) -> None:
-        """Forget what was."""
+        """Discard all samples."""
         self.by_generation = [dict.fromkeys(("n", "longest_ms", "total_ms", "longest_wall_ms"), 0.0) for _ in range(3)]
 
     def _note(self, phase: str, info: dict[str, int]) -> None:
@@ -96,14 +96,14 @@ class _Pauses:
 
 
 class _Open(NamedTuple):
-    """An open sequence and the history that it has."""
+    """An open sequence and its history."""
 
     seq_id: int
     tokens: bytes
 
 
 class _Traffic:
-    """Calls of the cache at random; each answers what it took."""
+    """Random calls of the cache; each returns its duration."""
 
     def __init__(self, source: random.Random, num_leaves: int) -> None:
         self._source = source
@@ -122,11 +122,11 @@ class _Traffic:
 
     @property
     def num_turnovers(self) -> float:
-        """How often all blocks have been evicted."""
+        """Number of times that all blocks have been evicted."""
         return self.cache.stats().num_evicted_blocks / self._num_blocks
 
     def _prompt(self) -> bytes:
-        """A known history and a new turn, or a prefix and something of its own."""
+        """A known history and a new turn, or a prefix and a new part."""
         if self._histories and self._source.random() < 0.4:
             known = self._source.choice(self._histories)
             if len(known) < 8 * LEAF_TOKENS * TOKEN_BYTES:
@@ -145,13 +145,13 @@ class _Traffic:
         self._histories.append(opened.tokens)
 
     def _take(self) -> None:
-        """The subscriber reads all that there is; outside every clock, as between two Steps of a service."""
+        """Read all pending events as the subscriber; outside every clock, as between two Steps of a service."""
         self.num_events += len(self._subscription.take())
         while not self._subscription.is_current:
             self.num_events += len(self._subscription.take())
 
     def call(self) -> tuple[str, int]:
-        """One call of the cache: its kind and what it took in nanoseconds."""
+        """Make one call of the cache. Returns its kind and its nanoseconds."""
         self._num_calls += 1
         if self._num_calls % TAKE_EVERY == 0:
             self._take()
@@ -168,7 +168,7 @@ class _Traffic:
         return kind, clock() - start
 
     def _plan(self) -> None:
-        """The calls of one request to come, the last first: matched, opened, inserted, a few tokens decoded, perhaps forked."""
+        """Plan the calls of the next request, last first: matched, opened, inserted, a few tokens decoded, possibly forked."""
         if len(self._open) >= MAX_OPEN:
             ended, keep = self._open.popleft(), self._source.random() < 0.9
             self._histories.append(ended.tokens)
@@ -194,7 +194,7 @@ class _Traffic:
         self._next = calls[::-1]
 
     def end(self) -> None:
-        """Let the rest of a request run, end all sequences and verify the cache."""
+        """Complete the current request, end all sequences and verify the cache."""
         while self._next:
             self._next.pop()[1]()
         while self._open:
@@ -204,7 +204,7 @@ class _Traffic:
 
 
 class _Control:
-    """A loop of look-ups and slices, as long for each kind of call as that kind takes on median."""
+    """A loop of look-ups and slices, as long for each kind of call as that kind's median."""
 
     def __init__(self, source: random.Random) -> None:
         self._bytes = source.randbytes(1 << 22)
@@ -213,7 +213,7 @@ class _Control:
         self._num_rounds: dict[str, int] = {}
 
     def calibrate(self, kind: str, median_ns: float) -> None:
-        """Find how many rounds of the loop take the median of a kind of call."""
+        """Set the loop's rounds to the median duration of a kind of call."""
         low, high = 1, 4096
         while low < high:
             middle = (low + high) // 2
@@ -223,7 +223,7 @@ class _Control:
         self._num_rounds[kind] = low
 
     def call(self, kind: str) -> int:
-        """What it takes, in nanoseconds."""
+        """Duration in nanoseconds."""
         start = clock()
         table, data, key = self._table, self._bytes, self._key
         for _ in range(self._num_rounds[kind]):
@@ -235,7 +235,7 @@ class _Control:
 
 
 def run(seed: int, num_leaves: int, seconds: float, *, is_service: bool) -> dict[str, Any]:
-    """Fill a cache, churn it for `seconds`, and answer what calls, the control and the collector took."""
+    """Fill a cache, and churn it for `seconds`. Returns the times of calls, the control and the collector."""
     source = random.Random(seed)
     pauses = _Pauses()
     filled_s = monotonic()

@@ -1,15 +1,15 @@
-"""Ten minutes of churn at a full pool: how long the collector stops it, and how late calls are beside a loop of plain Python.
+"""Ten minutes of churn at a full pool: the collector's pauses, and delays of calls compared with a loop of plain Python.
 
 A cache of 100,000 leaves is filled, then acquired from, inserted into, extended, forked and released at random, so that every
-block taken is one evicted; prefixes are pinned, and a subscriber follows the events. Between any two calls runs the control: a
-loop of look-ups and slices as long as the call's kind takes on median, which makes no object that the collector tracks. So what
-the machine does to Python is in both. It runs twice, each in a process of its own: with Python's own schedule of garbage
-collection, as a program that imports radixkv has it, and with the schedule that `radixkv serve` sets.
+block taken is an evicted one; prefixes are pinned, and a subscriber follows the events. Between any two calls the control runs:
+a loop of look-ups and slices as long as the median of the call's kind, which makes no object tracked by the collector. So the
+machine's effects on Python are in both. It runs twice, each in a separate process: with Python's own schedule of garbage
+collection, as in a program that imports radixkv, and with the schedule set by `radixkv serve`.
 
     python -m bench.churn                      10 minutes each
     python -m bench.churn --quick              seconds, a small cache: a smoke test; figures not worth quoting
 
-Exit code of a full run: 0 when every bar is met, else 1. The bars are those of a service; the other schedule is shown.
+Exit code of a full run: 0 if every bar is met, otherwise 1. The bars are for a service; the other schedule is only reported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run_apart(options: argparse.Namespace, schedule: str) -> dict[str, Any]:
-    """The figures of one schedule, from a process of its own."""
+    """The figures of one schedule, from a separate process."""
     command = [sys.executable, "-m", "bench.churn", "--schedule", schedule, "--minutes", str(options.minutes)]
     command += ["--leaves", str(options.leaves), "--seed", str(options.seed)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -1,4 +1,4 @@
-"""One layer's attention on a CPU, as `cpu_attention` measures it: a workload, its K and V, and ways to attend to them."""
+"""One layer's attention on a CPU, for `cpu_attention`: a workload, its K and V, and ways to attend to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def kv_bytes(self) -> int:
-        """Of K and V, what is shared counted once."""
+        """Bytes of K and V, with shared ones counted once."""
         tokens = self.shared + self.batch * (self.context - self.shared)
         return 2 * tokens * self.heads[1] * self.heads[2] * getattr(torch, self.dtype).itemsize
 

@@ -1,4 +1,4 @@
-"""A tiny random llama that reads and writes bytes: token ids are byte values, so that any text is its to write."""
+"""A tiny random llama that reads and writes bytes: token ids are byte values, so that it can write any text."""
 
 from __future__ import annotations
 

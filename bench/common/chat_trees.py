@@ -1,10 +1,10 @@
-"""Real conversation trees as requests to a chat server: a user's turns from the trees, the replies its own.
+"""Real conversation trees as requests to a chat server: a user's turns from the trees, replies from the server.
 
     tree      user ─┬─ assistant ─┬─ user ─── assistant       requests    1  user
                     │             └─ user                                 2  go on from 1     3  1, edited
                     └─ assistant                                          4  1 regenerated
 
-Each request goes through one of two APIs of OpenAI's protocol and tells how much of its prompt was found in the cache.
+Each request goes through one of two OpenAI APIs and reports the number of its prompt's tokens found in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Answer", "Api", "ByChat", "ByResponses", "Question", "questions_of",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """One request: a user's turn behind an earlier request's reply. `is_repeated`: the same was asked before."""
+    """One request: a user's turn after an earlier request's reply. `is_repeated`: the same was sent before."""
 
     text: str
     parent: Question | None
@@ -29,7 +29,7 @@ class Question:
 
 
 def questions_of(tree: Tree, source: random.Random) -> list[Question]:
-    """The requests of a tree, each behind its parent, path by path in a shuffled order: it goes back and forth."""
+    """The requests of a tree, each after its parent, path by path in a shuffled order: it goes back and forth."""
     by_prefix: dict[tuple[str, ...], Question] = {}
     asked: set[tuple[str, ...]] = set()
     questions: list[Question] = []
@@ -37,7 +37,7 @@ def questions_of(tree: Tree, source: random.Random) -> list[Question]:
         texts = tuple(message["content"] for message in path)
         parent: Question | None = None
         for end in range(1, len(texts) + 1, 2):
-            reply = texts[: end + 1]  # a reply of the tree stands for one of ours
+            reply = texts[: end + 1]  # a reply of the tree stands for one of the server's
             if reply not in by_prefix:
                 by_prefix[reply] = Question(texts[end - 1], parent, texts[:end] in asked)
                 asked.add(texts[:end])
@@ -47,10 +47,10 @@ def questions_of(tree: Tree, source: random.Random) -> list[Question]:
 
 
 class Answer(NamedTuple):
-    """What came back. `key`: what a later request names it by. Counts are of tokens.
+    """Response. `key`: names it in a later request. Counts are of tokens.
 
-    num_lost: of the prompt up to the last reply's end, the tokens behind the first that is another one when all of it is
-    tokenised as text; what would miss the cache. None where that is not known.
+    num_lost: in the prompt up to the last reply's end, the tokens from the first difference on when all of it is tokenised
+    as text; they would miss the cache. None: unknown.
     """
 
     key: Any
@@ -61,9 +61,9 @@ class Answer(NamedTuple):
 
 
 def shortfall(question: Question, answer: Answer, parent: Answer | None) -> int:
-    """Tokens that were computed though they are not new, for a pool that never evicts. At most 1 is as it should be.
+    """Computed tokens that are not new, for a pool without evictions. At most 1 is correct.
 
-    New is all behind the parent's last token; of a request repeated nothing is, but its last token is always run.
+    Tokens after the parent's last one are new; a repeated request has none, but its last token is always run.
     """
     if question.is_repeated:
         return answer.num_prompt - 1 - answer.num_cached
@@ -73,14 +73,14 @@ def shortfall(question: Question, answer: Answer, parent: Answer | None) -> int:
 
 
 class Api(Protocol):
-    """One of the protocols."""
+    """One of the APIs."""
 
     async def ask(self, client: Any, question: Question, parent: Answer | None) -> Answer: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByResponses:
-    """The server keeps the conversation: each request names the response that it goes on from."""
+    """The server keeps the conversation: each request names the response that it continues."""
 
     model: str
     max_tokens: int
@@ -100,7 +100,7 @@ class ByResponses:
 class ByChat:
     """The client keeps the conversation: each request sends all of it, as text.
 
-    `tokenize`: messages to the ids that they have as text.
+    `tokenize`: messages to their ids as text.
     """
 
     model: str

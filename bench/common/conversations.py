@@ -26,7 +26,7 @@ Message = dict[str, str]
 
 
 class WorkloadMissingError(RuntimeError):
-    """The conversation trees are not where they were looked for."""
+    """The conversation trees are missing from their folder."""
 
 
 class Tree(NamedTuple):
@@ -37,7 +37,7 @@ class Tree(NamedTuple):
 
 
 def default_workloads() -> Path:
-    """``shared/workloads`` beside the project's folder."""
+    """``shared/workloads`` next to the project's folder."""
     return Path(__file__).resolve().parents[3] / "shared" / "workloads"
 
 
@@ -76,24 +76,24 @@ def branching_order(num_paths: Sequence[int], source: random.Random) -> list[tup
 
 
 class Histories:
-    """Every prefix of every history so far, as digests in a dictionary: it shares no code and no idea with a tree."""
+    """Every prefix of every history so far, as digests in a dictionary: independent of any tree's code and design."""
 
     def __init__(self) -> None:
         self._prefixes: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Distinct prefixes, which is how many tokens a cache without eviction holds."""
+        """Number of distinct prefixes, which is the number of tokens in a cache without eviction."""
         return len(self._prefixes)
 
     def num_held(self, token_ids: Sequence[int]) -> int:
-        """Tokens of the longest prefix that an earlier history began with. O(n)."""
+        """Tokens of the longest prefix shared with an earlier history. O(n)."""
         for length, digest in enumerate(_prefix_digests(token_ids)):
             if digest not in self._prefixes:
                 return length
         return len(token_ids)
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """A history ended with these tokens, prompt and reply. O(n)."""
+        """Add a history of these tokens, prompt and reply. O(n)."""
         for length, digest in enumerate(_prefix_digests(token_ids), start=1):
             self._prefixes.setdefault(digest, length)
 

@@ -1,10 +1,10 @@
-"""What a model says by itself: transformers' `generate`, greedy, fp32, in a process that imports nothing of radixkv.
+"""A model's own replies: transformers' `generate`, greedy, fp32, in a process that imports nothing of radixkv.
 
 ``python -P bench/common/reference.py MODEL_FOLDER NUM_TOKENS < prompts.jsonl`` reads one JSON list of token ids per line and
-answers each with one line: ``{"token_ids": [...], "gaps": [...]}``, where a gap is the difference of the two largest
-logits at that token. The end-of-reply token does not end it, so that every answer has NUM_TOKENS tokens.
+writes one line for each: ``{"token_ids": [...], "gaps": [...]}``, where a gap is the difference of the two largest
+logits at that token. The end-of-reply token does not end it, so that every reply has NUM_TOKENS tokens.
 
-`ReferenceAnswers` keeps answers on the disk, by the model's content, the versions of torch and transformers, and the
+`ReferenceAnswers` keeps replies on disk, keyed by the model's content, the versions of torch and transformers, and the
 prompt.
 """
 
@@ -33,12 +33,12 @@ class ReferenceAnswer(NamedTuple):
 
 
 class ReferenceAnswers:
-    """The reference's answers to prompts, computed once and kept.
+    """The reference's replies to prompts, computed once and kept.
 
     Args:
         model: folder of the model.
-        num_tokens: tokens per answer.
-        folder: where answers are kept between runs.
+        num_tokens: tokens per reply.
+        folder: keeps replies between runs.
     """
 
     def __init__(self, model: str, num_tokens: int, folder: Path) -> None:
@@ -53,14 +53,14 @@ class ReferenceAnswers:
                     self._answers[record["prompt"]] = ReferenceAnswer(record["token_ids"], record["gaps"])
 
     def missing(self, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """The prompts that have no kept answer."""
+        """Prompts without a kept reply."""
         return [prompt for prompt in prompts if _digest(prompt) not in self._answers]
 
     def compute(self, prompts: Sequence[Sequence[int]], advance: Callable[[], None]) -> None:
-        """Answer these prompts in a process of the reference's own and keep the answers; `advance` after each.
+        """Compute replies to these prompts in a separate process and keep them; calls `advance` after each.
 
         Raises:
-            RuntimeError: the process failed; what it printed stands above.
+            RuntimeError: the process failed; its output is above.
         """
         if not prompts:
             return
@@ -100,9 +100,9 @@ def _digest(token_ids: Sequence[int]) -> str:
 
 
 def _fingerprint(model: Path, num_tokens: int) -> str:
-    """Of the configuration and weights by content, and of the versions that compute with them."""
+    """Fingerprint of the configuration and weights by content, and of the versions that compute with them."""
     digest = hashlib.blake2b(digest_size=12)
-    if not model.is_dir():  # a hub id: its content is the hub's to name
+    if not model.is_dir():  # a hub id: the hub names its content
         digest.update(str(model).encode())
     for file in sorted(file for kind in ("json", "safetensors", "gguf") for file in model.glob(f"*.{kind}")):
         digest.update(file.name.encode())
@@ -136,7 +136,7 @@ def _answer(model: Any, prompt: list[int], num_tokens: int) -> ReferenceAnswer:
 
 
 def load_plain(folder: str, **options: Any) -> Any:
-    """The model in a folder as transformers loads it, from the GGUF file in there if that has its weights."""
+    """The model in a folder as loaded by transformers, from the folder's GGUF file if it has the weights."""
     transformers: Any = importlib.import_module("transformers")
     for file in Path(folder).glob("*.gguf"):
         options |= {"gguf_file": file.name, "config": transformers.AutoConfig.from_pretrained(folder)}
@@ -155,7 +155,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = load_plain(options.model, dtype=torch.float32).eval()
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # greedy, and no token that ends it
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # greedy, without an end token
     for line in sys.stdin:
         print(json.dumps(_answer(model, json.loads(line), options.num_tokens)._asdict()), flush=True)
     assert "radixkv" not in sys.modules, "the reference runs without radixkv"

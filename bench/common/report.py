@@ -1,10 +1,10 @@
-"""What every benchmark shares: samples, bars, the environment record, tables and the JSON file.
+"""Common parts of all benchmarks: samples, bars, the environment record, tables and the JSON file.
 
     samples ──summarise──> Summary ──┐
     Bar(value, bound) ───────────────┼──> Report ──> tables and PASS/FAIL lines on the terminal
     environment(seed) ───────────────┘           └─> bench/results/NAME.json
 
-A bar with no value is UNMET: what could not be measured was not shown, so it fails like a missed bound.
+A bar without a value is UNMET: an unmeasured figure proves nothing, so it fails like a missed bound.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def summarise(samples: Sequence[float], scale: float = 1.0) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bound that a figure must keep.
+    """A required bound of a figure.
 
-    `value` None: not measured, so unmet; `reason` then says why. `at_least` turns the bound round.
+    `value` None: not measured, so unmet, for `reason`. `at_least` reverses the bound.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Bar:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
     def line(self) -> str:
-        """One line: PASS, FAIL or UNMET, what was measured, what was asked."""
+        """One line: PASS, FAIL or UNMET, the measured value, the bound."""
         relation = ">=" if self.at_least else "<="
         asked = f"{relation} {self.bound:g}{self.unit}"
         if self.value is None:
@@ -106,7 +106,7 @@ class Bar:
 
 
 class Table(NamedTuple):
-    """Rows of cells under a title; cells are text already."""
+    """Rows of cells under a title; cells are text."""
 
     title: str
     columns: tuple[str, ...]
@@ -115,7 +115,7 @@ class Table(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """One run of one benchmark, as it is printed and as it is written."""
+    """One run of one benchmark, for printing and for the JSON file."""
 
     name: str
     seed: int
@@ -128,9 +128,9 @@ class Report:
         return all(bar.passed for bar in self.bars)
 
     def finish(self, path: Path | None, *, is_quick: bool = False) -> int:
-        """Print tables and bars, write the JSON unless `path` is None; exit code 0, or 1 where a bar is not met.
+        """Print tables and bars, write the JSON unless `path` is None. Returns exit code 0, or 1 if a bar is not met.
 
-        A quick run shows that a bench works and its answers are right; its few samples decide no bar.
+        A quick run shows that a bench works and its results are right; it has too few samples to judge a bar.
         """
         for table in self.tables:
             print_table(table)
@@ -153,7 +153,7 @@ class Report:
 
 
 def environment(seed: int, packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Commit, machine, versions, date and seed: what a reader needs to repeat a figure or to doubt it."""
+    """Commit, machine, versions, date and seed: for a reader who repeats or doubts a figure."""
     return {
         "commit": _commit(),
         "cpu": _cpu_model(),
@@ -167,7 +167,7 @@ def environment(seed: int, packages: Iterable[str] = PACKAGES) -> dict[str, Any]
 
 
 def _commit() -> str:
-    """Hash of HEAD, with ``-dirty`` where tracked files differ from it; ``unknown`` outside a repository."""
+    """Hash of HEAD, with ``-dirty`` if tracked files differ from it; ``unknown`` outside a repository."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
@@ -200,7 +200,7 @@ def _version(package: str) -> str | None:
 
 
 def print_table(table: Table) -> None:
-    """Print with rich where it is installed and the output is a terminal, else as aligned plain text."""
+    """Print with rich if it is installed and the output is a terminal, otherwise as aligned plain text."""
     if sys.stdout.isatty():
         try:
             from rich.console import Console
@@ -224,8 +224,8 @@ def print_table(table: Table) -> None:
 
 
 class Progress:
-    """How far a run is and how long the rest will take, on standard error: one line that is rewritten on a terminal,
-    else a line every ten seconds.
+    """Progress of a run and the estimated rest of its time, on standard error: one line that is rewritten on a terminal,
+    otherwise a line every ten seconds.
     """
 
     def __init__(self, what: str, total: int) -> None:
@@ -236,7 +236,7 @@ class Progress:
         self._is_terminal = sys.stderr.isatty()
 
     def advance(self) -> None:
-        """One more is done."""
+        """Count one more as done."""
         self._done += 1
         now_s = time.monotonic()
         is_last = self._done >= self._total
@@ -251,7 +251,7 @@ class Progress:
 
 
 def write_json(path: Path, payload: dict[str, Any]) -> None:
-    """Write the payload whole or not at all: to a temporary file beside it, which then takes its name."""
+    """Write the whole payload or nothing: to a temporary file in the same folder, which is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".json.tmp")
     temporary.write_text(json.dumps(payload, indent=2, sort_keys=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""What the end-to-end benchmarks talk to: the engine in this process, or a separate service and worker.
+"""Systems under the end-to-end benchmarks: the engine in this process, or a separate service and worker.
 
-torch is imported with the first stack, so that its threads are configured as `radixkv worker` configures them.
+torch is imported with the first stack, so that its threads are configured as in `radixkv worker`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ STOP_S = 30.0
 
 
 class Stack(NamedTuple):
-    """Something to generate with, and how many blocks its cache has evicted so far."""
+    """A generator, and the number of blocks evicted by its cache so far."""
 
     generator: Generator
     num_evicted_blocks: Callable[[], int]
 
 
 class Reply(NamedTuple):
-    """Generated tokens, and what they cost."""
+    """Generated tokens, and their usage."""
 
     token_ids: list[int]
     usage: Usage
 
 
 def generate_greedy(generator: Generator, prompt: list[int], num_tokens: int) -> Reply:
-    """Exactly `num_tokens` greedy tokens; the end-of-reply token does not end them."""
+    """Generate exactly `num_tokens` greedy tokens; the end-of-reply token does not end them."""
     from radixkv.generation.params import SamplingParams
     from radixkv.generation.request import GenerateParams
     from radixkv.generation.stream import Delta
@@ -84,7 +84,7 @@ def engine_in_process(model: str, num_blocks: int, dtype: str) -> Iterator[Stack
 
 @contextmanager
 def engine_beside_service(model: str, num_blocks: int, dtype: str) -> Iterator[tuple[Engine, ModelRunner]]:
-    """`radixkv serve` in a process of its own, and a worker's engine and model in this one."""
+    """`radixkv serve` in a separate process, and a worker's engine and model in this one."""
     configure_threads()
     from radixkv.worker.run import Worker, WorkerConfig
 
@@ -108,7 +108,7 @@ def engine_beside_service(model: str, num_blocks: int, dtype: str) -> Iterator[t
 def separate_services(
     model: str, num_blocks: int, dtype: str, arguments: Sequence[str] = ()
 ) -> Iterator[tuple[GenerationClient, RemoteReader]]:
-    """`radixkv serve` and `radixkv worker`, each in a process of its own, over unix sockets: a client of each.
+    """`radixkv serve` and `radixkv worker` in separate processes, over unix sockets: a client of each.
 
     `arguments`: further ones of `radixkv worker`.
     """
@@ -134,10 +134,10 @@ def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stac
 
 @contextmanager
 def running(*arguments: str) -> Iterator[None]:
-    """A `radixkv` command that has said it is ready, until the end of the block.
+    """Run a `radixkv` command, ready for the duration of the block.
 
     Raises:
-        RuntimeError: it ended before that; what it printed stands above.
+        RuntimeError: it ended before it was ready; its output is above.
     """
     command = [sys.executable, "-P", "-m", "radixkv.cli", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

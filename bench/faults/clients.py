@@ -1,4 +1,4 @@
-"""Clients that retry as a sane one does, and a ledger of what came of every try. What they ask: `branching_scripts`.
+"""Clients with sane retries, and a ledger of all tries. Their requests: `branching_scripts`.
 
 Script ── play ──> Asker ── try, wait a little, try again ──> gateway or worker
                      └──> Ledger: finished, failed, cancelled, and when
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["GIVE_UP_S", "Asker", "Client", "Done", "Failure", "Heard", "HungError", "Ledger", "TryAgainError"]
 
 GIVE_UP_S = 90.0
-"""From the first try of a request: longer than any restart takes. Who waits longer was forgotten."""
+"""From the first try of a request: longer than any restart. A request that waits longer was lost."""
 _SILENCE_S = 75.0
-"""A gateway may wait for its worker for a minute without a word, where an answer comes in one piece."""
+"""A gateway may wait silently for its worker for a minute, for a response in one piece."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _RETRIED = frozenset({429, 502, 503, 504})
 _VARYING = re.compile(r"/\S+|\b[0-9a-f]{8,}\b|\d+")
@@ -39,19 +39,19 @@ _Answer = TypeVar("_Answer")
 
 
 class HungError(Exception):
-    """A request that was answered neither with a result nor with an error that another try mends."""
+    """A request that got neither a result nor a retryable error."""
 
 
 class TryAgainError(Exception):
-    """A try has failed in a way that another may mend. `told`: with a status and a message of radixkv's own."""
+    """A try has failed in a retryable way. `is_reported`: by radixkv's own status and message."""
 
-    def __init__(self, what: str, *, told: bool) -> None:
+    def __init__(self, what: str, *, is_reported: bool) -> None:
         super().__init__(what)
-        self.told = told
+        self.is_reported = is_reported
 
 
 class Done(NamedTuple):
-    """A request that has come to its end. Times of the monotonic clock, of the first try and of the answer."""
+    """A completed request. Times of the monotonic clock, of the first try and of the response."""
 
     route: str
     client: int
@@ -61,31 +61,31 @@ class Done(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A try that has failed. `told`: by a status and a message of radixkv's own, not by a broken connection."""
+    """A failed try. `is_reported`: by radixkv's own status and message, not by a broken connection."""
 
     route: str
     at_s: float
     what: str
-    told: bool
+    is_reported: bool
 
 
 @dataclass(slots=True)
 class Heard:
-    """A generation over gRPC: when the worker had taken it, and how many of its tokens came."""
+    """A generation over gRPC: the time at which the worker accepted it, and the number of its tokens received."""
 
     taken_s: float
     num_tokens: int = 0
 
 
 class Ledger:
-    """What came of all tries; any thread may write.
+    """Results of all tries; thread-safe for writers.
 
     Attributes:
         num_tries: of requests; finished + failed, once all clients have left. num_cancelled: given up by their caller.
-        num_sent: requests over HTTP, those that prepare and clean up among them.
+        num_sent: requests over HTTP, including those for preparation and clean-up.
         heard: generations over gRPC.
-        done, failures: requests that have come to their end, tries that failed.
-        wrong: what must never be.
+        done, failures: completed requests, failed tries.
+        wrong: faults that must never occur.
     """
 
     def __init__(self) -> None:
@@ -99,49 +99,49 @@ class Ledger:
         self._lock = threading.Lock()
 
     def tried(self) -> None:
-        """A try is under way."""
+        """Count a started try."""
         with self._lock:
             self.num_tries += 1
 
     def finished(self, done: Done) -> None:
-        """A request has its answer."""
+        """Add a completed request."""
         with self._lock:
             self.done.append(done)
 
-    def failed(self, route: str, what: str, *, told: bool) -> None:
-        """A try has failed; numbers, paths and ids are left out of the message."""
+    def failed(self, route: str, what: str, *, is_reported: bool) -> None:
+        """Add a failed try; numbers, paths and ids are removed from the message."""
         with self._lock:
-            self.failures.append(Failure(route, time.monotonic(), _VARYING.sub("_", what)[:160], told))
+            self.failures.append(Failure(route, time.monotonic(), _VARYING.sub("_", what)[:160], is_reported))
 
     def cancelled(self) -> None:
-        """A try was given up by its caller."""
+        """Count a try given up by its caller."""
         with self._lock:
             self.num_cancelled += 1
 
     def sent(self) -> None:
-        """A request goes out over HTTP."""
+        """Count a request sent over HTTP."""
         with self._lock:
             self.num_sent += 1
 
     def taken(self) -> Heard:
-        """A worker has taken a generation over gRPC; its tokens are to be counted."""
+        """Add a generation accepted by a worker over gRPC, to count its tokens."""
         with self._lock:
             self.heard.append(Heard(time.monotonic()))
             return self.heard[-1]
 
     def went_wrong(self, what: str) -> None:
-        """Something that must never be: a wrong answer, a failure that no retry mends, a request without an end."""
+        """Add a fault that must never occur: a wrong reply, a failure that no retry mends, a request without an end."""
         with self._lock:
             self.wrong.append(what)
 
 
 class Asker:
-    """One client's connections, and how it retries: after a little while, a longer one each time, until it gives up.
+    """One client's connections, and its retries: with growing pauses, until it gives up.
 
     Args:
         url: of the gateway.
         worker: address of a worker.
-        ledger: told of everything.
+        ledger: of all tries.
         number: of the client.
         is_stopped: whether to give up between two tries.
     """
@@ -160,10 +160,10 @@ class Asker:
         self.worker.close()
 
     def retry(self, route: str, attempt: Callable[[], _Answer], *, counts: bool = True) -> _Answer:
-        """The answer of the first try that has one. `counts`: whether the ledger is told of it as a request.
+        """The result of the first successful try. `counts`: whether the ledger counts it as a request.
 
         Raises:
-            HungError: there was none for too long.
+            HungError: no try succeeded for too long.
         """
         begun_s = time.monotonic()
         wait_s = _FIRST_WAIT_S
@@ -174,7 +174,7 @@ class Asker:
                 answer = attempt()
             except TryAgainError as error:
                 if counts:
-                    self.ledger.failed(route, str(error), told=error.told)
+                    self.ledger.failed(route, str(error), is_reported=error.is_reported)
                 if time.monotonic() - begun_s > GIVE_UP_S or self._is_stopped():
                     raise HungError(f"{route}: no answer within {GIVE_UP_S:g} s; the last try: {error}") from None
                 time.sleep(wait_s * self._jitter.uniform(0.5, 1.0))
@@ -188,7 +188,7 @@ class Asker:
     # -- HTTP
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """One try of a request whose answer is JSON."""
+        """One try of a request with a JSON response."""
         self.ledger.sent()
         with _transport():
             response = self.http.request(method, path, json=body)
@@ -197,7 +197,7 @@ class Asker:
         return answer
 
     def stream(self, path: str, body: Any, leave_after: int | None = None) -> Iterator[dict[str, Any]]:
-        """One try of a streamed chat completion: its chunks. `leave_after`: hang up behind so many."""
+        """One try of a streamed chat completion: its chunks. `leave_after`: hang up after so many."""
         self.ledger.sent()
         with _transport(), self.http.stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != 200:
@@ -216,10 +216,10 @@ class Asker:
                 count += 1
                 if leave_after is not None and count >= leave_after:
                     return
-            raise TryAgainError("a stream broke off without an end", told=False)
+            raise TryAgainError("a stream broke off without an end", is_reported=False)
 
     def remove(self, path: str) -> None:
-        """One try of a removal. Gone already is as good: an earlier try may have done it."""
+        """One try of a removal. A missing item counts as removed: an earlier try may have removed it."""
         self.ledger.sent()
         with _transport():
             response = self.http.delete(path)
@@ -247,12 +247,12 @@ def _collect(stream: Any, num_branches: int, heard: Heard) -> tuple[str, list[li
                 replies[event.branch].extend(event.token_ids)
                 heard.num_tokens += len(event.token_ids)
     if stream.usage is None:
-        raise TryAgainError("a stream broke off without an end", told=False)
+        raise TryAgainError("a stream broke off without an end", is_reported=False)
     return stream.generation_id, replies
 
 
-class _transport:  # noqa: N801  # reads as a verb where it is used
-    """A broken connection is worth another try; silence is not."""
+class _transport:  # noqa: N801  # reads as a verb at its uses
+    """Makes a broken connection retryable; silence is not."""
 
     def __enter__(self) -> None:
         pass
@@ -261,18 +261,18 @@ class _transport:  # noqa: N801  # reads as a verb where it is used
         if isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout)):
             raise HungError(f"nothing was heard for {_SILENCE_S:g} s") from None
         if isinstance(error, httpx.TransportError):
-            raise TryAgainError(f"{type(error).__name__}: {error}", told=False) from None
+            raise TryAgainError(f"{type(error).__name__}: {error}", is_reported=False) from None
 
 
 class _grpc:  # noqa: N801  # as above
-    """What a worker that is gone or stops says is worth another try."""
+    """Makes errors of a stopped or stopping worker retryable."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UnavailableError):
-            raise TryAgainError(f"UnavailableError: {error}", told=True) from None
+            raise TryAgainError(f"UnavailableError: {error}", is_reported=True) from None
 
 
 def _check(response: httpx.Response) -> None:
@@ -286,22 +286,22 @@ def _check(response: httpx.Response) -> None:
 
 
 def _refused(error: dict[str, Any], where: str, status: int = 503) -> None:
-    """Worth another try, or a fault of the server or of this bench."""
+    """Raise for a retryable error, or for a fault of the server or of this bench."""
     is_passing = status in _RETRIED and error.get("code") in ("unavailable", "draining", "overloaded")
     if not is_passing or not error.get("message"):
         raise RuntimeError(f"{where}: {error}")
-    raise TryAgainError(f"{where} {error['code']}: {error['message']}", told=True)
+    raise TryAgainError(f"{where} {error['code']}: {error['message']}", is_reported=True)
 
 
 class Client(threading.Thread):
-    """Plays scripts of some kinds until it is stopped, and compares every answer with the undisturbed one.
+    """Plays scripts of some kinds until it is stopped, and compares every reply with the undisturbed one.
 
     Args:
-        number: of the client; seeds what it plays when.
-        kinds: of the scripts that it plays.
+        number: of the client; seeds the order of its scripts.
+        kinds: of its scripts.
         answers: the undisturbed ones.
-        url, worker: whom it asks.
-        ledger: told of everything.
+        url, worker: addresses for its requests.
+        ledger: of all tries.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Client(threading.Thread):
         self._asker = Asker(url, worker, ledger, number, lambda: False)
 
     def leave(self) -> None:
-        """Stop behind the script that is being played."""
+        """Stop after the current script."""
         self._leaving.set()
 
     def run(self) -> None:

@@ -1,22 +1,22 @@
-"""Every process of a deployment is killed, stopped for a while or restarted, again and again, under load: what do clients see?
+"""Every process of a deployment is killed, stopped for a while or restarted, repeatedly, under load: the effects on clients.
 
 The processes are started by the CLI: a cache service, two workers with a pool each, a gateway in front of the first. Clients
-play scripts that branch (chats, streams, drafts, stored responses and what goes on from them, kept conversations, forks over
-gRPC), retry what failed, and compare every answer with the one that was recorded before anything was disturbed. What ends is
-started again after a tenth of a second, as systemd's Restart=always would. Faults are given at random moments, each once all
-clients are served again after the one before.
+play scripts that branch (chats, streams, drafts, stored responses and continuations of them, kept conversations, forks over
+gRPC), retry failed requests, and compare every reply with the one recorded before any fault. Ended processes are restarted
+after a tenth of a second, as with systemd's Restart=always. Faults come at random moments, each once all clients are
+served again after the previous one.
 
-    answers            every finished one is the undisturbed one, to the token; nothing fails that a retry does not mend, and
-                       nothing hangs
-    failed             tries that failed, and how; none broke without a word unless the gateway itself was killed, and none at
-                       all failed where the service, or the worker behind the gateway, was restarted by SIGTERM
-    first answer       from the fault to the first answer to a request that was begun after it
+    answers            every finished reply equals the undisturbed one, token by token; every failure is retryable, and no
+                       request hangs
+    failed             failed tries by kind; none by a broken connection unless the gateway itself was killed, and none at all
+                       if the service, or the gateway's worker, was restarted by SIGTERM
+    first answer       from the fault to the first response to a request started after it
     all clients        from the fault until each client that depends on that process has one
     at the end         the trees hold their invariants, no sequence is open, free + cached blocks = pool, no connection is half
-                       closed, memory has not grown, no log has a traceback, every process ends with 0
+                       closed, memory has not grown, no log has a traceback, every process exits with 0
 
     python -m bench.faults                     200 faults, a tiny model
-    python -m bench.faults --quick             10, what CI runs
+    python -m bench.faults --quick             10, as in CI
     python -m bench.faults --model smollm2     with SmolLM2-135M-Instruct
 """
 
@@ -74,7 +74,7 @@ CLIENTS = (
     ("forks",),
     ("forks",),
 )
-"""What each client plays."""
+"""Scripts of each client."""
 SCRIPTS_PER_KIND = 4
 RECOVERED_S = 90.0
 JUDGED_POINTS = 100
@@ -85,13 +85,13 @@ _IDLE_S = 20.0
 
 
 class Fault(NamedTuple):
-    """What is done to which process."""
+    """A fault and its process."""
 
     target: str
     action: str
 
     def strike(self, stack: Stack, ttl_s: float) -> None:
-        """Do it; a process that was stopped runs again when this returns."""
+        """Inject it; a stopped process runs again when this returns."""
         role = stack.roles[self.target]
         if self.action == KILL:
             role.send(signal.SIGKILL)
@@ -105,13 +105,13 @@ class Fault(NamedTuple):
                 role.send(signal.SIGCONT)
 
     def pause_s(self, ttl_s: float) -> float:
-        """How long the process stands still."""
+        """Time for which the process is stopped."""
         return {SHORT: ttl_s / 2, LONG: 2 * ttl_s}.get(self.action, 0.0)
 
 
 @dataclass(slots=True)
 class Injury:
-    """A fault that was given, and what came of it. Seconds of the monotonic clock; None where it never came."""
+    """An injected fault, and its effects. Seconds of the monotonic clock; None if it never came."""
 
     fault: Fault
     at_s: float
@@ -121,7 +121,7 @@ class Injury:
 
 
 def record(stack: Stack) -> dict[Script, list[str]]:
-    """The undisturbed answers to every script."""
+    """Record the undisturbed replies to every script."""
     asker = Asker(stack.url, stack.worker_b, Ledger(), 0, lambda: True)
     try:
         scripts = [Script(kind, number) for kind in KINDS for number in range(SCRIPTS_PER_KIND)]
@@ -131,7 +131,7 @@ def record(stack: Stack) -> dict[Script, list[str]]:
 
 
 def start_clients(stack: Stack, answers: dict[Script, list[str]], ledger: Ledger) -> list[Client]:
-    """Clients that play until they are told to leave."""
+    """Start clients that play until they are stopped."""
     clients = [
         Client(number, kinds, answers, stack.url, stack.worker_b, ledger) for number, kinds in enumerate(CLIENTS)
     ]
@@ -141,7 +141,7 @@ def start_clients(stack: Stack, answers: dict[Script, list[str]], ledger: Ledger
 
 
 def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
-    """Let each end its script; one that does not come back hangs."""
+    """Let each complete its script; one that does not return hangs."""
     for client in clients:
         client.leave()
     deadline_s = time.monotonic() + 2 * GIVE_UP_S
@@ -152,7 +152,7 @@ def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
 
 
 def faults(seed: int) -> Iterator[Fault]:
-    """Every kind in turn; from the second time on in an order of chance."""
+    """Every kind in turn; in random order from the second time on."""
     source = random.Random(seed)
     kinds = [Fault(*each) for each in (*_FIRST, *_REST)]
     while True:
@@ -161,7 +161,7 @@ def faults(seed: int) -> Iterator[Fault]:
 
 
 def strike(stack: Stack, fault: Fault, clients: Sequence[Client], ledger: Ledger, ttl_s: float) -> Injury:
-    """Give one fault and wait until every client that feels it is served again."""
+    """Inject one fault and wait until every affected client is served again."""
     injury = Injury(fault, time.monotonic())
     num_before = len(ledger.done)
     num_failures = len(ledger.failures)
@@ -187,7 +187,7 @@ def strike(stack: Stack, fault: Fault, clients: Sequence[Client], ledger: Ledger
 
 
 def inspect(stack: Stack) -> list[str]:
-    """What is wrong with an idle deployment: broken invariants, leaks; empty where nothing is."""
+    """Faults of an idle deployment: broken invariants, leaks; empty if there are none."""
     found: list[str] = []
     for pool in ("a", "b"):
         with connect(stack.service, pool_name=pool) as reader:
@@ -213,7 +213,7 @@ def inspect(stack: Stack) -> list[str]:
 
 
 class Outcome(NamedTuple):
-    """Of a whole run. `growth`: memory at the end over that after the warm-up, the greatest of all processes."""
+    """Result of a whole run. `growth`: memory at the end over that after the warm-up, the greatest of all processes."""
 
     injuries: list[Injury]
     ledger: Ledger
@@ -224,7 +224,7 @@ class Outcome(NamedTuple):
 
 
 def run(stack: Stack, options: argparse.Namespace) -> Outcome:
-    """All points, then a look at what is left."""
+    """Inject all faults, then inspect the deployment."""
     answers = record(stack)
     ledger, source, injuries = Ledger(), random.Random(options.seed), []
     clients = start_clients(stack, answers, ledger)
@@ -254,7 +254,7 @@ def bars(outcome: Outcome) -> list[Bar]:
         for injury in injuries
         if injury.fault.target not in (GATEWAY, WORKER_B)
         for failure in injury.failures
-        if not failure.told
+        if not failure.is_reported
     ]
     restarts = [
         failure.what
@@ -298,8 +298,8 @@ def tables(outcome: Outcome) -> list[Table]:
         )
     columns = ("fault", "times", "first answer s p50", "p99", "all clients s p50", "p99", "failed tries")
     failures = Counter(failure.what for failure in outcome.ledger.failures)
-    told: list[tuple[str, ...]] = [(what, str(count)) for what, count in failures.most_common(20)]
-    return [Table("recovery", columns, rows), Table("how tries failed", ("message", "times"), told)]
+    by_message: list[tuple[str, ...]] = [(what, str(count)) for what, count in failures.most_common(20)]
+    return [Table("recovery", columns, rows), Table("how tries failed", ("message", "times"), by_message)]
 
 
 def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lease-ttl", type=float, default=1.0, help="of the service, seconds (default: 1)")
     parser.add_argument("--num-blocks", type=int, default=512, help="of each pool, 16 tokens each (default: 512)")
     parser.add_argument("--model", default="tiny", choices=("tiny", "smollm2"), help="default: tiny")
-    parser.add_argument("--seed", type=int, default=0, help="of when which fault comes (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of times and order of faults (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/faults.json from 100 faults)")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -349,7 +349,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours is left over
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that none of our processes is left
     try:
         with tempfile.TemporaryDirectory(prefix="radixkv-") as name:
             folder = Path(name)

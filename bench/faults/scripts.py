@@ -1,7 +1,7 @@
-"""What sane clients ask: scripts that branch, with the same requests and seeds whenever they are played.
+"""Requests of sane clients: scripts that branch, with the same requests and seeds whenever they are played.
 
-Their answers must be the same to the token each time. Later requests of a script go on from earlier answers: further turns,
-drafts, forks of a stored response, forks of a generation.
+Replies must be the same each time, token by token. Later requests of a script continue earlier replies: further turns, drafts,
+forks of a stored response, forks of a generation.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _MODEL = "typewriter"
 
 
 class Script(NamedTuple):
-    """What is asked, in order. `kind`: one of `KINDS`; `number`: which of that kind."""
+    """Requests in order. `kind`: one of `KINDS`; `number`: index within the kind."""
 
     kind: str
     number: int
 
     @property
     def route(self) -> str:
-        """Whom it asks."""
+        """API that it uses."""
         return "grpc" if self.kind == "forks" else "http"
 
     def play(self, asker: Asker) -> list[str]:
-        """All answers, in the order of the script."""
+        """All replies, in the order of the script."""
         return _PLAYS[self.kind](asker, self.number)
 
 
 def _text(number: int, words: int = 24) -> str:
-    """A question of its own, behind a beginning that others share."""
+    """A distinct question, after a prefix shared with others."""
     source = random.Random(number)
     shared = f"You are one of {number % 3} helpers. " * 6
     return shared + " ".join(source.choice(("why", "tree", "sea", "moon", "how", "salt", "ship")) for _ in range(words))
 
 
 def _drawing(number: int) -> dict[str, Any]:
-    """Greedy for every third script, else drawn with a seed."""
+    """Greedy for every third script, otherwise drawn with a seed."""
     return {"temperature": 0.0 if number % 3 == 0 else 1.0, "seed": 1000 + number}
 
 
@@ -57,7 +57,7 @@ def _chat(number: int, turns: Sequence[str], length: int, **more: Any) -> dict[s
 
 
 def _play_chat(asker: Asker, number: int) -> list[str]:
-    """Two turns, the second behind the answer to the first."""
+    """Two turns, the second after the reply to the first."""
     path, turns = "/v1/chat/completions", [_text(number)]
     for follow_up in ("And then?", ""):
         body = _chat(number, turns, 64)
@@ -81,7 +81,7 @@ def _play_drafts(asker: Asker, number: int) -> list[str]:
 
 
 def _play_responses(asker: Asker, number: int) -> list[str]:
-    """A response, and two that go on from it."""
+    """A response, and two that continue it."""
 
     def ask(text: str, previous: str | None) -> tuple[str, str]:
         body = {"model": _MODEL, "input": text, "max_output_tokens": 48, "previous_response_id": previous}
@@ -97,7 +97,7 @@ def _play_responses(asker: Asker, number: int) -> list[str]:
 
 
 def _play_conversation(asker: Asker, number: int) -> list[str]:
-    """A kept conversation, with two drafts of a reply; one that the gateway could not finish is asked for again."""
+    """A kept conversation, with two drafts of a reply; one that the gateway could not finish is requested again."""
     base = "/v1/radixkv/conversations"
     place = asker.retry("http", lambda: asker.call("POST", base, {"title": f"script {number}"}), counts=False)["id"]
     question = {"id": f"msg_{uuid.uuid4().hex}", "role": "user", "text": _text(number)}
@@ -114,7 +114,9 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
                 return [drafts[each]["text"] for each in ids]
             for draft in drafts.values():
                 if draft["status"] in ("failed", "stopped"):
-                    raise TryAgainError(f"a reply {draft['status']}: {draft['error']}", told=bool(draft["error"]))
+                    raise TryAgainError(
+                        f"a reply {draft['status']}: {draft['error']}", is_reported=bool(draft["error"])
+                    )
             time.sleep(0.05)
 
     drafts = asker.retry("http", attempt)
@@ -123,7 +125,7 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
 
 
 def _play_forks(asker: Asker, number: int) -> list[str]:
-    """Four drafts, and a fork of each of two of them; a worker that was restarted remembers none, so all is asked again."""
+    """Four drafts, and a fork of each of two of them; a restarted worker has none, so all are requested again."""
     sampling = SamplingParams(max_tokens=64, n=4, **_drawing(number))
     prompt = [ord(char) - 31 for char in _text(number)]
 
@@ -137,24 +139,24 @@ def _play_forks(asker: Asker, number: int) -> list[str]:
                 params = ForkParams(generation_id=generation, branch=branch, position=position, sampling=again)
                 forks += asker.fork(params)
             except UnknownGenerationError as error:
-                raise TryAgainError(f"UnknownGenerationError: {error}", told=True) from None
+                raise TryAgainError(f"UnknownGenerationError: {error}", is_reported=True) from None
         return drafts + forks
 
     return ["".join(map(chr, ids)) for ids in asker.retry("grpc", attempt)]
 
 
 def _play_leaver(asker: Asker, number: int) -> list[str]:
-    """Hangs up in the middle of a stream; what was told until then has its own right answer."""
-    told: list[str] = []
+    """Hangs up in the middle of a stream; the text received until then is compared too."""
+    received: list[str] = []
 
     def attempt() -> None:
-        told.clear()
+        received.clear()
         for chunk in asker.stream("/v1/chat/completions", _chat(number, [_text(number)], 128), leave_after=6):
-            told.extend(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            received.extend(choice["delta"].get("content") or "" for choice in chunk["choices"])
 
     asker.retry("http", attempt, counts=False)
     asker.ledger.cancelled()
-    return ["".join(told)[:3]]
+    return ["".join(received)[:3]]
 
 
 _PLAYS = {

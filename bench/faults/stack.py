@@ -1,9 +1,9 @@
-"""The processes of a deployment, started as a user starts them, and started again whenever they end, as systemd does.
+"""The processes of a deployment, started by the CLI, and restarted whenever they end, as by systemd.
 
     gateway (HTTP) ──> worker a ──┐
                        worker b ──┴──> service
 
-A client of the gateway depends on the service, worker a and the gateway; one that speaks gRPC to worker b on the service and b.
+A client of the gateway depends on the service, worker a and the gateway; one that uses worker b over gRPC on the service and b.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["GATEWAY", "ROUTES", "SERVICE", "WORKER_A", "WORKER_B", "Role", "Stac
 SERVICE, WORKER_A, WORKER_B, GATEWAY = "service", "worker a", "worker b", "gateway"
 HTTP, GRPC = "http", "grpc"
 ROUTES = {SERVICE: (HTTP, GRPC), WORKER_A: (HTTP,), GATEWAY: (HTTP,), WORKER_B: (GRPC,)}
-"""Whose clients feel a fault of which process."""
+"""Clients affected by a fault of each process."""
 
 START_S = 120.0
 STOP_S = 60.0
@@ -39,16 +39,16 @@ BLOCK_SIZE = 16
 
 
 class Role:
-    """One place of the deployment: a command line, the process that fills it now, and those that did.
+    """One place of the deployment: a command line, its current process, and its earlier ones.
 
     Args:
         name: of the place.
         arguments: of `radixkv`.
-        log: where what it prints goes.
+        log: file for its output.
 
     Attributes:
-        num_starts: processes so far.
-        endings: exit codes of those that have ended.
+        num_starts: number of processes so far.
+        endings: exit codes of the ended ones.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
@@ -64,13 +64,13 @@ class Role:
 
     @property
     def pid(self) -> int:
-        """Of the process that fills the place now."""
+        """Of the current process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def log(self) -> str:
-        """All that its processes have printed."""
+        """All output of its processes."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
@@ -80,15 +80,15 @@ class Role:
             command = [sys.executable, "-P", "-m", "radixkv.cli", *self._arguments]
             environ = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             with self._log.open("ab") as log:
-                # In a session of its own: a Ctrl-C at the terminal is the bench's to act on.
+                # In a separate session: the bench handles Ctrl-C at the terminal.
                 self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environ)
             self.num_starts += 1
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        """Wait until the process that fills the place has said that it serves.
+        """Wait until the current process reports that it serves.
 
         Raises:
-            RuntimeError: it has not, or ended; with what it printed.
+            RuntimeError: it did not, or it ended; with its output.
         """
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
@@ -99,13 +99,13 @@ class Role:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the present process has said so."""
+        """Whether the current process has reported that it serves."""
         with self._lock:
             offset = self._offset
         return _READY in self._log.read_bytes()[offset:].decode(errors="replace")
 
     def ended(self) -> bool:
-        """Whether the process has ended by itself or by a fault; to be asked by the supervisor."""
+        """Whether the process has ended by itself or by a fault; for the supervisor."""
         with self._lock:
             code = self._process.poll() if self._process is not None else None
             if code is None or self._stopped:
@@ -114,13 +114,13 @@ class Role:
             return True
 
     def send(self, number: signal.Signals) -> None:
-        """Send the present process a signal; nothing where it has ended."""
+        """Send the current process a signal; nothing if it has ended."""
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 self._process.send_signal(number)
 
     def stop(self) -> int:
-        """Stop it for good, as a person would; the exit code."""
+        """Stop it for good, as a person would. Returns the exit code."""
         with self._lock:
             self._stopped = True
             process = self._process
@@ -137,7 +137,7 @@ class Role:
             return -signal.SIGKILL
 
     def kill(self) -> None:
-        """End it at once, for good."""
+        """Kill it at once, for good."""
         with self._lock:
             self._stopped = True
             if self._process is not None and self._process.poll() is None:
@@ -147,7 +147,7 @@ class Role:
 
 
 class Stack:
-    """All of a deployment, a context manager. What ends is started again after a tenth of a second.
+    """A whole deployment, a context manager. Ended processes are restarted after a tenth of a second.
 
     Args:
         folder: for sockets, logs and the gateway's state.
@@ -212,12 +212,12 @@ class Stack:
         self._kill()
 
     def stop(self) -> dict[str, int]:
-        """Stop all in the order in which a person would, the gateway first; exit codes."""
+        """Stop all processes in a person's order, the gateway first. Returns exit codes."""
         self._end_supervision()
         return {name: self.roles[name].stop() for name in (GATEWAY, WORKER_A, WORKER_B, SERVICE)}
 
     def wait_ready(self) -> None:
-        """Wait until every place is filled by a process that serves."""
+        """Wait until every place has a serving process."""
         for role in self.roles.values():
             role.wait_ready()
 
@@ -226,7 +226,7 @@ class Stack:
         return {name: psutil.Process(role.pid).memory_info().rss for name, role in self.roles.items()}
 
     def num_half_closed(self) -> dict[str, int]:
-        """TCP connections of each process whose other end has gone while it keeps its own."""
+        """TCP connections of each process that are closed by the other end but still open at its own."""
         return {
             name: sum(
                 connection.status == psutil.CONN_CLOSE_WAIT
@@ -236,7 +236,7 @@ class Stack:
         }
 
     def num_files(self) -> dict[str, int]:
-        """Open file descriptors of each process, sockets among them."""
+        """Open file descriptors of each process, including sockets."""
         return {name: psutil.Process(role.pid).num_fds() for name, role in self.roles.items()}
 
     def _supervise(self) -> None:
@@ -251,7 +251,7 @@ class Stack:
             self._supervisor.join()
 
     def _kill(self) -> None:
-        """End all at once. A second Ctrl-C must not leave half of them: signals wait until they are gone."""
+        """Kill all at once. A second Ctrl-C must not leave half of them: signals wait until they have ended."""
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self._end_supervision()
@@ -263,7 +263,7 @@ class Stack:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on now."""
+    """A free TCP port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

@@ -1,6 +1,6 @@
-"""A tiny random llama that reads and writes printable ASCII, a token a character: a text and its token ids tell each other.
+"""A tiny random llama that reads and writes printable ASCII, a token per character: text and token ids determine each other.
 
-So what a client reads can be compared to the token, whichever API told it.
+So a client's text can be compared token by token, for any API.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def save_typewriter(folder: Path, seed: int = 0) -> str:
     model: Any = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:  # wide enough that what was read decides what is written
+            if parameter.dim() > 1:  # wide enough that the text read affects the text written
                 parameter.normal_(0.0, 0.2)
     model.save_pretrained(folder)
     return str(folder)

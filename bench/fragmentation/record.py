@@ -1,7 +1,7 @@
 """Records the stream that `/fragmentation` shows first: a script of branching chats, played through radixkv itself.
 
-The default model, the engine and the HTTP gateway run in this process; the script's people come at its times, and what they
-made of the cache is what the gateway tells at `/v1/radixkv/replay`.
+The default model, the engine and the HTTP gateway run in this process; the script's people arrive at its times, and the result
+is the gateway's recording at `/v1/radixkv/replay`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEED = 7
 
 
 def record() -> int:
-    """Play the script and write what was measured; the exit code."""
+    """Play the script and write the measurements. Returns the exit code."""
     from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
     from radixkv.worker.run import Worker, WorkerConfig
@@ -69,7 +69,7 @@ async def _play(url: str) -> dict[str, Any]:
 
 
 async def _chat(client: Any, model: str, person: Person) -> None:
-    """One person's acts: `texts` are the turns so far, each with the reply that was kept."""
+    """Play one person's acts: `texts` are the turns so far, each with the kept reply."""
     await asyncio.sleep(person.start_s)
     texts: list[tuple[str, str]] = []
     for number, act in enumerate(person.acts):

@@ -1,13 +1,13 @@
-"""A stream of requests through one pool, step by step, under three ways to hand out its memory.
+"""A stream of requests through one pool, step by step, under three ways to allocate its memory.
 
-What `/fragmentation` plays in a browser, by the same rules, and prefixes shared by the real `PrefixCache`:
+The same rules as `/fragmentation` plays in a browser, with prefixes shared by the real `PrefixCache`:
 
-    Reserve   one contiguous span for each request, where one first fits: its prompt and the longest reply, or a fixed length
+    Reserve   one contiguous span for each request, at the first fit: its prompt and the longest reply, or a fixed length
     Paged     a block table for each request, a block at a time
     Sharing   the real cache: blocks in a radix tree, least recently used branches evicted
 
-A step computes up to `round_tokens` tokens of prompts and one of every running request whose prompt is done. Who came first
-goes first; where a running request finds no room, the one that started last gives its slots back and computes them again later.
+A step computes up to `round_tokens` tokens of prompts and one of every running request whose prompt is done. Requests run in
+order of arrival; if a running one finds no room, the one started last returns its slots and computes them again later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_RUNNING = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One request. `arrival`: the step. `history`: for each position, packed, which request brought the token there."""
+    """One request. `arrival`: the step. `history`: for each position, packed, the request that introduced the token."""
 
     index: int
     arrival: int
@@ -39,7 +39,7 @@ class Request:
 
 
 def requests_of(shapes: Sequence[Shape], step_s: float) -> list[Request]:
-    """Requests by their shapes, a step lasting `step_s`: two histories are equal as far as who brought their tokens is."""
+    """Requests by their shapes, for steps of `step_s`: two histories are equal as far as the origins of their tokens are."""
     requests: list[Request] = []
     for index, shape in enumerate(shapes):
         length = shape.prompt_tokens + shape.generated_tokens
@@ -51,18 +51,18 @@ def requests_of(shapes: Sequence[Shape], step_s: float) -> list[Request]:
 
 
 class Memory(Protocol):
-    """A way to hand out a pool. `known`: how many tokens of a request are there before it generates."""
+    """A way to allocate a pool. `known`: tokens of a request that exist before it generates."""
 
     def start(self, request: Request, known: int) -> int | Literal["wait"] | None:
-        """Tokens found; None where there is no room, "wait" where another computes now what could be shared."""
+        """Tokens found; None without room, "wait" if another request is computing tokens that could be shared."""
 
     def grow(self, request: Request, computed: int) -> bool:
-        """Whether so many tokens have room."""
+        """Whether there is room for so many tokens."""
 
     def finish(self, request: Request) -> None: ...
 
     def held(self) -> int:
-        """Slots that nobody else can have."""
+        """Slots not available to others."""
 
 
 class Reserve:
@@ -75,7 +75,7 @@ class Reserve:
         self._spans: list[tuple[int, int]] = []  # start and length, sorted
         self._by_request: dict[int, tuple[int, int]] = {}
 
-    def start(self, request: Request, known: int) -> int | None:  # noqa: ARG002  a span is for all of it
+    def start(self, request: Request, known: int) -> int | None:  # noqa: ARG002  # a span is for all of it
         length = self._length or request.prompt + self._reply
         start = 0
         for at, taken in self._spans:
@@ -88,7 +88,7 @@ class Reserve:
         insort(self._spans, (start, length))
         return 0
 
-    def grow(self, request: Request, computed: int) -> bool:  # noqa: ARG002  the span is there already
+    def grow(self, request: Request, computed: int) -> bool:  # noqa: ARG002  # the span is reserved
         return True
 
     def finish(self, request: Request) -> None:
@@ -132,7 +132,7 @@ class Paged:
 
 @dataclass(slots=True)
 class _Open:
-    """A sequence of the cache. `room`, `known`: tokens that it has room for, and that the cache was told."""
+    """A sequence of the cache. `room`, `known`: tokens that it has room for, and tokens passed to the cache."""
 
     seq_id: int
     room: int
@@ -230,7 +230,7 @@ class _Replay:
             if num_found is None:
                 if self.running:
                     break
-                del self.waiting[place]  # it does not fit even alone
+                del self.waiting[place]  # too large even alone
                 continue
             computed = min(num_found, known - 1)
             self.found.setdefault(request.index, computed)
@@ -270,7 +270,7 @@ class _Replay:
 
 
 def replay(memory: Memory, requests: Sequence[Request], round_tokens: int) -> Outcome:
-    """All requests, each from the step at which it comes. O(steps x running)."""
+    """Replay all requests, each from the step of its arrival. O(steps x running)."""
     state = _Replay(memory, round_tokens)
     num_come = num_steps = num_busy = tokens = held = running = 0
     while num_come < len(requests) or state.waiting or state.running:

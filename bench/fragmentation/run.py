@@ -1,23 +1,23 @@
-"""What becomes of the KV memory under three ways to hand it out: real requests, real lengths and prefixes, no model.
+"""Use of the KV memory under three ways to allocate it: real requests, real lengths and prefixes, no model.
 
-Requests of Mooncake's conversation trace (arrivals, lengths and what they share are its own) and of the Azure traces (arrivals
-and lengths; they tell no prefixes) pass through pools of one size, by the rules of `bench/fragmentation/replay.py`:
+Requests of Mooncake's conversation trace (with its arrivals, lengths and shared prefixes) and of the Azure traces (arrivals and
+lengths, without prefixes) pass through pools of one size, by the rules of `bench/fragmentation/replay.py`:
 
-    reserve the longest      each request holds a span of the trace's longest length, as the vLLM paper's figures have it
+    reserve the longest      each request holds a span of the trace's longest length, as in the vLLM paper's figures
     reserve prompt + reply   each holds its prompt and the trace's longest reply
     paged                    blocks as they fill
     paged, shared prefixes   the real PrefixCache
 
-Told are the tokens of running requests for every 100 slots held, each counted for everybody who has it: without sharing that is
-the useful share of memory, with it a slot that several read counts for each. For Orca with the longest reserved the vLLM paper
-(Kwon et al., SOSP 2023, figure 2) has 20.4% useful, with the length known beforehand 38.2%.
+Reported are the tokens of running requests for every 100 slots held, each counted for every request that has it: without
+sharing this is the useful share of memory; with sharing a slot counts for each of its readers. For Orca with the longest
+reserved the vLLM paper (Kwon et al., SOSP 2023, figure 2) has 20.4% useful, with the length known beforehand 38.2%.
 
     python -m bench.fragmentation              1,000 requests of each trace (some minutes)
-    python -m bench.fragmentation --quick      120 requests of each, what CI runs
+    python -m bench.fragmentation --quick      120 requests of each, as in CI
     python -m bench.fragmentation --write      play a script of branching chats through radixkv itself and write their shapes,
-                                               which the page `/fragmentation` shows first; a minute, with the default model
+                                               shown first by the page `/fragmentation`; a minute, with the default model
 
-How long a step takes and what it computes are ours: `--step-ms`, `--round-tokens`. A pool holds `--spans` requests of the
+Durations and token limits of a step are our assumptions: `--step-ms`, `--round-tokens`. A pool holds `--spans` requests of the
 longest length.
 """
 
@@ -83,7 +83,7 @@ def _member(archive: Path, name: str) -> bytes:
 
 
 def ways(num_slots: int, block_size: int, longest: int, reply: int) -> Iterator[tuple[str, Memory]]:
-    """The ways to hand out a pool of so many slots."""
+    """The ways to allocate a pool of so many slots."""
     yield LONGEST, Reserve(num_slots, reply, longest)
     yield REPLY, Reserve(num_slots, reply)
     yield PAGED, Paged(num_slots, block_size)
@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.fragmentation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests of each; nothing written")
-    parser.add_argument("--write", action="store_true", help="record the page's own stream anew instead")
+    parser.add_argument("--write", action="store_true", help="instead, record the page's own stream again")
     parser.add_argument("--requests", type=int, help=f"of each trace (default: {FULL_REQUESTS})")
     parser.add_argument("--step-ms", type=float, default=50.0, help="duration of a step (default: %(default)s)")
     parser.add_argument("--round-tokens", type=int, default=8192, help="of prompts in a step (default: %(default)s)")

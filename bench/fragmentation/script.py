@@ -1,7 +1,7 @@
-"""A small script of branching chats, written for this project: the page `/fragmentation` shows first what was made with it.
+"""A small script of branching chats, written for this project: the page `/fragmentation` shows its recording first.
 
-Ten people talk to one assistant, go back, change a turn, ask again or for several drafts; a job sends questions under one
-few-shot prompt. What the assistant says is the model's.
+Ten people talk to one assistant, go back, change a turn, request another reply or several drafts; a job sends questions under
+one few-shot prompt. The replies are the model's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Ask(NamedTuple):
 
 
 class Regenerate(NamedTuple):
-    """The last turn's reply once more."""
+    """Another reply to the last turn."""
 
 
 class Edit(NamedTuple):
-    """Turn `turn`, from 0, with another text; what followed it is left behind."""
+    """Turn `turn`, from 0, with another text; later turns are left on their branch."""
 
     turn: int
     text: str
@@ -39,7 +39,7 @@ Act = Ask | Regenerate | Edit | Drafts
 
 
 class Person(NamedTuple):
-    """`start_s`: when the first turn comes. `pause_s`: how long each reply is read."""
+    """`start_s`: time of the first turn. `pause_s`: time to read each reply."""
 
     start_s: float
     pause_s: float

@@ -1,21 +1,21 @@
-"""Attention on a GPU: paged decode, trees, prefill, cache formats, launches; shares of what this GPU does in the same run.
+"""Attention on a GPU: paged decode, trees, prefill, cache formats, launches; as shares of this GPU's limits in the same run.
 
     decode      one new token per sequence, blocks of 16 in random order: share of the copy's bandwidth
     trees       branches of common prompts, read once, against the same kernels without sharing, the bound and the roofline
     formats     fp8, int8 and int4 caches, and latents
     prefill     2,048 new tokens after a history: share of the rate of a bf16 product
-    peers       torch's SDPA and flex_attention, FlashInfer where it is installed, in turns with ours
+    peers       torch's SDPA and flex_attention, FlashInfer if it is installed, in turns with ours
     launches    a layer's call launched and replayed in a graph; planning on the host
-    sweep       some other launch parameters, and whether to take one
+    sweep       some other launch parameters, and whether to use one of them
 
-Every case's answer is held against float64 before it is timed, with outputs and parts NaN beforehand; a wrong one has no times.
-Times are medians on the device, of graphs replayed in turns, over input sets that the L2 does not hold.
+Every case's result is compared with float64 before timing, with outputs and parts NaN beforehand; a wrong one has no times.
+Times are medians on the device, of graphs replayed in turns, over input sets larger than the L2.
 
     python -m bench.gpu.attention             seven minutes
     python -m bench.gpu.attention --quick     a minute or two, a smoke test
     TRITON_INTERPRET=1 python -m bench.gpu.attention --interpret    all of its code on tiny inputs, without a GPU
 
-Figures are written every few seconds, so that a run that is cut short leaves what it measured.
+Figures are written every few seconds, so that an aborted run keeps its measurements.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from bench.gpu.workloads import blocks_of  # noqa: E402
 
 SEED = 0
 FULL_S, QUICK_S = 0.12, 0.06
-"""For which one comparison is timed."""
+"""Seconds of timing per comparison."""
 
 
 def main() -> int:
-    """Runs, prints the tables, writes the JSON; the exit code."""
+    """Run, print the tables, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.attention", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few cases, written only with --json")
     parser.add_argument("--minutes", type=float, default=7.0, help="the run ends by then (default: %(default)s)")
@@ -78,14 +78,14 @@ def main() -> int:
     try:
         with torch.inference_mode():
             measure(run)
-    except Exception as failure:  # what was measured until then is told all the same
+    except Exception as failure:  # measurements until then are reported all the same
         run.note_wrong("the run", failure)
     return finish(run, is_quick=not is_full)
 
 
 def measure(run: Run) -> None:
-    """All sections."""
-    build = FlashInferBuild()  # compiles while the rest is measured
+    """Run all sections."""
+    build = FlashInferBuild()  # compiles during the other measurements
     try:
         measure_machine(run)
         pool = Pool(run.sizes.layer, blocks_of(run.sizes.pool_tokens), run.clock.device)
@@ -103,7 +103,7 @@ def measure(run: Run) -> None:
 
 
 def finish(run: Run, *, is_quick: bool) -> int:
-    """Prints what was found; the exit code."""
+    """Print the results. Returns the exit code."""
     report = run.report
     device = report.figures["device"]
     missing = [(name, "; ".join(why)) for name, why in report.figures.get("missing_peers", {}).items()]

@@ -1,7 +1,7 @@
-"""How long calls take on a GPU: each is captured into a graph, the graphs are replayed in turns, medians of CUDA events.
+"""Times of calls on a GPU: each is captured into a graph, the graphs are replayed in turns, medians of CUDA events.
 
-A captured call runs over one input set after another; a graph is long enough that neither its launch nor the events' resolution
-count. On a CPU, under Triton's interpreter, a call is made once: its time means nothing.
+A captured call runs over one input set after another; a graph is long enough that its launch and the events' resolution are
+negligible. On a CPU, under Triton's interpreter, a call is made once: its time means nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUNDS = (5, 40)
 
 
 class Clock:
-    """Times calls on `device` for about `seconds` each time, and knows when the run must end."""
+    """Times calls on `device` for about `seconds` each time, within the deadline of the run."""
 
     def __init__(self, device: torch.device, seconds: float, minutes: float, started_s: float) -> None:
         self.device = device
@@ -40,16 +40,16 @@ class Clock:
 
     @property
     def left_s(self) -> float:
-        """Until the section must end."""
+        """Seconds until the section must end."""
         return self._section_end_s - time.monotonic()
 
     def begin_section(self, share: float) -> None:
-        """The next section may take this share of what is left."""
+        """Give the next section this share of the time left."""
         now_s = time.monotonic()
         self._section_end_s = now_s + max(0.0, self._end_s - now_s) * share
 
     def microseconds(self, calls: Mapping[str, Calls]) -> dict[str, Summary]:
-        """Per call, by name; the names take turns. Whatever a call raises goes through."""
+        """Times per call, by name; the names take turns. Errors of a call propagate."""
         if not self.is_real:
             return {name: summarise([_once_us(each[0])]) for name, each in calls.items()}
         graphs = {name: _Graph(each) for name, each in calls.items()}
@@ -68,11 +68,11 @@ Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 class _Graph:
-    """Calls captured in turn, as often as it takes."""
+    """Calls captured in turn, as often as needed."""
 
     def __init__(self, calls: Calls) -> None:
         for call in calls:
-            call()  # compiles, allocates what is kept
+            call()  # compiles, and allocates persistent buffers
         torch.cuda.synchronize()
         self._capture(calls)
         self.replay()
@@ -115,7 +115,7 @@ def _once_us(call: Callable[[], Any]) -> float:
 
 
 def eager_us(call: Callable[[], Any], device: torch.device, count: int) -> float:
-    """Per call where `count` are made one after another and then waited for: what launching costs, if that is more."""
+    """Time per call for `count` consecutive calls with one wait at the end: the launch cost, if that is more."""
     if device.type == "cpu":
         return _once_us(call)
     times = []
@@ -130,5 +130,5 @@ def eager_us(call: Callable[[], Any], device: torch.device, count: int) -> float
 
 
 def host_us(call: Callable[[], Any], count: int) -> float:
-    """Median of `count` calls that use the host alone."""
+    """Median of `count` calls that use only the host."""
     return percentile([_once_us(call) for _ in range(count)], 0.5)

@@ -1,11 +1,11 @@
-"""Whether every launch configuration of the attention kernels compiles well, for chips that this machine need not have.
+"""Whether every launch configuration of the attention kernels compiles well, also for chips that this machine lacks.
 
     python -m bench.gpu.compile_gate                           all configurations and targets, two or three minutes on two cores
     python -m bench.gpu.compile_gate --quick                   one of each kind, half a minute
     python -m bench.gpu.compile_gate --targets sm_90,gfx942    some of the targets
 
-A configuration is a row of `kernels/launch.py`'s table in one form, at a layer that a known model has. It fails the gate, exit
-code 1, where it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
+A configuration is a row of `kernels/launch.py`'s table in one form, at a layer of a known model. It fails the gate, exit code
+1, if it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
 instructions, or is of the wide form and reaches sm_90 without `wgmma`.
 """
 
@@ -41,7 +41,7 @@ class Configuration:
     """A kernel to compile: the item kernel at a layer in one of its forms, or with form None the merge of its parts.
 
     `heads`: query heads per kv head, columns of a key, columns of a value. `has_variants`: window, soft cap and sinks.
-    `is_steady`: of a merge, whether it takes parts one by one.
+    `is_steady`: for a merge, whether it takes parts one by one.
     """
 
     layer: str
@@ -56,14 +56,14 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """Name in the printed table."""
         cache = "" if self.cache == "plain" else f" {self.cache}"
         more = (" variants" if self.has_variants else "") + (" steady" if self.is_steady else "")
         return f"{self.layer} {self.dtype}{cache} {self.form or 'merge'}{more}"
 
     @property
     def shape(self) -> LayerShape:
-        """What the kernels are compiled for."""
+        """Parameters that the kernels are compiled for."""
         group, head_dim, v_head_dim = self.heads
         element_size = ELEMENT_BYTES[self.dtype]
         return LayerShape(group, head_dim, v_head_dim, self.block_size, element_size, self.cache, self.is_latent)
@@ -77,7 +77,7 @@ class Configuration:
         return True
 
     def compile_for(self, target: str) -> Measured:
-        """Compiles as it is launched on this target."""
+        """Compile it as launched on this target."""
         if self.form is not None:
             return self.compile_with(self.shape.forms(target)[FORMS.index(self.form)], target)
         width = next_power_of_2(self.heads[2])
@@ -86,7 +86,7 @@ class Configuration:
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
     def compile_with(self, tile: TileConfig, target: str) -> Measured:
-        """Compiles the item kernel with this tile, whatever the table has."""
+        """Compile the item kernel with this tile, instead of the table's."""
         assert self.form is not None, "the merge has no tile"
         flags = {f"HAS_{name}": self.has_variants for name in ("WINDOW", "SOFTCAP", "SINKS")}
         constants = {**self.shape.constants(tile), **flags, "FORM": FORMS.index(self.form), "UPCAST": False}
@@ -136,7 +136,7 @@ FULL = [
 
 
 def faults(configuration: Configuration, target: str, measured: Measured) -> list[str]:
-    """What is wrong with a compiled configuration; empty where nothing is."""
+    """Faults of a compiled configuration; empty if there are none."""
     found = []
     if measured.spills or measured.stack_bytes:
         found.append(f"{measured.spills} registers spilled, {measured.stack_bytes} bytes of stack")
@@ -156,7 +156,7 @@ def faults(configuration: Configuration, target: str, measured: Measured) -> lis
 
 
 def main() -> int:
-    """Compiles, prints, writes; the exit code."""
+    """Compile, print, and write. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.gpu.compile_gate", description=(__doc__ or "").splitlines()[0]
     )
@@ -175,7 +175,7 @@ def main() -> int:
 
 
 def make_report(configurations: list[Configuration], targets: list[str]) -> Report:
-    """Compiles every configuration for every target, in two processes; a compiler's error is a fault, too."""
+    """Compile every configuration for every target, in two processes; a compiler's error is a fault too."""
     jobs = [(each, target) for each in configurations for target in targets if each.is_offered(target)]
     with tempfile.TemporaryDirectory() as folder:
         outcomes = _compile_all(jobs, folder)
@@ -219,13 +219,13 @@ def _compile_all(jobs: list[tuple[Configuration, str]], cache_folder: str) -> li
 
 
 def _compile_into(cache_folder: str) -> None:
-    os.environ["TRITON_CACHE_DIR"] = cache_folder  # an empty one: what was compiled before is compiled again
+    os.environ["TRITON_CACHE_DIR"] = cache_folder  # an empty one, so that nothing is taken from an earlier compilation
 
 
 def _compile(configuration: Configuration, target: str) -> Measured | str:
     try:
         return configuration.compile_for(target)
-    except Exception as error:  # whatever a compiler raises is what is wrong with the configuration
+    except Exception as error:  # any error of a compiler is a fault of the configuration
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 

@@ -1,7 +1,7 @@
-"""Triton kernels compiled ahead of time, for chips that this machine need not have, and what the compiler says of them.
+"""Triton kernels compiled ahead of time, also for chips that this machine lacks, and the compiler's figures for them.
 
 registers, stack, shared memory     of a cubin by `cuobjdump`, of an AMD kernel from the metadata in its assembly
-matrix instructions                 counted in the PTX or the AMD assembly: how often they stand there, not how often they run
+matrix instructions                 counted in the PTX or the AMD assembly: occurrences, not executions
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TARGETS = {
 }
 
 SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024, "gfx1201": 64 * 1024}
-"""Bytes of shared memory, LDS on AMD, that one program may have."""
+"""Most bytes of shared memory (LDS on AMD) per program."""
 
 _INSTRUCTIONS = {
     "mma.sync": r"\bmma\.sync\.",
@@ -40,8 +40,8 @@ _INSTRUCTIONS = {
 class Measured(NamedTuple):
     """A compiled kernel; `registers` and `stack_bytes` of a thread.
 
-    `spills`: vector registers that go to the stack, on AMD; on NVIDIA the stack alone tells. `scalar_spills`: AMD's scalar
-    registers that go to lanes of vector registers, which costs no memory.
+    `spills`: vector registers stored on the stack, on AMD; on NVIDIA only the stack shows them. `scalar_spills`: AMD's scalar
+    registers stored in lanes of vector registers, which costs no memory.
     """
 
     registers: int
@@ -54,14 +54,14 @@ class Measured(NamedTuple):
 
     @property
     def num_matrix_instructions(self) -> int:
-        """All that multiply matrices."""
+        """Number of instructions that multiply matrices."""
         return sum(self.instructions.values())
 
 
 def compile_kernel(
     kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], options: dict[str, int | bool]
 ) -> Any:
-    """Compiles as a launch with aligned pointers and strides would; a pointer without a type is to int32, a number is int32."""
+    """Compile as a launch with aligned pointers and strides; a pointer without a type is to int32, a number is int32."""
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*i32" if name.startswith("p_") else "i32")
         for name in kernel.arg_names
@@ -77,7 +77,7 @@ def compile_kernel(
 def measure(
     kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], options: dict[str, int | bool]
 ) -> Measured:
-    """Compiles a kernel as `compile_kernel` does and reads what came of it."""
+    """Compile a kernel with `compile_kernel` and read its figures."""
     started_s = time.monotonic()
     compiled = compile_kernel(kernel, target, types, constants, options)
     seconds = time.monotonic() - started_s

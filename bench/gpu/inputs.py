@@ -1,10 +1,10 @@
-"""Inputs of the GPU bench: a pool of random KV, trees over shuffled blocks of it, and whether what is answered is right.
+"""Inputs of the GPU bench: a pool of random KV, trees over shuffled blocks of it, and checks of the results.
 
     pool     one cache for all cases of a layer, filled once
-    case     a tree over it: tables for one or more input sets that have no block in common, one work list for all of them
+    case     a tree over it: tables for one or more input sets without common blocks, one work list for all of them
 
-An answer is right if every output is finite, with outputs and parts NaN beforehand, and a sample of rows and heads is within
-`MAX_ERROR` of attention in float64 over the same blocks, by the norm of the error over the norm of the answer.
+A result is right if every output is finite, with outputs and parts NaN beforehand, and a sample of rows and heads is within
+`MAX_ERROR` of attention in float64 over the same blocks, by the norm of the error over the norm of the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAMPLED_KV_HEADS = 2
 
 
 class Pool:
-    """Random K and V of a layer in `num_blocks` blocks, and the shuffled order in which they are handed out."""
+    """Random K and V of a layer in `num_blocks` blocks, and the shuffled order in which they are allocated."""
 
     def __init__(self, layer: Layer, num_blocks: int, device: torch.device) -> None:
         self.layer = layer
@@ -63,7 +63,7 @@ class Pool:
             for first in range(0, num_blocks, _FILL_BLOCKS):
                 _fill(tensor[first : first + _FILL_BLOCKS], layer.format)
         for scales in self.cache.tensors[2:]:
-            if layer.format is KVFormat.INT4:  # steps and lowest values in turns
+            if layer.format is KVFormat.INT4:  # steps and lowest values alternate
                 steps = scales[:, :, ::2].uniform_(0.5, 1.5).div_(5.0)
                 scales[:, :, 1::2] = -7.5 * steps
             else:
@@ -104,7 +104,7 @@ def _fill(blocks: Tensor, format: KVFormat | None) -> None:
 
 @dataclass
 class Case:
-    """A tree over a pool, in up to `num_sets` sets of blocks. `shares`: whether what branches have in common is read once."""
+    """A tree over a pool, in up to `num_sets` sets of blocks. `shares`: whether common blocks of branches are read once."""
 
     pool: Pool
     tree: Tree
@@ -144,27 +144,27 @@ class Case:
         return plan_attention(*lens, rows, BLOCK_SIZE, self.pool.device, shares=self.shares)
 
     def attend(self, tables: Tensor) -> Tensor:
-        """The kernels alone, over one set."""
+        """Run only the kernels, over one set."""
         cache = self.pool.cache
         values = None if cache.is_latent else cache.v
         return attend_by_work(self.q, cache.k, values, tables, self.work, self.spec, self.out, self.pool.scales)
 
     def attend_publicly(self) -> Tensor:
-        """`paged_attention` over the first set, checks and rotations included."""
+        """Run `paged_attention` over the first set, including checks and rotations."""
         return paged_attention(self.q, self.pool.cache, self.batch, scale=self.spec.scale)
 
     def calls(self) -> list[Callable[[], Tensor]]:
-        """One per set."""
+        """A call per set."""
         return [partial(self.attend, tables) for tables in self.tables]
 
     def error(self) -> float:
-        """Of the kernels' answer over the first set, relative; NaN where an output was not written."""
+        """Relative error of the kernels' result over the first set; NaN if an output was not written."""
         for tensor in (self.out, self.work.parts, self.work.lse):
             tensor.fill_(torch.nan)
         return self.error_of(self.attend(self.tables[0]))
 
     def public_error(self) -> float:
-        """The same of `paged_attention`, which rotates where the cache has a format."""
+        """The same for `paged_attention`, which rotates if the cache has a format."""
         is_rotated = self.pool.layer.format is not None
         for tensor in (self.work.parts, self.work.lse):
             tensor.fill_(torch.nan)
@@ -172,7 +172,7 @@ class Case:
         return self.error_of(rotate(out.double()) if is_rotated else out, rotates=is_rotated)
 
     def error_of(self, out: Tensor, *, rotates: bool = False) -> float:
-        """Of an answer [T, Hq, Dv] over the first set."""
+        """Error of a result [T, Hq, Dv] over the first set."""
         if not bool(out.isfinite().all()):
             return float("nan")
         layer, tree = self.pool.layer, self.tree
@@ -195,7 +195,7 @@ class Case:
 
 
 def numbered_tables(tree: Tree) -> npt.NDArray[np.int32]:
-    """[branches, blocks] where the tree's blocks are numbered from 0, a level after the other."""
+    """[branches, blocks] with the tree's blocks numbered from 0, level by level."""
     columns, first = [], 0
     branch = np.arange(tree.branches)
     for nodes, tokens in tree.levels:
@@ -207,5 +207,5 @@ def numbered_tables(tree: Tree) -> npt.NDArray[np.int32]:
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what is expected."""
+    """The norm of the difference over the norm of the expected tensor."""
     return float((got.double() - expected.double()).norm() / expected.double().norm())

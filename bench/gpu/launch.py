@@ -1,4 +1,4 @@
-"""What the GPU bench measures around the kernels: launches, planning on the host, and which launch parameters suit the chip."""
+"""GPU measurements around the kernels: launches, planning on the host, and the best launch parameters for the chip."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measure_launches(run: Run, pool: Pool) -> None:
 
 
 def _launch_us(run: Run, case: Case) -> dict[str, float]:
-    """By what is called. The case's positions are no longer its own afterwards."""
+    """Times by kind of call. Changes the case's positions."""
     device, attend = run.clock.device, case.calls()[0]
     move_on = partial(advance, case.work, case.spec)
 
@@ -76,7 +76,7 @@ def captured(step: Callable[[], Any], run: Run) -> Callable[[], Any]:
 
 
 def measure_planning(run: Run, pool: Pool) -> None:
-    """A step's plan on the host: the batch, its work list, loading it, and moving a list on by a token."""
+    """A step's plan on the host: the batch, its work list, loading it, and advancing a list by a token."""
     rows = []
     with run.section("planning", 0.2) as figures:
         for tree in run.trees("planning", run.sizes.planned):
@@ -89,11 +89,11 @@ def measure_planning(run: Run, pool: Pool) -> None:
 
 
 def _planning_us(run: Run, case: Case) -> dict[str, float]:
-    """By what is done, after the number of items."""
+    """Times by kind of work, after the number of items."""
     tables, count = case.batch.host_tables, 20 if run.clock.is_real else 1
     make = partial(make_work_list, case.batch, case.spec, case.pool.layer.group, _limits(case))
     work_list = make()
-    moved = make()  # the list changes as it is moved on
+    moved = make()  # advancing changes the list
     move_on = partial(moved.advance, case.batch, case.plan(tables, more=1), case.spec, device_work.SPLIT_KEYS)
     assert move_on(), "a token more in every branch is the same list"
     return {
@@ -106,7 +106,7 @@ def _planning_us(run: Run, case: Case) -> dict[str, float]:
 
 
 def _limits(case: Case) -> WorkLimits:
-    """As a step's work is made with."""
+    """Limits with which a step's work is planned."""
     return WorkLimits(
         item_rows=case.work.limits.wide_entries * case.pool.layer.group,
         split_keys=device_work.SPLIT_KEYS,
@@ -117,7 +117,7 @@ def _limits(case: Case) -> WorkLimits:
 
 @dataclass(frozen=True)
 class Variant:
-    """Launch parameters other than those in force; None: those in force."""
+    """Launch parameters other than the current ones; None: the current ones."""
 
     name: str
     programs: int | None = None
@@ -127,7 +127,7 @@ class Variant:
 
     @contextmanager
     def applied(self, case_layer: Any, device: torch.device) -> Iterator[None]:
-        """While it lasts, plans and launches take these."""
+        """Within the context, plans and launches use these."""
         with ExitStack() as stack:
             if self.programs is not None:
                 stack.enter_context(patch.object(launch, "_PROGRAMS_PER_PROCESSOR", self.programs))
@@ -156,11 +156,11 @@ VARIANTS = (
     Variant("narrow 16/128/4/2", narrow=TileConfig(16, 128, 4, 2)),
     Variant("narrow 16/32/4/4", narrow=TileConfig(16, 32, 4, 4)),
 )
-"""For the plain caches of two bytes and heads of 128 columns on sm_90, all of which compile there without a spill."""
+"""For plain caches of two bytes and heads of 128 columns on sm_90; all compile there without a spill."""
 
 
 def sweep(run: Run, pool: Pool) -> None:
-    """Times of the variants over those in force, and which of them to take."""
+    """Times of the variants over the current ones, and which of them to use."""
     rows = []
     ratios: dict[str, list[float]] = {variant.name: [] for variant in VARIANTS}
     names = []
@@ -187,7 +187,7 @@ def sweep(run: Run, pool: Pool) -> None:
 
 
 def _sweep_tree(run: Run, pool: Pool, tree: Any) -> dict[str, float]:
-    """Microseconds by variant, of those that run and answer right."""
+    """Microseconds by variant, for those that run with right results."""
     device, calls = run.clock.device, {}
     sets = run.machine.num_sets(tree.num_bytes(pool.layer), 16)
     shape = None

@@ -1,17 +1,17 @@
-"""A whole decode step on a GPU, of a model in the shape of Llama-3-8B with random weights, against the bytes that it must read.
+"""A whole decode step on a GPU, of a model in the shape of Llama-3-8B with random weights, against the bytes it must read.
 
     check         a small model against transformers in fp32; a replayed graph against the same step launched; draws
     steps         1 to 256 sequences of 1k tokens: with and without graphs, and served, with tokens drawn and read each step
     fan-out       64 branches on a prefix of 8k and of 32k: the prefix read once for all of them, and once for each
-    breakdown     device time of products, attention and all the rest, by torch's profiler
-    transformers  its own attention over its dynamic and its static cache, of the same weights
+    breakdown     device time of products, attention and the rest, by torch's profiler
+    transformers  its own attention over its dynamic and its static cache, with the same weights
 
-The floor is weights and KV, once, at the bandwidth of a copy in the same run; the embedding table is not read but for its rows.
+The floor is weights and KV, once, at the bandwidth of a copy in the same run; of the embedding table only the used rows count.
 
     python -m bench.gpu.model            three minutes
     python -m bench.gpu.model --tiny     all of its code on a tiny model and a CPU; no time means anything
 
-Figures are written after every section, so that a run that is cut short leaves what it measured.
+Figures are written after every section, so that an aborted run keeps its measurements.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from radixkv.worker.sampling.sampler import Sampler, SamplerRow  # noqa: E402
 SEED = 0
 MOST_OF_FLOOR = 1.3
 FREE_SHARE = 0.85
-"""Of the memory that is free once the weights are there, for the pool."""
+"""Share of the memory left by the weights that goes to the pool."""
 
 KINDS = {
     "attention": ("_attend_items", "_merge_parts", "_write_kv", "_advance"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "splitk", "cublas"),
 }
-"""Parts of kernels' names, in lower case; what has none of them is glue."""
+"""Parts of kernels' names, in lower case; kernels without any of them are glue."""
 
 
 class ModelBench:
-    """One run. Sections that fail are noted, and the rest goes on."""
+    """One run. Failed sections are recorded, and the run continues."""
 
     def __init__(self, sizes: ModelSizes, device: torch.device, minutes: float, path: Path | None) -> None:
         self.sizes, self.device, self.path = sizes, device, path
@@ -67,7 +67,7 @@ class ModelBench:
         self.weight_bytes = 0
 
     def run(self) -> None:
-        """All sections."""
+        """Run all sections."""
         self.section("copy", self.measure_copy)
         self.section("small model", self.check_small)
         self.model = make_model(self.sizes, self.device, self.dtype)
@@ -75,7 +75,7 @@ class ModelBench:
         self.weight_bytes = sum(weight.nbytes for weight in self.model.parameters()) - embedding.nbytes
         load = partial(ModelRunner, self.model, num_blocks=None, device=str(self.device), dtype=self._dtype_name)
         self.graphs = load()
-        # On a CPU there are no graphs, and weights that one runner has laid out for it are not to be given to another.
+        # On a CPU there are no graphs, and weights whose layout one runner has changed cannot be given to another.
         self.eager = load(cuda_graphs=False) if self.device.type == "cuda" else self.graphs
         self.allocate()
         self.section("check", self.check)
@@ -92,7 +92,7 @@ class ModelBench:
         return str(self.dtype).removeprefix("torch.")
 
     def section(self, name: str, work: Callable[[], None]) -> None:
-        """What goes wrong in it ends it, not the run."""
+        """Run a section; an error in it ends the section, not the run."""
         start_s = time.monotonic()
         if self.clock.left_s <= 0:
             self.skipped.append(name)
@@ -107,24 +107,24 @@ class ModelBench:
         self.save()
 
     def save(self) -> None:
-        """What is known so far."""
+        """Write the figures so far."""
         self.report.figures |= {"wrong": self.wrong, "skipped": self.skipped}
         if self.path is not None:
             write_json(self.path, self.report.as_dict())
 
     def release(self) -> None:
-        """Memory that nobody holds any more."""
+        """Return unused memory to the device."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def note_wrong(self, name: str, text: str) -> None:
-        """It decides the exit code."""
+        """Record an error that affects the exit code."""
         self.wrong.append(f"{name}: {text}")
         print(f"WRONG {self.wrong[-1]}", file=sys.stderr, flush=True)
 
     def allocate(self) -> None:
-        """One pool of random KV under both runners, of as many of the wanted sequences as fit."""
+        """Allocate one pool of random KV for both runners, for as many of the planned sequences as fit."""
         sizes, room = self.sizes, sys.maxsize
         block_bytes = self.graphs.token_bytes * 16
         if self.device.type == "cuda":
@@ -155,7 +155,7 @@ class ModelBench:
         self.report.figures["copy_bandwidth"] = self.bandwidth
 
     def check_small(self) -> None:
-        """Greedy tokens' logits of a tiny model in fp32, prompt and steps, against transformers."""
+        """Compare logits of a tiny model in fp32, of prompt and greedy steps, with transformers."""
         model = make_model(TINY, self.device, torch.float32)
         generator = torch.Generator().manual_seed(SEED)
         histories = [torch.randint(3, TINY.vocab, (length,), generator=generator).tolist() for length in (37, 18, 5)]
@@ -177,11 +177,11 @@ class ModelBench:
             self._judge(f"small model, sequence {index}", error, 1e-3)
 
     def check(self) -> None:
-        """Graphs against launches at each size, draws on the device against the sampler's."""
+        """Compare graphs with launches at each size, and draws on the device with the sampler's."""
         errors = {}
         for batch in self.batches:
             crowd = Crowd(self.graphs, batch, 0, self.sizes.context, WARM_STEPS + self.sizes.steps)
-            for step in range(2):  # the second one's lists were moved on by the graph
+            for step in range(2):  # the graph has advanced the lists of the second one
                 replayed = crowd.forward(self.graphs, step).clone()
                 errors[batch] = relative_error(replayed, crowd.forward(self.eager, step))
                 self._judge(f"graph of {batch} sequences, step {step}", errors[batch], MAX_ERROR)
@@ -197,7 +197,7 @@ class ModelBench:
             self.note_wrong(name, f"{error:.1e}, at most {most:g}")
 
     def measure_steps(self) -> None:
-        """Milliseconds of a step by how it is run."""
+        """Milliseconds of a step by way to run it."""
         figures = self.report.figures["steps"] = {}
         for batch in self.batches:
             if self.clock.left_s <= 0:
@@ -218,7 +218,7 @@ class ModelBench:
         return found
 
     def floor_ms(self, num_tokens: int) -> float:
-        """To read weights and so many tokens' KV once."""
+        """Time to read weights and so many tokens' KV once."""
         return (self.weight_bytes + num_tokens * self.graphs.token_bytes) / self.bandwidth * 1e3
 
     def measure_fan_out(self) -> None:
@@ -257,7 +257,7 @@ class ModelBench:
         self.report.tables.append(Table("device ms of a launched step", columns, rows))
 
     def measure_transformers(self) -> None:
-        """Its own forward over its own caches, of random KV."""
+        """Time its own forward over its own caches, with random KV."""
         from transformers import DynamicCache, StaticCache
 
         figures = self.report.figures["transformers"] = {}
@@ -276,7 +276,7 @@ class ModelBench:
                     continue
                 try:
                     found[name] = self._transformers_ms(make(), batch)
-                except Exception as failure:  # it has not the memory, or another interface in this version
+                except Exception as failure:  # too little memory, or another interface in this version
                     self.skipped.append(f"transformers {name} {batch}, {type(failure).__name__}: {str(failure)[:100]}")
                 self.release()
 
@@ -299,10 +299,10 @@ class ModelBench:
 
         return time_ms(step, sizes.steps, self.device)[0]
 
-    # -- what is told
+    # -- report
 
     def tell_steps(self) -> None:
-        """The table of steps, and the bars."""
+        """Add the table of steps, and the bars."""
         rows, ratios, slower = [], {}, {}
         theirs = self.report.figures.get("transformers", {})
         for batch, found in self.report.figures.get("steps", {}).items():
@@ -327,12 +327,12 @@ def _sampler_rows(count: int, params: SamplingParams) -> list[SamplerRow]:
 
 
 def _serve(crowd: Crowd, runner: ModelRunner, rows: list[SamplerRow], step: int) -> None:
-    """A step as the engine runs it: forward, draws, and one wait for the tokens."""
+    """Run a step like the engine: forward, draws, and one wait for the tokens."""
     launch_draws(crowd.forward(runner, step), rows, range(len(rows))).tokens()
 
 
 def _device_ms(work: Callable[[], object], device: torch.device) -> dict[str, Any]:
-    """By kind, and of the ten kernels that take most."""
+    """Times by kind, and of the ten most expensive kernels."""
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device.type == "cuda"
@@ -351,10 +351,10 @@ def _device_ms(work: Callable[[], object], device: torch.device) -> dict[str, An
 
 
 def main() -> int:
-    """Runs, prints the tables, writes the JSON; the exit code."""
+    """Run, print the tables, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: tries the code, times nothing")
-    parser.add_argument("--minutes", type=float, default=3.0, help="no section begins after (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: runs all code, times nothing")
+    parser.add_argument("--minutes", type=float, default=3.0, help="no section starts after (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="where to write the figures (default: of a full run, bench/results)")
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
@@ -366,7 +366,7 @@ def main() -> int:
     bench = ModelBench(TINY if options.tiny else FULL, device, options.minutes, path)
     try:
         bench.run()
-    except Exception as failure:  # what was measured until then is told all the same
+    except Exception as failure:  # measurements until then are reported all the same
         bench.note_wrong("the run", f"{type(failure).__name__}: {failure}")
     report = bench.report
     bench.save()

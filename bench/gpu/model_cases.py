@@ -1,4 +1,4 @@
-"""What bench.gpu.model runs: a model of random weights made on the device, and crowds of branches over a pool of random KV."""
+"""Cases of bench.gpu.model: a model of random weights made on the device, and crowds of branches over a pool of random KV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_STEPS = 3
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The model's shape, and what is measured of it. `steps`: timed per case; `context` and they stay within one split."""
+    """The model's shape, and its measurements. `steps`: timed per case; `context` and they stay within one split."""
 
     hidden: int
     ffn: int
@@ -80,7 +80,7 @@ TINY = ModelSizes(
 
 
 def make_model(sizes: ModelSizes, device: torch.device, dtype: torch.dtype) -> Any:
-    """A Llama of random weights, never on the host."""
+    """A Llama of random weights, made on the device."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -102,7 +102,7 @@ def make_model(sizes: ModelSizes, device: torch.device, dtype: torch.dtype) -> A
 
 
 class Crowd:
-    """`count` branches of `own` tokens each on a prefix of whole blocks, and room for the steps that are run."""
+    """`count` branches of `own` tokens each on a prefix of whole blocks, with room for the steps to run."""
 
     def __init__(self, runner: ModelRunner, count: int, prefix: int, own: int, num_steps: int) -> None:
         self.runner = runner
@@ -116,16 +116,16 @@ class Crowd:
 
     @staticmethod
     def num_blocks(count: int, prefix: int, own: int, num_steps: int) -> int:
-        """That it takes."""
+        """Number of blocks that it uses."""
         return prefix // BLOCK_SIZE + count * -(-(own + num_steps) // BLOCK_SIZE)
 
     @property
     def num_tokens(self) -> int:
-        """Distinct ones, before the first step."""
+        """Number of distinct tokens, before the first step."""
         return self.prefix + self.count * self.own
 
     def rows(self, step: int) -> list[ForwardRow]:
-        """One token more for every branch."""
+        """One more token for every branch."""
         position = self.prefix + self.own + step
         vocab = self.runner.vocab_size
         return [
@@ -134,12 +134,12 @@ class Crowd:
         ]
 
     def forward(self, runner: ModelRunner, step: int) -> Tensor:
-        """Of a runner over the same pool."""
+        """Logits of a runner over the same pool."""
         return runner.forward(self.rows(step))
 
 
 def time_ms(step: Callable[[int], object], count: int, device: torch.device) -> tuple[float, float]:
-    """Milliseconds per step of `count`, after some: one behind the other until all are done, and on the host alone."""
+    """Milliseconds per step of `count`, after warm-up steps: consecutively with one wait at the end, and on the host alone."""
     for number in range(WARM_STEPS):
         step(number)
     if device.type == "cuda":

@@ -1,14 +1,14 @@
-"""Other attention kernels over the inputs of a `Case`: torch's SDPA and flex_attention, FlashInfer. What is missing says why.
+"""Other attention kernels over the inputs of a `Case`: torch's SDPA and flex_attention, FlashInfer. Missing ones have a reason.
 
     SDPA, cuDNN     contiguous copies per sequence; decode with a kv head's query heads packed as queries, prefill causal
-    flex            compiled, over pages of 128 in a copy of their own; a block mask names each sequence's pages
+    flex            compiled, over pages of 128 in a separate copy; a block mask names each sequence's pages
     FI decode       FlashInfer's paged decode, on CUDA cores
     FI tensor       the same by its prefill kernel, on tensor cores
     FI cascade      FlashInfer's cascade, a level of it per level of the tree
     FI prefill      FlashInfer's paged prefill
 
-FlashInfer compiles at first use: `python -m bench.gpu.peers` uses each kernel once, so that another process compiles it while
-this one measures. It reads our blocks as they lie ("HND").
+FlashInfer compiles at first use: `python -m bench.gpu.peers` uses each kernel once, so that another process compiles it during
+this one's measurements. It reads our blocks in place ("HND").
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ BUILD_JOBS = 10
 
 
 class PeerError(Exception):
-    """Why a peer has no time."""
+    """The reason why a peer has no time."""
 
 
 Peer = Callable[[Case], Calls]
 
 
 def peer_calls(name: str, case: Case, expected: Tensor) -> Calls:
-    """The peer's calls over the case's sets, once its answer over the first agrees with ours.
+    """The peer's calls over the case's sets, if its result over the first agrees with ours.
 
     Raises:
-        PeerError: whatever keeps it from running, or a wrong answer.
+        PeerError: any error that keeps it from running, or a wrong result.
     """
     try:
         calls = PEERS[name](case)[:MAX_SETS]
@@ -130,12 +130,12 @@ def _flex(case: Case) -> Calls:
     if case.pool.device.type != "cuda":
         raise PeerError("needs CUDA")
     torch.compiler.reset()
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)  # without a graph it would run uncompiled
+    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)  # otherwise it would run uncompiled
     return [flex_call(case, tables, compiled) for tables in case.tables[:MAX_SETS]]
 
 
 def flex_call(case: Case, tables: Tensor, attend: Any) -> Callable[[], Tensor]:
-    """Decode over a copy of a set in pages of 128, what branches share in the same pages. `attend`: flex_attention."""
+    """Decode over a copy of a set in pages of 128, with shared blocks in shared pages. `attend`: flex_attention."""
     from torch.nn.attention.flex_attention import BlockMask
 
     layer, tree, device = case.pool.layer, case.tree, case.pool.device
@@ -262,7 +262,7 @@ PEERS: dict[str, Peer] = {
 
 
 def flashinfer_peers() -> dict[str, Tree]:
-    """FlashInfer's, with a small tree that each can do."""
+    """FlashInfer's peers, with a small tree that each supports."""
     small = sequences(4, 256)
     return {
         "FI decode": small,
@@ -273,7 +273,7 @@ def flashinfer_peers() -> dict[str, Tree]:
 
 
 class FlashInferBuild:
-    """FlashInfer's kernels compiled by another process, `failures` once it has ended: peers that cannot be used, and why."""
+    """FlashInfer's kernels compiled by another process; after its end `failures` has unusable peers, and the reasons."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = dict.fromkeys(flashinfer_peers(), "not compiled in time")
@@ -289,7 +289,7 @@ class FlashInferBuild:
             return
         self._folder = tempfile.TemporaryDirectory()
         self._outcomes = Path(self._folder.name) / "outcomes.json"
-        # FlashInfer runs ninja even to find that all is compiled; it may lie beside this interpreter, off the path.
+        # FlashInfer runs ninja even if all is compiled; it may be next to this interpreter, outside the path.
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         with (Path(self._folder.name) / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -302,7 +302,7 @@ class FlashInferBuild:
             )
 
     def wait(self, seconds: float) -> None:
-        """For at most so long; what has been compiled by then may be used."""
+        """Wait for at most `seconds`; kernels compiled by then may be used."""
         if self._process is None:
             return
         end_s = time.monotonic() + seconds
@@ -317,7 +317,7 @@ class FlashInferBuild:
             self.failures = dict.fromkeys(self.failures, f"its process ended with {self._process.returncode}")
 
     def stop(self) -> None:
-        """Ends the process, if it still runs."""
+        """End the process, if it still runs."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -327,7 +327,7 @@ class FlashInferBuild:
 
 
 def main() -> int:
-    """Uses each of FlashInfer's kernels once; after each, writes why it failed, or "", and its seconds to the path given."""
+    """Use each of FlashInfer's kernels once; after each, write its error, or "", and its seconds to the given path."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     outcomes: dict[str, tuple[str, float]] = {}
     pool = Pool(LLAMA, 128, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

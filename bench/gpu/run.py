@@ -1,4 +1,4 @@
-"""One run of the GPU bench: what it measures with, what it has found so far, what was wrong and what there was no time for."""
+"""One run of the GPU bench: its settings, figures so far, errors, and cases for which the time was too short."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ANCHORS = (
     branches_of(64, 1024, 512),
     branches_of(8, 4096, 128),
 )
-"""Prompts and branches that other projects report."""
+"""Prompts and branches reported by other projects."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run measures; where time is short, the first of each come first."""
+    """Measurements of a run, each in order of priority if time is short."""
 
     layer: Layer
     latents: Layer
@@ -53,7 +53,7 @@ class Sizes:
 
 
 def _grid(tokens: int) -> tuple[Tree, ...]:
-    """Decode of 1 to 256 sequences of 512 to 131,072 tokens, up to so many tokens in all, the most first."""
+    """Decode of 1 to 256 sequences of 512 to 131,072 tokens, up to so many tokens in all, the largest first."""
     sizes = [(1 << batch, 512 << 2 * step) for batch in range(9) for step in range(5)]
     fitting = [(count, context) for count, context in sizes if count * context <= tokens]
     return tuple(sequences(*size) for size in sorted(fitting, key=lambda size: (-size[0] * size[1], size)))
@@ -142,7 +142,7 @@ FORMATS = tuple(KVFormat)
 
 @dataclass
 class Run:
-    """`path`: where figures are written every few seconds; None: nowhere."""
+    """`path`: figures are written there every few seconds; None: not written."""
 
     report: Report
     clock: Clock
@@ -155,7 +155,7 @@ class Run:
 
     @contextmanager
     def section(self, name: str, share: float) -> Iterator[list[dict[str, Any]]]:
-        """A list for the section's figures. What goes wrong outside its cases ends the section, not the run."""
+        """A list for the section's figures. An error outside its cases ends the section, not the run."""
         start_s = time.monotonic()
         self.clock.begin_section(share)
         figures: list[dict[str, Any]] = []
@@ -170,7 +170,7 @@ class Run:
         self.save()
 
     def trees(self, section: str, trees: Iterable[Tree]) -> Iterator[Tree]:
-        """Those that there is time for, the others noted; figures are saved now and then."""
+        """Trees for which there is time; the others are recorded. Figures are saved now and then."""
         for tree in trees:
             if self.clock.left_s <= 0:
                 self.skipped.append(f"{section} {tree.name}")
@@ -181,14 +181,14 @@ class Run:
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:
-        """A case: whatever it raises is noted, and the run goes on."""
+        """Run a case: any error is recorded, and the run continues."""
         try:
             yield
         except Exception as failure:
             self.note_wrong(name, failure)
 
     def is_right(self, name: str, case: Case, *, publicly: bool = False) -> bool:
-        """Whether the case's answer is; otherwise it is noted and not to be timed."""
+        """Whether the case's result is right; otherwise it is recorded and must not be timed."""
         error = case.public_error() if publicly else case.error()
         if not error < MAX_ERROR:
             self.note_wrong(name, f"relative error {error:.1e}")
@@ -196,13 +196,13 @@ class Run:
         return True
 
     def note_wrong(self, name: str, what: Exception | str) -> None:
-        """It has no times."""
+        """Record a case without times."""
         text = what if isinstance(what, str) else f"{type(what).__name__}: {(str(what).splitlines() or [''])[0][:200]}"
         self.wrong.append(f"{name}: {text}")
         print(f"WRONG {self.wrong[-1]}", file=sys.stderr, flush=True)
 
     def save(self) -> None:
-        """What is known so far."""
+        """Write the figures so far."""
         self.report.figures["wrong"] = self.wrong
         self.report.figures["skipped"] = self.skipped
         self._saved_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the GPU bench measures of attention itself: ceilings, decode, trees, prefill, cache formats, latents, peers."""
+"""Measurements of attention itself on a GPU: ceilings, decode, trees, prefill, cache formats, latents, peers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure_machine(run: Run) -> Machine:
 
 
 def measure_decode(run: Run, pool: Pool) -> None:
-    """Sequences on their own: shares of the copy's bandwidth."""
+    """Independent sequences: shares of the copy's bandwidth."""
     shares: dict[tuple[int, int], float] = {}
     with run.section("decode", 0.22) as figures:
         for tree in run.trees("decode", run.sizes.decode):
@@ -83,7 +83,7 @@ def measure_decode(run: Run, pool: Pool) -> None:
 
 
 def measure_trees(run: Run, pool: Pool) -> None:
-    """What branches share read once, against the same kernels without it, the bound and the roofline."""
+    """Shared blocks read once, compared with the same kernels without sharing, the bound and the roofline."""
     rows, ratios = [], {}
     with run.section("trees", 0.22) as figures:
         for tree in run.trees("tree", run.sizes.trees):
@@ -115,7 +115,7 @@ def measure_trees(run: Run, pool: Pool) -> None:
 
 
 def measure_formats(run: Run, pool: Pool) -> None:
-    """Decode of quantised caches: shares of the bandwidth on their bytes, and times beside bf16."""
+    """Decode of quantised caches: shares of the bandwidth on their bytes, and times compared with bf16."""
     rows = []
     with run.section("formats", 0.15) as figures:
         for format in FORMATS:
@@ -142,7 +142,7 @@ def measure_formats(run: Run, pool: Pool) -> None:
 
 
 def measure_latents(run: Run) -> None:
-    """Decode over latents, whose many heads make it bound by products."""
+    """Decode over latents, which is bound by products because of its many heads."""
     rows = []
     with run.section("latents", 0.08) as figures:
         pool = Pool(run.sizes.latents, 2 * max(tree.num_blocks for tree in run.sizes.latent), run.clock.device)
@@ -165,7 +165,7 @@ def measure_latents(run: Run) -> None:
 
 
 def measure_prefill(run: Run, pool: Pool, build: FlashInferBuild) -> None:
-    """Prompts in chunks: shares of the product's rate, torch's and FlashInfer's beside them."""
+    """Prompts in chunks: shares of the product's rate, compared with torch's and FlashInfer's."""
     names = ("SDPA", "cuDNN", "FI prefill")
     rows = []
     with run.section("prefill", 0.2) as figures:
@@ -189,7 +189,7 @@ def measure_prefill(run: Run, pool: Pool, build: FlashInferBuild) -> None:
 
 
 def measure_peers(run: Run, pool: Pool, build: FlashInferBuild) -> None:
-    """Decode, of sequences and of trees: microseconds beside other kernels'."""
+    """Decode, of sequences and of trees: microseconds compared with other kernels'."""
     rows = []
     with run.section("peers", 0.55) as figures:
         build.wait(run.clock.left_s * 0.4)
@@ -231,7 +231,7 @@ def _record(run: Run, case: Case) -> dict[str, Any]:
 
 
 def _beside_peers(run: Run, case: Case, names: list[str] | tuple[str, ...], build: FlashInferBuild) -> Any:
-    """The case's figure with every peer's time or the reason why it has none; None: our own answer is wrong."""
+    """The case's figure with every peer's time or the reason for its absence; None: our own result is wrong."""
     name = f"peers {case.tree.name}"
     if not run.is_right(name, case):
         return None
@@ -243,7 +243,7 @@ def _beside_peers(run: Run, case: Case, names: list[str] | tuple[str, ...], buil
             if peer in build.failures:
                 raise PeerError(build.failures[peer])
             calls[peer] = peer_calls(peer, case, expected)
-            run.clock.microseconds({peer: calls[peer]})  # whether it can be captured
+            run.clock.microseconds({peer: calls[peer]})  # to check that it can be captured
         except Exception as failure:
             calls.pop(peer, None)
             reasons[peer] = str(failure).split("\n", maxsplit=1)[0][:200]
@@ -253,7 +253,7 @@ def _beside_peers(run: Run, case: Case, names: list[str] | tuple[str, ...], buil
 
 
 def _tell_reasons(run: Run, figures: list[dict[str, Any]]) -> None:
-    """A line for every peer and reason."""
+    """Add a line for every peer and reason."""
     reasons = {(peer, reason) for figure in figures for peer, reason in figure["missing"].items()}
     told = run.report.figures.setdefault("missing_peers", {})
     for peer, reason in sorted(reasons):

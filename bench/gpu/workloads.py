@@ -1,9 +1,9 @@
-"""What the GPU bench times, and the least that it can cost: layers, trees of tokens, bytes, operations, bounds.
+"""Workloads of the GPU bench, and their least cost: layers, trees of tokens, bytes, operations, bounds.
 
 A tree is a list of levels from the root to the branches, (nodes, tokens of a node); every branch has `queries` new tokens at
-its end. A batch whose sequences share nothing is a tree of one level.
+its end. A batch without sharing is a tree of one level.
 
-    bytes      distinct tokens x what a token takes in the cache, and the queries and answers
+    bytes      distinct tokens x bytes of a token in the cache, and the queries and outputs
     flops      2 x (D + Dv) for every query head and every key that it sees
     roofline   max(bytes / copy bandwidth, flops / rate of the matrix product)
     bound      tokens that paged attention reads / distinct tokens, for a prompt of P and branches of S: (P + S) / (P / B + S)
@@ -26,7 +26,7 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Layer:
-    """Heads and widths of an attention layer, and how its cache holds a token; bfloat16 where there is no format."""
+    """Heads and widths of an attention layer, and the format of a token in its cache; bfloat16 if there is none."""
 
     num_heads: int
     num_kv_heads: int
@@ -47,7 +47,7 @@ class Layer:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's K and V, scales included."""
+        """Bytes of a token's K and V, including scales."""
         if self.format is not None:
             return self.num_kv_heads * (self.format.row_bytes(self.head_dim) + self.format.row_bytes(self.v_head_dim))
         width = self.head_dim + (0 if self.is_latent else self.v_head_dim)
@@ -55,14 +55,14 @@ class Layer:
 
     @property
     def row_bytes(self) -> int:
-        """Of a query row and its answer."""
+        """Bytes of a query row and its output."""
         return self.num_heads * (self.head_dim + self.v_head_dim) * DTYPE.itemsize
 
 
 LLAMA = Layer(32, 8, 128, 128)
-"""Of Llama 3 8B."""
+"""Layer of Llama 3 8B."""
 LATENTS = Layer(128, 1, 576, 512, is_latent=True)
-"""Of DeepSeek-V3."""
+"""Layer of DeepSeek-V3."""
 TINY = Layer(4, 2, 32, 32)
 TINY_LATENTS = Layer(5, 1, 80, 64, is_latent=True)
 
@@ -92,17 +92,17 @@ class Tree:
 
     @property
     def num_tokens(self) -> int:
-        """Distinct ones."""
+        """Number of distinct tokens."""
         return sum(nodes * tokens for nodes, tokens in self.levels)
 
     @property
     def bound(self) -> float:
-        """How many times fewer tokens there are than branches see."""
+        """Tokens seen by all branches over distinct tokens."""
         return self.branches * self.context / self.num_tokens
 
     @property
     def paged(self) -> Tree:
-        """The same branches without anything in common."""
+        """The same branches without sharing."""
         return Tree(((self.branches, self.context),), self.queries)
 
     @property
@@ -119,25 +119,25 @@ class Tree:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured in the same run: bytes per second read and written by a copy, operations per second of a product."""
+    """Measured in the same run: bytes per second read and written by a copy, operations per second of a product."""
 
     copy: float
     matmul: float
     l2_bytes: int
 
     def roofline_us(self, tree: Tree, layer: Layer) -> float:
-        """No kernel takes much less."""
+        """A practical lower bound of any kernel's time."""
         return max(tree.num_bytes(layer) / self.copy, tree.flops(layer) / self.matmul) * 1e6
 
     def copy_share(self, tree: Tree, layer: Layer, time_us: float) -> float:
-        """Of the copy's bandwidth, on the tree's distinct bytes."""
+        """Share of the copy's bandwidth, on the tree's distinct bytes."""
         return tree.num_bytes(layer) / time_us * 1e6 / self.copy
 
     def matmul_share(self, tree: Tree, layer: Layer, time_us: float) -> float:
         return tree.flops(layer) / time_us * 1e6 / self.matmul
 
     def num_sets(self, num_bytes: int, most: int) -> int:
-        """Input sets to take turns, so that none is found in the L2."""
+        """Number of input sets to take turns, so that none is found in the L2."""
         return max(1, min(most, math.ceil(3 * self.l2_bytes / num_bytes)))
 
 
@@ -146,7 +146,7 @@ def blocks_of(tokens: int) -> int:
 
 
 def sequences(count: int, context: int, queries: int = 1) -> Tree:
-    """A batch without anything in common."""
+    """A batch without sharing."""
     return Tree(((count, context),), queries)
 
 

@@ -1,11 +1,10 @@
-"""The peer of the hit-rate bench: the policies of libcachesim, made to hold prefixes.
+"""The peer of the hit-rate bench: the policies of libcachesim, adapted to prefixes.
 
-Each runs in its own way over single blocks, in a process of its own (`python -m bench.hit_rate.libcachesim JOB FOLDER`, which
-prints one JSON line). What a prefix cache asks is added round it: a block counts as found only where all before it in its
-request were found, and a request's blocks are touched either last first, so that policies by recency give up the end of a
-prompt before its beginning, or first to last. Of the two orders the better one stands for the policy, at each capacity. It
-evicts single blocks where the core evicts whole leaves, and is not kept from evicting a block of the request that it is
-serving.
+Each runs in its own way over single blocks, in a separate process (`python -m bench.hit_rate.libcachesim JOB FOLDER`, which
+prints one JSON line). The rules of a prefix cache are added around it: a block counts as found only if all blocks before it in
+its request were found, and a request's blocks are touched either last first, so that policies by recency evict the end of a
+prompt before its start, or first to last. The better of the two orders represents the policy, at each capacity. It evicts
+single blocks where the core evicts whole leaves, and may evict a block of the request that it is serving.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["LIBCACHESIM_VERSION", "PeerRate", "default_peer_dir", "fetch_peer", 
 
 LIBCACHESIM_VERSION = "0.3.5"
 HASH_POWER = 18
-"""Of its tables, as a power of two: 2 MiB each in place of the 128 that are its default."""
+"""Size of its tables, as a power of two: 2 MiB each instead of its default of 128."""
 
 POLICIES = (
     *(
@@ -60,7 +59,7 @@ POLICIES = (
     ),
     *("ThreeLCache", "TwoQ", "WTinyLFU"),
 )
-"""All of its policies but those that know the future, each with the parameters that it comes with."""
+"""All of its policies except those that know the future, each with its default parameters."""
 
 
 class PeerRate(NamedTuple):
@@ -77,7 +76,7 @@ def default_peer_dir() -> Path:
 
 
 def fetch_peer(folder: Path) -> None:
-    """Download the peer's wheel (12 MB) into `folder`, unless it is there. Errors as of `fetch_wheels`."""
+    """Download the peer's wheel (12 MB) into `folder`, if missing. Errors as of `fetch_wheels`."""
     fetch_wheels(folder, "libcachesim", [f"libcachesim=={LIBCACHESIM_VERSION}"])
 
 
@@ -87,7 +86,7 @@ def peer_rates(
     """The rate of every policy at every capacity.
 
     Raises:
-        PeerMissingError: the wheel is not in the folder or does not load, or a policy ended its process.
+        PeerMissingError: the wheel is missing in the folder or does not load, or a policy ended its process.
     """
     if not (folder / "libcachesim").is_dir():
         raise PeerMissingError(f"libcachesim {LIBCACHESIM_VERSION} is not in {folder}; --peer fetch gets it")

@@ -1,4 +1,4 @@
-"""The offline optimum over single blocks: of the blocks on which no other stands, the one that is used again last goes."""
+"""The offline optimum over single blocks: among blocks with none below, the one with the latest next use is evicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["optimal_rate"]
 def optimal_rate(trace: Trace, num_blocks: int, warm_up: float) -> float:
     """The hit rate of the optimum in a cache of `num_blocks` blocks, after the warm-up. O(block uses · log blocks).
 
-    It shares no code with the core: a block is in the cache only where the one above it is.
+    Independent of the core: a block is in the cache only if its parent is.
     """
     rows = trace.block_numbers()
     parent = {block: above for row in rows for above, block in zip([-1, *row], row, strict=False)}
@@ -34,7 +34,7 @@ def optimal_rate(trace: Trace, num_blocks: int, warm_up: float) -> float:
         while len(next_use) + len(fitting) - num_found > num_blocks:
             negative, block = heapq.heappop(heap)
             if next_use.get(block) != -negative or num_children[block] or block in serving:
-                continue  # an entry that time has passed by; what is served now is entered again below
+                continue  # an expired entry; the block in use is entered again below
             del next_use[block]
             above = parent[block]
             if above >= 0:

@@ -1,8 +1,8 @@
-"""Hit rates of every eviction policy on real loads, through the real core, beside libcachesim's policies and the optimum.
+"""Hit rates of every eviction policy on real loads, through the real core, compared with libcachesim's and the optimum.
 
-Each load is replayed from an empty cache, one request after the other; the second half of its requests is counted. The few
-constants of `hit-density` were settled on Mooncake's trace, the two thresholds of the default policy on these loads, with the
-figures of both halves in view. Capacities are shares of a load's distinct blocks. See `bench.hit_rate.workloads` for the loads
+Each load is replayed from an empty cache, one request after another; the second half of its requests is counted. The few
+constants of `hit-density` were tuned on Mooncake's trace, the two thresholds of the default policy on these loads, on the
+figures of both halves. Capacities are shares of a load's distinct blocks. See `bench.hit_rate.workloads` for the loads
 and their orders, `bench.hit_rate.libcachesim` for the peer.
 """
 
@@ -26,7 +26,7 @@ from radixkv.simulate import LIMITS, Trace, replay
 CAPACITIES = (0.01, 0.05, 0.10)
 WARM_UP = 0.5
 FIXED = ("lru", "lfu", "slru", "priority")
-"""The policies whose order is not learned."""
+"""The policies without a learned order."""
 
 MOST_BELOW_FIXED = 0.001
 LEAST_LOADS_AHEAD = 3
@@ -36,7 +36,7 @@ OPTIMUM = "optimum over blocks"
 PEER = "libcachesim "
 
 NUM_ORDERS = {"coding agent, shuffled": 6, "chat trees, shuffled": 6}
-"""Of so few requests one order tells little: the mean over as many is given."""
+"""For so few requests one order is not enough: the mean over as many is reported."""
 
 QUICK_WORKLOADS = (MOONCAKE, "chat trees, tree by tree")
 QUICK_REQUESTS = 600
@@ -138,7 +138,7 @@ def bars(rates: Rates, why_no_peer: str) -> list[Bar]:
 
 
 def leads_over_fixed(by_policy: dict[str, list[float]]) -> list[float]:
-    """At each capacity the lead of the default policy over that fixed one which is the best there."""
+    """At each capacity the lead of the default policy over the fixed one that is best there."""
     best = [max(column) for column in zip(*(by_policy[name] for name in FIXED if name in by_policy), strict=True)]
     return [ours - fixed for ours, fixed in zip(by_policy[DEFAULT_POLICY], best, strict=True)]
 

@@ -1,9 +1,9 @@
 """Real loads as traces of prefixes: Mooncake's, and texts of the workloads folder in several orders of arrival.
 
-Only Mooncake's and the coding agent's requests come with the times at which they arrived; the other orders are ours:
+Only Mooncake's and the coding agent's requests have times of arrival; the other orders are our assumptions:
 
-    grouped     as the files have them: task after task, tree after tree
-    turns       one request of each task, chat or session after the other, round by round
+    grouped     as in the files: task after task, tree after tree
+    turns       one request of each task, chat or session after another, round by round
     shuffled    drawn at random, a chat's own requests in their order
 """
 
@@ -35,13 +35,13 @@ def read_workload(name: str, folder: Path, seed: int) -> Trace:
     """A workload by its name in `WORKLOADS`.
 
     Raises:
-        WorkloadMissingError: its archive is not in the folder.
+        WorkloadMissingError: its archive is missing in the folder.
     """
     return WORKLOADS[name](folder, random.Random(seed))
 
 
 def _members(folder: Path, archive: str, suffix: str) -> Iterator[tuple[str, bytes]]:
-    """Files of an archive whose names end so, by name."""
+    """Files of an archive with this suffix, by name."""
     path = folder / f"{archive}.tar.xz"
     if not path.is_file():
         raise WorkloadMissingError(f"no {path.name} in {folder}; name its folder by --workloads")
@@ -76,9 +76,9 @@ def _agent_sessions(folder: Path) -> Groups:
 
 
 def _tasks(folder: Path) -> Groups:
-    """The questions of every BIG-Bench Hard task, each behind the three worked examples of its task."""
+    """The questions of every BIG-Bench Hard task, each after the three worked examples of its task."""
     shots = {
-        name: content.decode().partition("-----\n")[2]  # what comes first asks not to be trained on
+        name: content.decode().partition("-----\n")[2]  # the text before asks not to be used for training
         for name, content in _members(folder, "big-bench-hard", ".txt")
     }
     return [
@@ -96,7 +96,7 @@ def _trees(folder: Path) -> Groups:
 
 
 def _few_shot(folder: Path) -> Groups:
-    """Every test question of GSM8K behind the same eight worked examples."""
+    """Every test question of GSM8K after the same eight worked examples."""
     files: dict[str, list[dict[str, Any]]] = {
         name: [json.loads(line) for line in content.splitlines()]
         for name, content in _members(folder, "gsm8k", ".jsonl")
@@ -116,7 +116,7 @@ def _turns(groups: Groups, _source: random.Random) -> list[str]:
 
 
 def _shuffled(groups: Groups, source: random.Random) -> list[str]:
-    """Chats keep the order of their own requests; questions that are alike lose nothing by it."""
+    """Chats keep the order of their own requests; for similar questions this makes no difference."""
     turns = [index for index, group in enumerate(groups) for _ in group]
     source.shuffle(turns)
     waiting = [iter(group) for group in groups]

@@ -1,1 +1,1 @@
-"""Attacks on a running stack, and what a neighbour of the attacker's feels of them; `bench.isolation --neighbour` tells."""
+"""Attacks on a running stack, and their effects on a neighbour of the attacker; see `bench.isolation --neighbour`."""

@@ -1,6 +1,6 @@
-"""The attacker: a process of its own, which yields the processor to all others, as one on another machine would.
+"""The attacker: a separate process, which yields the processor to all others, as if on another machine.
 
-It reads orders as lines of JSON and writes what came of each as one.
+It reads orders as lines of JSON and writes the result of each as one.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ SIBLINGS = frozenset(
         "searches and stores of a limited tenant",
     }
 )
-"""Left out of short runs: of each, something of the same kind is in them."""
+"""Left out of short runs, which have a similar attack for each of them."""
 
 NICENESS = 19
 GIVE_UP_S = 20.0
-"""Beyond its own time, for what it waits for."""
+"""Time to wait beyond an attack's own time."""
 
 
 def find_attack(name: str) -> Attack:
@@ -81,14 +81,14 @@ class Attacker:
         self.stop()
 
     def stop(self) -> None:
-        """End the process, in the middle of an attack if need be; the next attack starts another."""
+        """End the process, also in the middle of an attack; the next attack starts another."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
     def begin(self, attack: Attack, seconds: float, scale: float) -> None:
-        """Give the order; returns at once. The first one waits until the process runs."""
+        """Send the order; returns at once. The first one waits until the process runs."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "bench.hostile.attacker", json.dumps(self._site)],
@@ -103,7 +103,7 @@ class Attacker:
         self._process.stdin.write(json.dumps([attack.name, seconds, scale]) + "\n")
 
     def finish(self, seconds: float) -> Outcomes:
-        """Wait for it to end and tell what came of it; one that does not end is killed, and "unended" counts one."""
+        """Wait for its end. Returns the outcomes; one that does not end is killed, and counts as one "unended"."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
@@ -120,7 +120,7 @@ class Attacker:
 
 
 def main() -> None:
-    """Carry out what standard input says."""
+    """Carry out the orders on standard input."""
     os.nice(NICENESS)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -131,7 +131,7 @@ def main() -> None:
         started_s = time.monotonic()
         try:
             found = find_attack(name).run(site, seconds, scale)
-        except Exception:  # an attack of ours that breaks must be seen, and leave the others going
+        except Exception:  # a broken attack must be visible, without ending the others
             traceback.print_exc()
             found = Counter({f"broken after {time.monotonic() - started_s:.0f} s": 1})
         print(json.dumps(found), flush=True)

@@ -1,5 +1,5 @@
 """Large bodies: a list of wrong items in every place of every route where the gateway's own description has a list or a map,
-and valid ones with as much as a body may hold.
+and valid ones as large as a body may be.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ BODY_BYTES = 4 * (1 << 20) - 1024
 _MAX_DEPTH = 4
 _REFUSED = frozenset({"400", "413", "422", "429"})
 _TAKEN = _REFUSED | {"200", "404"}
-"""Some lists are right where they stand, and some routes are of things that are not there."""
+"""Some lists are valid in their place, and some routes name missing items."""
 _FILLED = "\x00here\x00"
-"""Stands in a body where the long list is to be."""
+"""Placeholder in a body for the long list."""
 
 
 class _Walk:
-    """Bodies that are right but for one place, for each list and map that a schema has."""
+    """Bodies that are valid except for one place, for each list and map that a schema has."""
 
     def __init__(self, schemas: dict[str, Any], model: str) -> None:
         self._schemas = schemas
         self._known = {"model": model}
 
     def places(self, schema: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, Any, str]]:
-        """Name of the place, the body with `_FILLED` in it, and what fills it."""
+        """Name of the place, the body with `_FILLED` in it, and its filling."""
         for each in self._alternatives(schema):
             if each.get("type") == "array" or "prefixItems" in each:
                 yield "[]", _FILLED, "1,"
@@ -60,7 +60,7 @@ class _Walk:
             yield schema
 
     def _needed(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """What an object must have, with values that fit."""
+        """An object's required fields, with values that fit."""
         inner = schema.get("properties", {})
         return {name: self._known.get(name) or self._least(inner[name]) for name in schema.get("required", [])}
 
@@ -78,7 +78,7 @@ class _Walk:
 
 
 def _fill(body: Any, filling: str, size: int) -> bytes:
-    """The body with a list, or for no filling a map, of that size in its place."""
+    """The body with a list, or a map if there is no filling, of that size in its place."""
     if filling:
         long = "[" + (filling * (size // len(filling)))[:-1] + "]"
     else:
@@ -129,7 +129,7 @@ def _in_turn(
 
 
 def _lists(site: Site, seconds: float, scale: float, *, part: str) -> Outcomes:
-    """Those of routes below `part`, each at the full size; where the time ends first, those with the fewest brackets."""
+    """Lists of routes below `part`, each at full size; if the time is short, those with the fewest brackets."""
     size = BODY_BYTES if scale >= 0.25 else BODY_BYTES // 4
     places = [(path, name, make) for path, name, make in wrong_lists(site, size) if path.startswith(part)]
     places.sort(key=lambda place: (place[1].count("[") + place[1].count("."), place[0]))
@@ -137,7 +137,7 @@ def _lists(site: Site, seconds: float, scale: float, *, part: str) -> Outcomes:
 
 
 def _valid(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """Bodies that are right, and hold as much as fits."""
+    """Valid bodies, as full as possible."""
     user = {"role": "user", "content": ""}
     num = BODY_BYTES // (len(json.dumps(user)) + 1)
     common = {"model": site.model, "max_tokens": 1}
@@ -178,7 +178,7 @@ def _valid(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG00
 
 
 def _as_names(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """Long texts where a short one is meant, and JSON that is hard to read."""
+    """Long texts in place of short ones, and JSON that is slow to parse."""
     long = "a" * (BODY_BYTES - 4096)
     body = {"model": site.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     digits = ("9" * (BODY_BYTES - 4096)).encode()

@@ -1,4 +1,4 @@
-"""Grammars that are slow to compile or slow to follow, by every way in, most of them given up after a second."""
+"""Grammars that are slow to compile or slow to follow, by every way in, most of them abandoned after a second."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _over_http(site: Site, seconds: float, scale: float, *, body: Callable[[Site
 
     def one(number: int) -> str:
         kinds = list(slow_schemas(first + number))
-        # Every other one is the keyword that is known to be the slowest.
+        # Every other one has the keyword known as the slowest.
         schema = kinds[number // 2 % len(kinds)][1] if number % 2 else kinds[0][1]
         path, asked = body(site, schema)
         return status_of(site, path, asked, within_s=HANG_UP_S)
@@ -152,7 +152,7 @@ def _grpc(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001
 
 
 def _wide_again(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """The same wide schema again and again, with replies of some tokens: what it costs to follow it."""
+    """The same wide schema repeatedly, with replies of some tokens: the cost of following it."""
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(8000)}}
     path, body = _response_format(site, schema)
     sent = json.dumps(body | {"max_tokens": 32}).encode()
@@ -160,7 +160,7 @@ def _wide_again(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: 
 
 
 def _just_allowed(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """Schemas that are large and honest: each a new one."""
+    """Schemas that are large and honest, a new one each time."""
     first = random.randrange(1 << 20)
 
     def one(number: int) -> str:

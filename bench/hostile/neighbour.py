@@ -1,7 +1,7 @@
-"""The attacker's neighbour: tenant "b" asks steadily over every way in, and notes how long the first token took.
+"""The attacker's neighbour: tenant "b" sends requests steadily over every way in, and records times to the first token.
 
-Each way has a thread and asks once an interval. One that waits for long asks less often than it meant to; the requests that it
-would have made meanwhile are counted with what was left of that wait, so that a stall of 20 s is no single slow request.
+Each way has a thread and sends a request once an interval. During a long wait it sends fewer than planned; the missed requests
+are counted with the rest of that wait, so that a stall of 20 s is not a single slow request.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["CHAT", "WAYS", "Neighbour", "Sample"]
 
 CHAT, SCHEMA, WRITE, GENERATE, LOOK, HEALTH = "chat", "schema", "write", "generate", "look", "health"
 WAYS = (CHAT, SCHEMA, WRITE, GENERATE, LOOK, HEALTH)
-"""A chat, one that a new schema holds, a new conversation; a generation at the worker; a call of the cache service;
-a balancer's look at the gateway, without a key."""
+"""A chat, one with a new schema, a new conversation; a generation at the worker; a call of the cache service; a balancer's
+health request to the gateway, without a key."""
 CALL_S = 8.0
 INTERVALS_S = {CHAT: 0.06, SCHEMA: 0.5, WRITE: 0.3, GENERATE: 0.12, LOOK: 0.12, HEALTH: 0.3}
 
 
 class Sample(NamedTuple):
-    """One request. `at_s`: when it was, or would have been, made, by the monotonic clock. `failure`: empty if it was served."""
+    """One request. `at_s`: its actual or planned time, by the monotonic clock. `failure`: empty if it was served."""
 
     way: str
     at_s: float
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 
 class Neighbour:
-    """Asks from entering it as a context manager to leaving it."""
+    """Sends requests from entering it as a context manager to leaving it."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -60,12 +60,12 @@ class Neighbour:
             thread.join()
 
     def between(self, begin_s: float, end_s: float) -> list[Sample]:
-        """Requests of which some part lies between these times."""
+        """Requests that overlap these times."""
         found = self._samples.copy()
         return [sample for sample in found if sample.at_s <= end_s and sample.at_s + sample.took_s >= begin_s]
 
     def wait_answered(self, since_s: float, timeout_s: float) -> bool:
-        """Wait until each way has served a request that was made after `since_s`; False if one has not in time."""
+        """Wait until each way has served a request made after `since_s`; False if one has not in time."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             samples = self._samples.copy()

@@ -1,13 +1,13 @@
-"""`python -m bench.isolation --neighbour`: what one tenant's attacks cost another.
+"""`python -m bench.isolation --neighbour`: the effects of one tenant's attacks on another.
 
-Service, worker and gateway run in a process each; a neighbour asks steadily over every way in; each attack in turn comes from a
-process of its own, which yields the processors to all others. The table tells for each attack the neighbour's time to the first
-token undisturbed and from the attack's begin to a second after its end, its requests that failed, what was answered to the
-attacker, and how the memory grew; beside them what `--label before` has written of a commit before.
+Service, worker and gateway run in a process each; a neighbour sends requests steadily over every way in; each attack in turn
+comes from a separate process, which yields the processors to all others. The table has for each attack the neighbour's time to
+the first token undisturbed and from the attack's start to a second after its end, its failed requests, the responses to the
+attacker, and the growth of memory; next to them the figures that `--label before` has written for an earlier commit.
 
     python -m bench.isolation --neighbour                   all attacks at their full size (a quarter of an hour)
-    python -m bench.isolation --neighbour --quick           smaller ones, a few seconds each; no bar decides
-    python -m bench.isolation --neighbour --only WORD       those whose names hold a word
+    python -m bench.isolation --neighbour --quick           smaller ones, a few seconds each; judges nothing
+    python -m bench.isolation --neighbour --only WORD       those whose names contain a word
     python -m bench.isolation --neighbour --label before    written as the column "before" of later runs
 """
 
@@ -33,17 +33,17 @@ __all__ = ["END_S", "main"]
 AFTER, BEFORE = "after", "before"
 QUICK_SCALE = 1 / 16
 FULL_TIMES = 2.5
-"""How much longer an attack goes on in a full run."""
+"""Factor of an attack's duration in a full run."""
 MOST_S = 20.0
 END_S = DRAIN_S + 5.0
-"""From SIGTERM to the end of a process: the drain, then what is left over, and Python's own end."""
+"""From SIGTERM to the end of a process: the drain, then clean-up, and Python's own exit."""
 JUDGED_SHARE, QUICK_SHARE = 0.99, 0.9
 MIDST = (
     "slow grammars, response_format",
     "bodies that never come, tenant without limits",
     "health streams at the worker",
 )
-"""Attacks in the midst of which the stack is told to stop, at once."""
+"""Attacks during which the stack gets SIGTERM, all at once."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="smaller attacks; written only with --json")
-    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="attacks whose name holds it")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="attacks whose name contains it")
     parser.add_argument("--label", default=AFTER, choices=(AFTER, BEFORE), help="default: %(default)s")
     parser.add_argument(
         "--json", type=Path, help="where to write (default: bench/results/neighbour.json on a full run)"
@@ -89,7 +89,7 @@ def told(trial: Trial) -> dict[str, Any]:
 
 
 def _worst(figures: dict[str, Any]) -> dict[str, Any]:
-    """Of the way in that lies farthest above its bound."""
+    """Figures of the way in that is farthest above its bound."""
     return max(figures["ways"].values(), key=lambda way: way["p99_s"] / way["bound_s"] if way["bound_s"] else 0.0)
 
 
@@ -119,7 +119,7 @@ _COLUMNS = (
 
 
 def _before(path: Path) -> dict[str, Any]:
-    """Figures by attack of the commit before; none where they were not written."""
+    """Figures by attack of the earlier commit; empty if they were not written."""
     if not path.exists():
         return {}
     figures: dict[str, Any] = json.loads(path.read_text())["figures"]["attacks"]
@@ -171,7 +171,7 @@ def _judge(made: Report, endings: dict[str, Ending]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process of ours is left over
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that none of our processes is left
     made = Report("neighbour", 0)
     made.figures["label"] = options.label
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as name:

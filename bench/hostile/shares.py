@@ -1,4 +1,4 @@
-"""One tenant's work against everybody's share: streams, priority, urgency, retention, pins, searches, the keys file."""
+"""One tenant's work against all tenants' shares: streams, priority, urgency, retention, pins, searches, the keys file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _generations(
     max_tokens: int = 64,
     **more: Any,
 ) -> Outcomes:
-    """Generations of long prompts, over and over, so many at once."""
+    """Repeated generations of long prompts, so many at once."""
     first = random.randrange(1 << 30)
     sampling = generation_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
@@ -67,7 +67,7 @@ def _generations(
 
 
 def _urgent(site: Site, seconds: float, scale: float) -> Outcomes:
-    """Prompts that must be answered at once, each with its own time."""
+    """Urgent prompts, each with its own time limit."""
     with ThreadPoolExecutor(3) as threads:
         parts = [
             threads.submit(_generations, site, seconds, scale, num_at_once=12, timeout_s=timeout_s)
@@ -81,7 +81,7 @@ _PINS = (generation_pb2.PrefixPin(num_tokens=PROMPT_TOKENS, ttl_s=604_800.0),)
 
 
 def _pins(site: Site, seconds: float, scale: float) -> Outcomes:
-    """Pin all that may be pinned, by generations and by calls of the cache service."""
+    """Pin as much as allowed, by generations and by calls of the cache service."""
     found = _generations(site, seconds / 2, scale, num_at_once=8, max_tokens=1, pins=_PINS)
     metadata = (("authorization", "Bearer a"),)
     with grpc.insecure_channel(site.service) as channel:
@@ -99,7 +99,7 @@ def _pins(site: Site, seconds: float, scale: float) -> Outcomes:
 
 
 def _drafts(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """Requests of 128 drafts each, over HTTP, given up at the end."""
+    """Requests of 128 drafts each, over HTTP, abandoned at the end."""
     body = json.dumps(chat(site, n=128, max_tokens=400, ignore_eos=True)).encode()
     return flood(seconds, 16, lambda _: status_of(site, "/v1/chat/completions", body, within_s=2.0))
 
@@ -151,7 +151,7 @@ def _exports(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG
 
 
 def _forget(site: Site, key: str) -> None:
-    """Delete what was stored, so that the next attack begins as this one did; for a few seconds at most."""
+    """Delete stored items, so that the next attack starts alike; for a few seconds at most."""
     path, until_s = "/v1/radixkv/conversations", time.monotonic() + 5.0
     while time.monotonic() < until_s:
         status, told = call(site, f"{path}?limit=200", None, key, method="GET")
@@ -165,14 +165,14 @@ def _forget(site: Site, key: str) -> None:
 
 
 def _keys_file(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """The keys file is written as careless editors do: emptied, filled in pieces, cut anywhere for a moment.
+    """The keys file is written as by careless editors: emptied, filled in pieces, truncated anywhere for a moment.
 
-    The key of one who may do little asks meanwhile for what it may not; "200" would be more than it has.
+    Meanwhile a key with few rights sends requests beyond them; "200" would be more than it may have.
     """
     path, whole = Path(site.keys_file), keys_text()
     source, ending = random.Random(0), threading.Event()
     digest = whole.split('name = "team"')[1]
-    half = whole.index(digest) + digest.index("]") + 1  # right behind the keys of a reader
+    half = whole.index(digest) + digest.index("]") + 1  # just after the keys of a reader
 
     def write() -> None:
         while not ending.is_set():

@@ -1,10 +1,10 @@
-"""What is attacked: cache service, worker and gateway, a process each, with a keys file of several tenants.
+"""The stack under attack: cache service, worker and gateway, a process each, with a keys file of several tenants.
 
     attacker's process ──HTTP, gRPC──> gateway ──> worker ──> service
     neighbour "b" ─────────────────────^───────────^──────────^
 
-The model is tiny and random, so that a first token costs nearly nothing and what a neighbour waits for is the attack; its
-tokenizer and chat template are the default model's own.
+The model is tiny and random, so that a first token costs nearly nothing and a neighbour's waiting time comes from the attack;
+its tokenizer and chat template are the default model's own.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _TENANTS = {
     "holder": 'roles = ["holder"]\nnamespaces = ["*"]\n',
     "router": 'roles = ["reader"]\nnamespaces = ["*"]\n',
 }
-"""Whose key is its name, and what else the keys file says of it: "a" attacks, "limited" may have one request at once."""
+"""Tenants, each with its name as key, and further entries of the keys file: "a" attacks, "limited" has one request at once."""
 
 
 class Site(NamedTuple):
-    """Where everything is, for who attacks and who is attacked: addresses as ``host:port``, the keys file."""
+    """Addresses as ``host:port``, for attacker and neighbour, and the keys file."""
 
     gateway: str
     worker: str
@@ -55,14 +55,14 @@ class Site(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a process ended after SIGTERM: seconds, exit code."""
+    """A process's end after SIGTERM: seconds, exit code."""
 
     seconds: float
     exit_code: int
 
 
 def keys_text() -> str:
-    """The keys file as it is meant."""
+    """The intended text of the keys file."""
     rows = []
     for name, more in _TENANTS.items():
         digest = hashlib.sha256(name.encode()).hexdigest()
@@ -104,7 +104,7 @@ def save_small_model(folder: Path, tokenizer: str) -> str:
 
 
 class HostileStack:
-    """The three processes, a context manager. Which have ended is told; none is started again by itself.
+    """The three processes, a context manager. Ended ones are reported; none is restarted automatically.
 
     Args:
         folder: for keys, logs and the gateway's state.
@@ -152,12 +152,12 @@ class HostileStack:
             self.roles[name].wait_ready()
 
     def restart(self) -> None:
-        """Kill what is left and start anew; what was stored stays."""
+        """Kill remaining processes and start again; stored data stays."""
         self.kill()
         self.start()
 
     def stop(self) -> dict[str, Ending]:
-        """Send SIGTERM to all at once, as a machine that shuts down does; how each ended."""
+        """Send SIGTERM to all at once, like a machine that shuts down. Returns the end of each."""
 
         def stop(role: Role) -> Ending:
             started_s = time.monotonic()
@@ -173,7 +173,7 @@ class HostileStack:
             role.kill()
 
     def ended(self) -> list[str]:
-        """The processes that have ended by themselves, with the end of what they wrote."""
+        """The processes that have ended by themselves, with the end of their output."""
         return [f"{name} ended: {role.log[-500:]}" for name, role in self.roles.items() if role.ended()]
 
     def rss_bytes(self) -> dict[str, int]:
@@ -187,7 +187,7 @@ class HostileStack:
 
 
 def _rss(look: Callable[[], object]) -> int:
-    """0 where the process has ended meanwhile."""
+    """0 if the process has ended meanwhile."""
     try:
         return int(getattr(look(), "rss", 0))
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What needs no key, or one that may do little: heads without end, bodies that never come, deaf readers, idle streams."""
+"""Attacks without a key, or with one of few rights: endless heads, missing bodies, readers that never read, idle streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REFUSED = frozenset({"400", "401", "403", "404", "408", "413", "414", "429", "4
 
 
 def _grow_head(site: Site, seconds: float, scale: float, *, begin: bytes, piece: bytes) -> Outcomes:
-    """Send a head until it is refused or 64 MiB, times the scale, are taken, over and over."""
+    """Send a head until it is refused or 64 MiB, times the scale, are accepted, repeatedly."""
     size = max(4 * MIB, int(64 * MIB * scale))
 
     def one(_: int) -> str:
@@ -48,7 +48,7 @@ def _missing_bodies(site: Site, seconds: float, scale: float, *, key: str, path:
 
 
 def _deaf_readers(site: Site, seconds: float, scale: float, *, path: str, at_once: int = 40) -> Outcomes:  # noqa: ARG001  # as all
-    """Ask for a file again and again and read nothing of it; with fewer at once, over and over and from many addresses."""
+    """Request a file repeatedly and read nothing of it; with fewer at once, repeatedly and from many addresses."""
     requests = f"GET {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode() * at_once
     if at_once == 40:
         return hold_connections(site.gateway, 1100, requests, seconds, reads=False)
@@ -64,7 +64,7 @@ def _silent(site: Site, seconds: float, scale: float) -> Outcomes:
 
 
 def _event_streams(site: Site, seconds: float, scale: float, *, path: str) -> Outcomes:  # noqa: ARG001  # as all
-    """Streams of events of one tenant, held without a word."""
+    """Streams of events of one tenant, held silently."""
     request = f"GET {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer a\r\n\r\n"
     return hold_connections(site.gateway, 1100, request.encode(), seconds)
 

@@ -1,4 +1,4 @@
-"""Texts that are slow to read: words that a template looks for, prompts hundreds of times too long, stop strings."""
+"""Texts that are slow to read: words that a template searches, prompts hundreds of times too long, stop strings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG_TEXTS: tuple[Callable[[int], str], ...] = (
 
 
 def _marks(size: int) -> str:
-    """A text that holds every word of a row that somebody may look for in turn."""
+    """A text with every word of a list whose words may be searched one by one."""
     words, length = [], 0
     for number in range(size // 10):
         word = f"Reply{number}here"
@@ -50,7 +50,7 @@ def _marks(size: int) -> str:
 
 
 def _follow_up(site: Site, seconds: float, scale: float, *, path: str) -> Outcomes:
-    """A turn behind a reply that the gateway knows, holding the words."""
+    """A turn after a reply known to the gateway, with the words in it."""
     status, told = call(site, "/v1/chat/completions", chat(site, max_tokens=4, ignore_eos=True))
     reply = json.loads(told)["choices"][0]["message"]["content"] if status == "200" else "x"
     size = min(TEXT_BYTES, int(4 * 549_000 * max(0.25, scale)))
@@ -76,7 +76,7 @@ def _too_long(site: Site, seconds: float, scale: float, *, num_at_once: int) -> 
 
 
 def _body(site: Site, number: int, text: str) -> tuple[str, Any]:
-    """Every way to give a text, in turn."""
+    """Every way to send a text, in turn."""
     ways: tuple[tuple[str, Any], ...] = (
         ("/v1/chat/completions", chat(site, text)),
         ("/v1/messages/count_tokens", {"model": site.model, "messages": [{"role": "user", "content": text}]}),
@@ -88,7 +88,7 @@ def _body(site: Site, number: int, text: str) -> tuple[str, Any]:
 
 
 def _over_grpc(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """Tokenize and Generate, as texts, as messages and behind a history."""
+    """Tokenize and Generate, as texts, as messages and after a history."""
     options = [("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0)]
     texts = [text(_GRPC_BYTES) for text in LONG_TEXTS[:4]]
     metadata = (("authorization", "Bearer a"),)
@@ -115,7 +115,7 @@ def _over_grpc(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: A
 
 
 def _marks_over_grpc(site: Site, seconds: float, scale: float) -> Outcomes:
-    """The words behind a history of token ids."""
+    """The words after a history of token ids."""
     text = _marks(int(4 * 549_000 * max(0.25, scale)))
     turns = [
         generation_pb2.ChatMessage(role="user", content="Hello"),
@@ -139,7 +139,7 @@ def _marks_over_grpc(site: Site, seconds: float, scale: float) -> Outcomes:
 
 
 def _stops(site: Site, seconds: float, scale: float) -> Outcomes:  # noqa: ARG001  # as all
-    """As many and as long stop strings as HTTP takes, over drafts; half of them made to overlap with what is said."""
+    """As many and as long stop strings as HTTP accepts, over drafts; half of them made to overlap with the reply."""
     stops = [("a" * 1023 + chr(0x100 + number)) if number % 2 else (" the" * 255 + str(number)) for number in range(64)]
     body = chat(site, stop=stops, n=16, max_tokens=64, ignore_eos=True, logit_bias={"260": 100})
     sent = json.dumps(body).encode()

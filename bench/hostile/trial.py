@@ -1,6 +1,6 @@
-"""One attack on a running stack: what the neighbour saw before, while it went on, and after; what it cost the processes.
+"""One attack on a running stack: the neighbour's times before, during and after it, and the cost for the processes.
 
-    |--- before ---|------- attack -------|--- until it is served as before ---|     time to the first token, all through
+    |--- before ---|------- attack -------|--- until it is served as before ---|     time to the first token, throughout
                    ^ memory from here on ............ peak
 
 The bound of a way is twice the undisturbed 99th percentile of the same run, or 50 ms more, whichever is larger.
@@ -32,25 +32,25 @@ RECOVERED_S = 8.0
 
 
 def first_token_s(samples: list[Sample], way: str, share: float) -> float:
-    """A quantile of the time to the first token of one way; 0 where nothing was asked."""
+    """A quantile of the time to the first token of one way; 0 without requests."""
     found = [sample.took_s for sample in samples if sample.way == way]
     return percentile(found, share) if found else 0.0
 
 
 def bound_s(undisturbed: list[Sample], way: str) -> float:
-    """What the neighbour's first token may take at most."""
+    """Most time that the neighbour's first token may take."""
     p99_s = first_token_s(undisturbed, way, 0.99)
     return max(TIMES * p99_s, p99_s + MORE_S)
 
 
 @dataclass(slots=True)
 class Trial:
-    """What came of one attack.
+    """Result of one attack.
 
     Attributes:
-        undisturbed: the neighbour's requests of the run so far during which nothing was attacked.
-        disturbed: those of the attack and just after it.
-        start_bytes, peak_bytes: memory of each process when it had warmed up, and the most since the attack began.
+        undisturbed: the neighbour's requests of the run so far without an attack.
+        disturbed: those during the attack and just after it.
+        start_bytes, peak_bytes: memory of each process after warming up, and the most since the attack began.
     """
 
     attack: Attack
@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether a stack is not to be attacked again, since what this attack did to it would be taken for the next one's."""
+        """Whether the stack must not be attacked again, since this attack's effects would count for the next one."""
         return bool(self.ended) or not self.has_recovered or bool(self._grown()) or "unended" in self.outcomes
 
     @property
@@ -73,7 +73,7 @@ class Trial:
         return [sample for sample in self.disturbed if sample.failure]
 
     def faults(self, share: float) -> list[str]:
-        """What does not hold; `share`: the quantile of first tokens that the bound is for."""
+        """Broken bounds; `share`: the quantile of first tokens for the bound."""
         found = list(self.ended)
         if not self.has_recovered:
             found.append(f"the neighbour is not served as before {RECOVERED_S:g} s after the attack")
@@ -91,7 +91,7 @@ class Trial:
         return found
 
     def _grown(self) -> list[str]:
-        """Processes with more memory than they may have; a child may have as much as the largest of them."""
+        """Processes above their bound of memory; a child may have as much as the largest of them."""
         found = []
         for name, peak in self.peak_bytes.items():
             start = self.start_bytes[name] if name in (SERVICE, WORKER, GATEWAY) else max(self.start_bytes.values())
@@ -101,7 +101,7 @@ class Trial:
 
 
 class Field:
-    """A stack, its neighbour and its attacker, for one attack after the other; a context manager.
+    """A stack, its neighbour and its attacker, for one attack after another; a context manager.
 
     Args:
         stack: running.
@@ -124,7 +124,7 @@ class Field:
         self._neighbour.__exit__()
 
     def _warm_up(self) -> None:
-        """Let everything be used once, and measure the neighbour alone."""
+        """Use everything once, and measure the neighbour alone."""
         if not self._neighbour.wait_answered(time.monotonic(), WARM_S):
             raise RuntimeError("the neighbour is not served by a stack that nobody attacks")
         time.sleep(BEFORE_S)
@@ -134,7 +134,7 @@ class Field:
         self._start_bytes = self.stack.rss_bytes()
 
     def renew(self) -> None:
-        """A stack that does not serve the neighbour any more is killed, and another one started."""
+        """Kill a stack that no longer serves the neighbour, and start another."""
         self._attacker.stop()
         self._neighbour.__exit__()
         self.stack.restart()
@@ -143,7 +143,7 @@ class Field:
         self._warm_up()
 
     def try_attack(self, attack: Attack, seconds: float, scale: float) -> Trial:
-        """Carry it out."""
+        """Carry it out. Returns its result."""
         begin_s = time.monotonic()
         time.sleep(BEFORE_S)
         attacked_s = time.monotonic()
@@ -177,7 +177,7 @@ class Field:
         return False
 
     def interrupt(self, attacks: list[Attack], seconds: float, scale: float) -> dict[str, Ending]:
-        """Begin attacks, all at once, and tell the stack to stop in the midst of them: how its processes ended."""
+        """Start attacks, all at once, and send SIGTERM to the stack in the midst of them. Returns the ends of its processes."""
         with ExitStack() as attackers:
             for attack in attacks:
                 attacker = attackers.enter_context(Attacker(self.stack.site))
@@ -187,7 +187,7 @@ class Field:
 
 
 class _Peak:
-    """The most memory of each process, looked at steadily."""
+    """The peak memory of each process, sampled steadily."""
 
     def __init__(self, stack: HostileStack) -> None:
         self.bytes: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""What attacks are made of: HTTP requests, sockets that stay, gRPC streams by our own frames.
+"""Parts of attacks: HTTP requests, sockets that stay open, gRPC streams by hand-made frames.
 
-All comes from an address of its own on this machine, so that bounds per address do not meet the neighbour.
+All come from separate addresses on this machine, so that bounds per address do not affect the neighbour.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ __all__ = [
 
 SOURCE = ("127.0.0.2", 0)
 SOURCES = tuple((f"127.0.0.{number}", 0) for number in range(2, 12))
-"""Of one who has many addresses."""
+"""Addresses of a client with many of them."""
 PATIENCE_S = 15.0
 ACK = 1
 _READ_BYTES = 65_536
 
 Outcomes = Counter[str]
-"""How often what came of a request: an HTTP status, a gRPC one, "closed", "hung up", "timeout", "open", "taken"."""
+"""Counts of outcomes: an HTTP status, a gRPC one, "closed", "hung up", "timeout", "open", "taken"."""
 
 
 class Attack(NamedTuple):
@@ -63,9 +63,9 @@ class Attack(NamedTuple):
 
     Attributes:
         name: for people.
-        run: does it for about so many seconds, at a share of its full size; tells what came of its requests.
+        run: attacks for about so many seconds, at a share of its full size; returns the outcomes of its requests.
         allowed: outcomes of a server that keeps its bounds.
-        needed: one that must be among them; empty for none.
+        needed: an outcome that must occur; empty for none.
         seconds: of a short run.
     """
 
@@ -82,7 +82,7 @@ class Attack(NamedTuple):
 def call(
     site: Site, path: str, body: Any, key: str = "a", *, method: str = "POST", within_s: float = PATIENCE_S
 ) -> tuple[str, bytes]:
-    """Send a request, bytes as they are and else as JSON: the status and what is answered. Gives up after `within_s`."""
+    """Send a request, bytes as they are and others as JSON. Returns status and response. Gives up after `within_s`."""
     connection = http.client.HTTPConnection(site.gateway, timeout=within_s, source_address=SOURCE)
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     try:
@@ -109,7 +109,7 @@ def chat(site: Site, content: Any = "Hello", **more: Any) -> dict[str, Any]:
 
 
 def flood(seconds: float, num_threads: int, one: Callable[[int], str]) -> Outcomes:
-    """Have threads repeat `one`, each time with another number, for so long."""
+    """Repeat `one` in threads, each time with another number, for so long."""
     until_s = time.monotonic() + seconds
     numbers = iter(range(1 << 30))
     lock = threading.Lock()
@@ -136,7 +136,7 @@ def send_all(num_threads: int, calls: Iterable[Callable[[], str]]) -> Outcomes:
 
 
 def connect(address: str, *, receive_bytes: int | None = None, source: tuple[str, int] = SOURCE) -> socket.socket:
-    """A TCP connection. `receive_bytes`: how much the other side may send before it is read."""
+    """A TCP connection. `receive_bytes`: most bytes that the other side may send before they are read."""
     host, port = address.rsplit(":", 1)
     made = socket.socket()
     try:
@@ -163,7 +163,7 @@ def hold_connections(
 ) -> Outcomes:
     """Open so many connections, send each `sent`, keep them for so long and send each `drip` twice a second.
 
-    What came of each: the status of its first answer, "closed", or "open" where nothing came. `reads` False: nothing is read.
+    Outcome of each: the status of its first response, "closed", or "open" without one. `reads` False: nothing is read.
     """
     found: dict[socket.socket, str] = {}
     until_s = time.monotonic() + seconds
@@ -186,7 +186,7 @@ def hold_connections(
         next_drip_s = time.monotonic()
         while time.monotonic() < until_s and (found or drip):
             for key, _ in selector.select(0.1) if selector.get_map() else ():
-                _hear(key.fileobj, found, selector)  # type: ignore[arg-type]  # sockets alone are registered
+                _hear(key.fileobj, found, selector)  # type: ignore[arg-type]  # only sockets are registered
             if not selector.get_map():
                 time.sleep(0.05)
             if drip and time.monotonic() >= next_drip_s:
@@ -218,7 +218,7 @@ def _hear(made: socket.socket, found: dict[socket.socket, str], selector: select
 
 
 def message(payload: bytes) -> bytes:
-    """A gRPC message as it stands in DATA frames."""
+    """A gRPC message as in DATA frames."""
     return b"\x00" + struct.pack(">I", len(payload)) + payload
 
 
@@ -232,12 +232,12 @@ def hold_streams(
     key: str = "",
     per_connection: int = 100,
 ) -> Outcomes:
-    """Open so many streams of a call and keep them for so long: how many were "refused" and how many stayed "open".
+    """Open so many streams of a call and keep them for so long. Returns the numbers "refused" and still "open".
 
     Args:
-        sent: the request; None: it never comes.
+        sent: the request; None: never sent.
         key: of the caller; empty: none.
-        per_connection: streams of a connection; so many are opened though the server may say that it takes fewer.
+        per_connection: streams of a connection, even if the server allows fewer.
     """
     held: list[Streams] = []
     until_s = time.monotonic() + seconds
@@ -260,10 +260,10 @@ def hold_streams(
 
 
 class Streams:
-    """Streams of a call over one HTTP/2 connection. It answers pings and settings, and notes which have ended.
+    """Streams of a call over one HTTP/2 connection. It answers pings and settings, and records ended streams.
 
     Args:
-        sent: the request; None: it never comes.
+        sent: the request; None: never sent.
         key: of the caller; empty: none.
     """
 
@@ -286,11 +286,11 @@ class Streams:
 
     @property
     def num_open(self) -> int:
-        """Streams that the server has not ended."""
+        """Number of streams that the server has not ended."""
         return 0 if self._is_closed else self.num_streams - len(self._ended)
 
     def pump(self) -> None:
-        """Read what came and answer what must be."""
+        """Read received frames and send the required answers."""
         try:
             while heard := self.socket.recv(_READ_BYTES):
                 self._heard += heard

@@ -1,1 +1,1 @@
-"""radixkv beside llama.cpp and transformers' continuous batching: same model file, same requests, one run."""
+"""radixkv compared with llama.cpp and transformers' continuous batching: same model file, same requests, one run."""

@@ -1,22 +1,22 @@
-"""radixkv beside llama.cpp and transformers' continuous batching: the same model file, the same requests, one run.
+"""radixkv compared with llama.cpp and transformers' continuous batching: the same model file, the same requests, one run.
 
-Every system runs in a process of its own with the thread settings and the options that suit it best, alone on the machine
-while it is measured; the systems take turns within every repeat. All of them stream: radixkv over gRPC (cache service and
-worker in processes of their own), llama.cpp over HTTP, transformers in the asker's process. Each begins every workload with
+Every system runs in a separate process with its best thread settings and options, alone on the machine during its
+measurements; the systems take turns within every repeat. All of them stream: radixkv over gRPC (cache service and
+worker in separate processes), llama.cpp over HTTP, transformers in the client's process. Each starts every workload with
 an empty cache and 65,536 token slots of KV memory.
 
     python -m bench.serving --peer fetch     fetch xllamacpp and the GGUF file once (180 MB), then measure everything: three
                                              repeats of ten minutes, and ten for transformers' 512 questions, measured once;
-                                             Ctrl-C behind the first repeat ends with those that are whole
-    python -m bench.serving                  as above, with what was fetched before
+                                             Ctrl-C after the first repeat ends with the complete ones
+    python -m bench.serving                  as above, with the files fetched before
     python -m bench.serving --workload drafts --workload trees --system radixkv --repeats 1
-    python -m bench.serving --quick          radixkv alone on small sizes, under a minute: are no tokens computed twice?
+    python -m bench.serving --quick          radixkv alone on small sizes, less than a minute: are no tokens computed twice?
 
-Before anything is timed, each system answers eight short prompts greedily, and most first tokens must agree: they all run the
-same model. Every reply must have the length that was asked for. Replies differ between systems all the same (rounding, seeds),
-so the information limit is taken from each system's own replies.
+Before timing, each system generates greedily for eight short prompts, and most first tokens must agree: they all run the
+same model. Every reply must have the requested length. Replies still differ between systems (rounding, seeds), so the
+information limit is computed from each system's own replies.
 
-Exit code of a full run: 0 when every bar is met, else 1. A quick run judges the tokens computed alone.
+Exit code of a full run: 0 if every bar is met, otherwise 1. A quick run judges only the tokens computed.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--peer",
         choices=("use", "fetch"),
         default="use",
-        help="use: what was fetched before (default); fetch: fetch what is missing for llama.cpp",
+        help="use: files fetched before (default); fetch: fetch missing files for llama.cpp",
     )
     parser.add_argument(
         "--workloads", type=Path, default=default_workloads(), help="folder of the archives (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what is chosen and drawn (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of choices and draws (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/serving.json on a full run)")
     return parser.parse_args(arguments)
 
 
 def choose_workloads(options: argparse.Namespace, text: ChatText) -> list[Workload]:
-    """Built from the archives; in a quick run from made-up texts where those are missing.
+    """Workloads from the archives; in a quick run from made-up texts if those are missing.
 
     Raises:
-        WorkloadMissingError: an archive is missing, and this is no quick run.
+        WorkloadMissingError: an archive is missing in a full run.
     """
     names = options.workload or list(WORKLOADS)
     material = Material(options.workloads)
@@ -100,7 +100,7 @@ def choose_workloads(options: argparse.Namespace, text: ChatText) -> list[Worklo
 
 
 def same_model_check(text: ChatText) -> Workload:
-    """Eight short questions, greedy; warms the systems up as well."""
+    """Eight short questions, greedy; also warms the systems up."""
     ingredients = Ingredients(MadeUp(0), text, 0, True)
     questions = (
         "What is the capital of France?",
@@ -123,7 +123,7 @@ def agreement(one: Run, other: Run) -> float:
 
 
 def prefill_only(seed: int, is_quick: bool) -> Workload:
-    """Prompts that share nothing, one after another, for one token each. The first warms the system up."""
+    """Prompts without sharing, one after another, for one token each. The first warms the system up."""
     source = random.Random(seed)
     lengths = [PREFILL_LENGTHS[0], *(PREFILL_LENGTHS[:2] if is_quick else PREFILL_LENGTHS)]
     prompts = [tuple(source.choices(range(SMALLEST_ID, LARGEST_ID), k=length)) for length in lengths]
@@ -131,7 +131,7 @@ def prefill_only(seed: int, is_quick: bool) -> Workload:
 
 
 def open_systems(options: argparse.Namespace, model: str, stack: ExitStack) -> tuple[dict[str, Driver], dict[str, str]]:
-    """The systems that are there, radixkv first, and why others are not."""
+    """The available systems, radixkv first, and the reasons why others are missing."""
     names = options.system or ([OURS] if options.quick else [OURS, *PEERS])
     drivers: dict[str, Driver] = {}
     missing = {name: "left out by --system" for name in PEERS if name not in names}
@@ -180,9 +180,9 @@ class Bench:
         return found
 
     def run(self) -> None:
-        """Every repeat takes all workloads, and within each the systems in turn, another one first each time.
+        """Run all workloads in every repeat, and within each the systems in turn, another one first each time.
 
-        Ctrl-C behind the first repeat ends it with the repeats that are whole.
+        Ctrl-C after the first repeat ends with the complete repeats.
         """
         turns = sum(1 if workload.is_long else self.num_repeats for workload in self.workloads) + self.num_repeats
         progress = Progress("runs", turns * len(self.drivers))
@@ -217,7 +217,7 @@ class Bench:
             progress.advance()
 
     def figures(self, workload: Workload, token_bytes: int) -> dict[str, Figures]:
-        """By system."""
+        """Figures by system."""
         return {
             name: summarise_runs(
                 workload, self.runs[workload.name, name], prefill_seconds(self.prefills[name]), token_bytes

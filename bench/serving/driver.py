@@ -1,9 +1,9 @@
-"""One system in a process of its own, with the thread settings that suit it; the process that measures tells it what to play.
+"""One system in a separate process, with its best thread settings; the measuring process sends it workloads.
 
     with Driver("radixkv", config) as driver:
         run = driver.run(workload)
 
-Messages are pickled, over the child's standard input and output: a workload goes in, a `Run` or the text of an error comes out.
+Messages are pickled, over the child's standard input and output: a workload in, a `Run` or the text of an error out.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ STOP_S = 60.0
 
 
 class DriverError(RuntimeError):
-    """The system could not be started, or failed while it was measured."""
+    """The system could not be started, or failed during a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverConfig:
-    """What the systems need to be started."""
+    """Parameters for starting the systems."""
 
     model: str
     kv_token_bytes: int
@@ -45,7 +45,7 @@ class DriverConfig:
 
 
 class Driver:
-    """A system that is up, from entering this to leaving it."""
+    """A running system, from entering this to leaving it."""
 
     def __init__(self, name: str, config: DriverConfig) -> None:
         self.name = name
@@ -61,10 +61,10 @@ class Driver:
         return self
 
     def run(self, workload: Workload) -> Run:
-        """Play a workload with nothing cached.
+        """Play a workload with an empty cache.
 
         Raises:
-            DriverError: what the system or the player raised.
+            DriverError: the error of the system or the player.
         """
         run: Run = self._tell(workload)
         return run
@@ -94,14 +94,14 @@ class Driver:
 
 def thread_settings() -> dict[str, str]:
     """Environment of a system's process: a thread per core, which spins for a while before it sleeps. Found best for all of
-    them, and what radixkv's worker chooses for itself where nobody else keeps a core busy. What the user has set stays.
+    them; radixkv's worker chooses the same by itself if no other program keeps a core busy. The user's own settings stay.
     """
     chosen = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "GOMP_SPINCOUNT": SPIN_COUNT}
     return {key: value for key, value in chosen.items() if key not in os.environ}
 
 
 def measure(name: str, system: System, workload: Workload) -> Run:
-    """One run with nothing cached."""
+    """One run with an empty cache."""
     with system.session(workload) as session:
         _forget_peak_rss()
         start_s = time.monotonic()
@@ -111,7 +111,7 @@ def measure(name: str, system: System, workload: Workload) -> Run:
 
 
 def _family() -> Iterator[Path]:
-    """`/proc` folders of this process and all below it."""
+    """`/proc` folders of this process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -186,5 +186,5 @@ def _serve(name: str, told: IO[bytes], answers: IO[bytes]) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the bench, which ends this process
     _answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the systems print goes to standard error
+    os.dup2(2, 1)  # any output of the systems goes to standard error
     _serve(sys.argv[1], sys.stdin.buffer, _answers)

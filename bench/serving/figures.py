@@ -1,8 +1,8 @@
-"""From runs to figures: medians, the information limit, what a peer computes twice and how fast one could be beside it.
+"""From runs to figures: medians, the information limit, a peer's redundant work and the bound on the speed-up over it.
 
     bound = peer's wall time / (peer's wall time - its redundant prefill x its own prefill seconds per token)
 
-That is the speed-up that computing nothing twice gives to a system as fast as the peer in everything else.
+That is the speed-up of a system as fast as the peer in everything else that computes nothing twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["OURS", "Figures", "as_document", "bars", "prefill_bars", "prefill_se
 OURS = "radixkv"
 SHARE_OF_BOUND = 0.8
 LEAST_LEFT = 0.02
-"""Share of a peer's wall time that is taken to be left where its redundant prefill, timed alone, seems to fill all of it."""
+"""Least share of a peer's wall time assumed to be left if its redundant prefill, timed alone, seems to fill all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Figures:
 
 
 def prefill_seconds(runs: Sequence[Run]) -> dict[int, float]:
-    """Prompt length -> median seconds to its first token, of runs that only prefill, one after another, but for the first."""
+    """Prompt length -> median seconds to its first token, of consecutive runs that only prefill, without the first."""
     times: dict[int, list[float]] = {}
     for run in runs:
         for outcome in run.outcomes[1:]:
@@ -68,7 +68,7 @@ def prefill_seconds(runs: Sequence[Run]) -> dict[int, float]:
 
 
 def _seconds_per_token(times: Mapping[int, float], length: float) -> float:
-    """At a prompt of that length: between two measured ones linearly, beyond them as at the nearest."""
+    """Seconds per token at that prompt length: linear between two measured ones, beyond them as at the nearest."""
     lengths = list(times)
     below = max((known for known in lengths if known <= length), default=lengths[0])
     above = min((known for known in lengths if known >= length), default=lengths[-1])
@@ -79,7 +79,7 @@ def _seconds_per_token(times: Mapping[int, float], length: float) -> float:
 def summarise_runs(
     workload: Workload, runs: Sequence[Run], prefill: Mapping[int, float], kv_token_bytes: int
 ) -> Figures:
-    """Of one workload's runs on one system. `prefill`: as `prefill_seconds` of that system."""
+    """Figures of one workload's runs on one system. `prefill`: `prefill_seconds` of that system."""
     limits = [information_limit(run.outcomes) for run in runs]
     firsts = [[outcome.first_s - outcome.start_s for outcome in run.outcomes] for run in runs]
     wall_s = median(run.wall_s for run in runs)
@@ -118,13 +118,13 @@ def summarise_runs(
 
 
 def _token_seconds(run: Run) -> float:
-    """Median over the calls of more than one token; 0 where there are none."""
+    """Median over the calls of more than one token; 0 without any."""
     calls = [(outcome, max(map(len, outcome.replies)) - 1) for outcome in run.outcomes]
     return median([(outcome.end_s - outcome.first_s) / steps for outcome, steps in calls if steps] or [0.0])
 
 
 def prefill_bars(prefills: Mapping[str, Mapping[int, float]], peers: Sequence[str], why_missing: str) -> list[Bar]:
-    """Prompts that share nothing are to be computed sooner than by every peer. `prefills`: `prefill_seconds` by system."""
+    """Prompts without sharing are to be computed faster than by every peer. `prefills`: `prefill_seconds` by system."""
     found = []
     for peer in peers:
         theirs = prefills.get(peer)
@@ -137,7 +137,7 @@ def prefill_bars(prefills: Mapping[str, Mapping[int, float]], peers: Sequence[st
 
 
 def bars(workload: Workload, by_system: Mapping[str, Figures], peers: Sequence[str], why_missing: str) -> list[Bar]:
-    """What one workload has to show. A plain conversation has to compute no more than it must, and to decode as fast."""
+    """Bars of one workload. A plain conversation has to compute no more than necessary, and to decode as fast."""
     ours = by_system[OURS]
     over = ours.num_computed - ours.most_allowed
     note = f"{ours.num_computed:,} of at most {ours.most_allowed:,}"
@@ -222,5 +222,5 @@ def _megabytes(size_bytes: int | None) -> str:
 
 
 def as_document(figures: Figures) -> dict[str, object]:
-    """For the JSON file."""
+    """Figures for the JSON file."""
     return asdict(figures)

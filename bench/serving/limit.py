@@ -1,7 +1,7 @@
-"""The information limit of a run: what has to be computed at the least, by a dictionary that shares no idea with a tree.
+"""The information limit of a run: the least work, by a dictionary that is independent of any tree's design.
 
-A position needs computing once for every distinct prefix that ends there. A reply's own tokens but the last are computed as
-it is generated, whoever said the same before, and a prompt that is cached whole runs its last token again for its logits.
+A position needs computing once for every distinct prefix that ends there. A reply's tokens except the last are computed when
+it is generated, even if an earlier reply had them, and a fully cached prompt runs its last token again for its logits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["Limit", "information_limit"]
 class Limit(NamedTuple):
     """Positions, in tokens.
 
-    num_prompt: distinct prefixes of prompts that no reply ends. num_decode: tokens of replies that are run. num_asked: calls,
-    each of which may have to run one more.
+    num_prompt: distinct prefixes of prompts that are not the end of a reply. num_decode: tokens of replies that are run.
+    num_asked: calls, each of which may have to run one more.
     """
 
     num_prompt: int
@@ -28,12 +28,12 @@ class Limit(NamedTuple):
 
     @property
     def most(self) -> int:
-        """What a cache that forgets nothing and computes nothing twice may compute."""
+        """Most positions computed by a cache that evicts nothing and computes nothing twice."""
         return self.num_prompt + self.num_decode + self.num_asked
 
 
 def information_limit(outcomes: Sequence[Outcome]) -> Limit:
-    """Of these calls, whatever their order. O(tokens)."""
+    """The limit of these calls, in any order. O(tokens)."""
     generated: set[bytes] = set()
     num_decode = 0
     for outcome in outcomes:

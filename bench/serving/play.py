@@ -1,4 +1,4 @@
-"""Plays a workload against one system: a thread per user, and per call of a wave where there are several."""
+"""Plays a workload against one system: a thread per user, and one per call of a wave with several."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bench.serving.plan import Lane, Outcome, ReadyCall, Workload
 __all__ = ["Ask", "play"]
 
 Ask = Callable[[ReadyCall], Outcome]
-"""Answers a call once all of its replies are complete. Any thread may ask."""
+"""Returns a call's outcome once all of its replies are complete. Thread-safe."""
 
 
 def play(workload: Workload, ask: Ask) -> list[Outcome]:
-    """All calls of the workload, answered; in the order of lanes and calls.
+    """Play all calls of the workload. Returns outcomes in the order of lanes and calls.
 
     Raises:
-        Whatever `ask` raised first; the lanes under way are finished before.
-        AssertionError: a reply has another length than was asked for.
+        Exception: the first one raised by `ask`; running lanes are completed before.
+        AssertionError: a reply has another length than requested.
     """
     with ThreadPoolExecutor(workload.max_at_once, thread_name_prefix="user") as users:
         lanes = [users.submit(_play_lane, lane, ask) for lane in workload.lanes]

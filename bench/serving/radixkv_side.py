@@ -1,4 +1,4 @@
-"""radixkv as a user has it: cache service and worker in processes of their own, asked through `Generate` streams."""
+"""radixkv as deployed by a user: cache service and worker in separate processes, called through `Generate` streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_S = 0.1
 
 
 class RadixKV:
-    """One service, one worker; every session has a namespace of its own."""
+    """One service, one worker; every session has a separate namespace."""
 
     def __init__(self, model: str, kv_token_bytes: int) -> None:
         self.kv_token_bytes = kv_token_bytes
@@ -88,7 +88,7 @@ class _Session:
 
 
 class _Watch:
-    """Most blocks that were not free, looked at every `POLL_S` seconds."""
+    """Most blocks that were not free, sampled every `POLL_S` seconds."""
 
     def __init__(self, reader: RemoteReader) -> None:
         self._reader = reader

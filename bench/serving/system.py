@@ -1,4 +1,4 @@
-"""What a serving system must be to be measured, and what is told of one run."""
+"""Interface of a measured serving system, and the results of one run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.serving.plan import Outcome, ReadyCall, Workload
 __all__ = ["KV_TOKENS", "Counts", "Run", "Session", "System"]
 
 KV_TOKENS = 65_536
-"""Token slots of KV memory that each system is given."""
+"""Token slots of KV memory of each system."""
 
 
 class Counts(NamedTuple):
     """Since the session began, by the system's own counters.
 
-    num_computed: positions run through the model. peak_kv_tokens: most token slots held at once; None where it does not tell.
+    num_computed: positions run through the model. peak_kv_tokens: most token slots held at once; None if not reported.
     """
 
     num_computed: int
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 
 class Session(Protocol):
-    """A system with nothing cached, for one workload."""
+    """A system with an empty cache, for one workload."""
 
     def ask(self, call: ReadyCall) -> Outcome: ...
 
@@ -33,7 +33,7 @@ class Session(Protocol):
 
 
 class System(Protocol):
-    """A system that is up. `kv_token_bytes`: of one token slot over all layers."""
+    """A running system. `kv_token_bytes`: of one token slot over all layers."""
 
     kv_token_bytes: int
 
@@ -44,8 +44,8 @@ class System(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload, once, on one system. `peak_rss_bytes`: of the serving processes together, None where the machine does not
-    tell.
+    """One workload, once, on one system. `peak_rss_bytes`: of the serving processes together, None if the machine does not
+    report it.
     """
 
     system: str

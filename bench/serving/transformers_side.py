@@ -1,4 +1,4 @@
-"""transformers' continuous batching, in this process, its tokens taken as they come: no transport in between."""
+"""transformers' continuous batching, in this process, with its tokens read as they come: no transport in between."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TransformersCB:
 
     @contextmanager
     def session(self, workload: Workload) -> Iterator[_Session]:
-        """A manager that runs. Greedy or sampled is its own setting, so it follows the workload's first call."""
+        """Run a manager. Greedy or sampled is the manager's setting, so it follows the workload's first call."""
         is_sampled = any(call.seed is not None for call in workload.calls())
         generation = self._transformers.GenerationConfig(
             do_sample=is_sampled, top_k=0, top_p=1.0, temperature=1.0, eos_token_id=_NO_TOKEN, pad_token_id=0
@@ -86,7 +86,7 @@ class _Session:
         self._listener = threading.Thread(target=self._route, daemon=True)
 
     def listen(self) -> None:
-        """Take what the running manager answers to whom it concerns."""
+        """Pass the running manager's outputs to the waiting calls."""
         self._listener.start()
 
     def close(self) -> None:
@@ -138,6 +138,6 @@ class _Session:
 
 
 def _hide_project_folder() -> None:
-    """transformers takes the project's folder `kernels` for the package of that name."""
+    """Hide the project's folder `kernels`, which transformers would import as the package of that name."""
     project = Path(__file__).resolve().parents[2]
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != project]

@@ -1,7 +1,7 @@
-"""The workloads: real texts, put into the shapes in which people and programs branch.
+"""The workloads: real texts, arranged in the shapes in which people and programs branch.
 
-The texts do not tell when a user forked or how long a reply was: who branches where, how many go on at once and the length of
-every reply are ours, as each workload's `about` says.
+The texts have no times of forks and no lengths of replies: the branches, the number of concurrent users and the length of
+every reply are our assumptions, listed in each workload's `about`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _T = TypeVar("_T")
 
 MAX_CONTEXT = 8192
 LEAST_FASTER = 3.0
-"""Where nearly all of every prompt is shared."""
+"""For workloads in which nearly all of every prompt is shared."""
 TASKS = (
     "object_counting",
     "sports_understanding",
     "web_of_lies",
-)  # short questions under 269 to 891 tokens of examples
+)  # short questions after 269 to 891 tokens of examples
 
 
 class Ingredients(NamedTuple):
-    """What a workload is made of. `is_quick`: a few seconds of work on two cores."""
+    """Material of a workload. `is_quick`: a few seconds of work on two cores."""
 
     material: Material | MadeUp
     text: ChatText
@@ -41,11 +41,11 @@ class Ingredients(NamedTuple):
         return quick if self.is_quick else full
 
     def opening(self, content: str) -> tuple[int, ...]:
-        """Token ids of a chat's first message, up to where the reply begins."""
+        """Token ids of a chat's first message, up to the start of the reply."""
         return tuple(self.text.prompt_ids([{"role": "user", "content": content}]))
 
     def turn(self, content: str) -> tuple[int, ...]:
-        """Token ids of a further message behind a reply that was cut at its length."""
+        """Token ids of a further message after a reply that was cut at its length."""
         kept = [*self.opening("?"), *self.text.encode("x", special=False)]
         return tuple(self.text.continuation_ids(kept, [{"role": "user", "content": content}]))
 
@@ -66,19 +66,19 @@ def _fan_out(from_: Ingredients, name: str, num_questions: int, num_tokens: int,
 
 
 def fan_out_64(from_: Ingredients) -> Workload:
-    """One few-shot prompt, 64 questions under it."""
+    """One few-shot prompt, with 64 questions after it."""
     tasks = [from_.material.big_bench[TASKS[0]]]
     return _fan_out(from_, "fan-out-64", from_.size(64, 16), from_.size(16, 8), tasks)
 
 
 def fan_out_512(from_: Ingredients) -> Workload:
-    """512 questions, more than one task has, so under three few-shot prompts."""
+    """512 questions, more than one task has, so after three few-shot prompts."""
     tasks = [from_.material.big_bench[name] for name in TASKS]
     return _fan_out(from_, "fan-out-512", from_.size(512, 24), from_.size(8, 4), tasks)
 
 
 def regenerate(from_: Ingredients) -> Workload:
-    """A reply, then seven more in its place, one after the other."""
+    """A reply, then seven more in its place, one after another."""
     num_users, num_tokens = from_.size(8, 2), from_.size(32, 8)
     num_replies = from_.size(8, 4)
     lanes = []
@@ -94,7 +94,7 @@ def regenerate(from_: Ingredients) -> Workload:
 
 
 def edit_fork(from_: Ingredients) -> Workload:
-    """Three turns, then the second is edited and goes on for two, then back to the first branch for one more."""
+    """Three turns, then the second is edited and continued for two, then back to the first branch for one more."""
     num_users, num_tokens = from_.size(8, 2), from_.size(32, 8)
     sayings = list(_spread(_user_turns(from_), 5 * num_users))
     lanes = []
@@ -131,7 +131,7 @@ def drafts(from_: Ingredients) -> Workload:
 
 
 def trees(from_: Ingredients) -> Workload:
-    """Users in conversation trees: every reply of the tree is asked for, siblings with other seeds, depth first."""
+    """Users in conversation trees: every reply of the tree is requested, siblings with other seeds, depth first."""
     num_users, num_tokens = from_.size(8, 2), from_.size(32, 8)
     max_calls = from_.size(8, 4)
     branching = [root for root in from_.material.conversation_trees if len(root["replies"]) > 1]
@@ -168,7 +168,7 @@ def _walk(
 
 
 def agent(from_: Ingredients) -> Workload:
-    """A coding agent: long prompts that mostly grow, as they were recorded."""
+    """A coding agent: long prompts that mostly grow, as recorded."""
     num_sessions, num_tokens = from_.size(3, 1), from_.size(24, 8)
     num_calls, longest = from_.size(6, 2), from_.size(MAX_CONTEXT - 256, 2048)
     lanes = []
@@ -215,7 +215,7 @@ def _ids(from_: Ingredients, text: str) -> tuple[int, ...]:
 
 
 def chat(from_: Ingredients) -> Workload:
-    """Plain conversations of one user: nothing branches."""
+    """Plain conversations of one user: without branches."""
     num_questions, num_tokens = from_.size(4, 2), from_.size(32, 8)
     lanes = []
     for first, second in _spread(from_.material.two_turns, num_questions):

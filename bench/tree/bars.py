@@ -1,4 +1,4 @@
-"""The bounds that the tree must keep, on medians of one and the same run of `bench.tree`."""
+"""The required bounds of the tree, on medians of a single run of `bench.tree`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def leaves_of(leaf_tokens: int) -> str:
 
 
 def bars(figures: Figures, memory: Mapping[str, Mapping[str, float]], peers: Peers) -> list[Bar]:
-    """All of them; those of peers that are not here, and of metadata that were not measured, are unmet."""
+    """All of them; those of missing peers, and of metadata that were not measured, are unmet."""
     evict = one_leaf_of(NUM_LEAVES)
     short, long = (figures[f"fork at {position:,} tokens"][Ours.name] for position in FORK_POSITIONS)
     return [
@@ -58,7 +58,7 @@ def _limit_bar(figures: Figures, operation: str, bound: float) -> Bar:
 
 
 def _match_bar(figures: Figures, peers: Peers) -> Bar:
-    """The least lead over a peer, each in turns with radixkv alone; one of them missing leaves it unmet."""
+    """The least lead over a peer, each in turns with radixkv alone; a missing one leaves it unmet."""
     operation, why = f"match, {PROMPT_TOKENS:,} tokens", peers.why_none("sglang", "vllm")
     lead: dict[str, float] = {}
     for peer in peers.systems:
@@ -76,7 +76,7 @@ def _match_bar(figures: Figures, peers: Peers) -> Bar:
 def _peer_bar(
     what: str, by_system: Mapping[str, Summary], peers: Peers, packages: tuple[str, ...], bound: float
 ) -> Bar:
-    """The fastest of the named packages' systems over radixkv; one of them missing leaves it unmet."""
+    """The fastest of the named packages' systems over radixkv; a missing one leaves it unmet."""
     named: list[System] = [system for package in packages for system in getattr(peers, package)]
     fastest = min((by_system[system.name].p50 for system in named), default=None)
     why = peers.why_none(*packages)

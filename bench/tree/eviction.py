@@ -1,4 +1,4 @@
-"""The tree benchmark's eviction: one leaf of many, one percent of them, and how the cost of one grows with their number."""
+"""The tree benchmark's eviction: one leaf of many, one percent of them, and the growth of one's cost with their number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def one_leaf_of(num_leaves: int, where: str = "") -> str:
 def measure_eviction(
     systems: Sequence[System], source: random.Random, num_leaves: int, num_single: int, num_bulk: int
 ) -> Samples:
-    """Evict one leaf of `num_leaves`, then 1% of them; which, radixkv leaves to its default policy and a peer to LRU."""
+    """Evict one leaf of `num_leaves`, then 1% of them, chosen by radixkv's default policy and a peer's LRU."""
     parents, histories = leaf_prompts(source, num_leaves, PARENT_TOKENS, LEAF_TOKENS)
     for system in systems:
         system.reset()
@@ -65,7 +65,7 @@ def measure_eviction(
 def measure_growth(source: random.Random, num_evictions: int) -> Samples:
     """Evict one leaf among a thousand, ten thousand and a hundred thousand, the three caches taking turns of one.
 
-    A new leaf takes the place of each that went, outside the clock, so that the number stays.
+    A new leaf replaces each evicted one, outside the clock, so that the number is constant.
     """
     contenders = {str(num_leaves): _one_of(num_leaves, source) for num_leaves in GROWTH_LEAVES}
     taken = interleave(contenders, num_evictions, 1)

@@ -1,6 +1,6 @@
-"""The measures of the tree benchmark. Each checks its answers first, and again on every timed call, outside the clock.
+"""The measures of the tree benchmark. Each checks its results first, and again on every timed call, outside the clock.
 
-Every measure answers samples in nanoseconds, by operation and then by system; `LIMIT` is the time of comparing a
+Every measure returns samples in nanoseconds, by operation and then by system; `LIMIT` is the time of comparing a
 prompt with its own copy.
 """
 
@@ -53,12 +53,12 @@ Samples = dict[str, dict[str, list[int]]]
 
 
 def beside(peer: str) -> str:
-    """What names the measures in which a peer and radixkv take turns, and nobody else."""
+    """Name of the measures in which only a peer and radixkv take turns."""
     return f", {peer} alone beside"
 
 
 def expect(found: object, expected: object, what: str) -> None:
-    """Stop the run where an answer is wrong: a fast wrong answer has no speed."""
+    """Stop the run on a wrong result: a fast wrong result has no speed."""
     if found != expected:
         raise AssertionError(f"{what}: {found!r} in place of {expected!r}")
 
@@ -66,7 +66,7 @@ def expect(found: object, expected: object, what: str) -> None:
 def check_histories(
     systems: Sequence[System], prompts: Sequence[bytes], source: random.Random, num_probes: int
 ) -> None:
-    """Full hits, and probes that part from a cached prompt anywhere, against a token-by-token oracle."""
+    """Full hits, and probes that diverge from a cached prompt anywhere, against a token-by-token oracle."""
     ours = systems[0]
     assert isinstance(ours, Ours)
     for system in systems:
@@ -99,8 +99,8 @@ def _check_tables(ours: Ours, prompts: Sequence[bytes], num_probes: int) -> None
 def measure_requests(systems: Sequence[System], prompts: Sequence[bytes], num_rounds: int) -> Samples:
     """Match, acquire and release on full hits: radixkv and the limit taking turns, then with each peer, then with all of them.
 
-    What runs in between decides how much of a system's own memory is left in the processor's caches, so these answer
-    different questions: with one peer, which of the two a program would be better off with; with all, what a call costs cold.
+    The calls in between affect how much of a system's memory is left in the processor's caches, so these measure different
+    things: with one peer, which of the two is better for a program; with all, the cost of a cold call.
     """
     compare = _compare_timer(prompts)
     timers = {system.name: _request_timers(system, [system.key(prompt) for prompt in prompts]) for system in systems}
@@ -182,7 +182,7 @@ def _hash_timer(system: VLLMBlockPool, keys: Sequence[Any]) -> Contender:
 
 
 def measure_inserts(systems: Sequence[System], prompts: Sequence[bytes], source: random.Random, n: int) -> Samples:
-    """Insert of a tail of 4,096 tokens under a cached path of 4,096. What is inserted stays."""
+    """Insert of a tail of 4,096 tokens under a cached path of 4,096. Inserted tokens stay."""
     shared_bytes = SHARED_TOKENS * TOKEN_BYTES
     histories = [source.choice(prompts)[:shared_bytes] + random_tokens(source, OWN_TOKENS) for _ in range(n)]
 
@@ -257,7 +257,7 @@ def measure_few_shot(systems: Sequence[System], source: random.Random, num_sibli
             system.reset()
             for prompt in loaded:
                 system.load(prompt)
-        # A history that parts from its sibling inside a block is matched to the token.
+        # A history that diverges from its sibling inside a block is matched to the token.
         ours = systems[0]
         for probe in probes[:50]:
             parted = probe[: -20 * TOKEN_BYTES] + random_tokens(source, 20)

@@ -1,12 +1,12 @@
-"""Metadata of one prefix cache in bytes per cached token, measured in a process of its own.
+"""Metadata of one prefix cache in bytes per cached token, measured in a separate process.
 
 ``python -m bench.tree.memory NAME YARDSTICK LEAF_TOKENS NUM_LEAVES PEER_DIR`` prints the figure. Two yardsticks:
 
-    resident    growth of the process's resident memory, for every system alike (a native core allocates where Python's
-                tracer does not see it); histories are made one at a time and dropped
+    resident    growth of the process's resident memory, for every system alike (a native core allocates outside Python's
+                tracer); histories are made one at a time and dropped
     traced      Python's own allocations (tracemalloc), for radixkv: exact
 
-Both begin before the cache is made, with a pool that the histories just fill, so its free list is counted as well.
+Both start before the cache is made, with a pool that the histories exactly fill, so its free list is counted as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure_memory(name: str, yardstick: str, leaf_tokens: int, num_leaves: int,
 
 
 def _resident_bytes() -> int:
-    """Resident memory after collecting garbage and giving free heap pages back."""
+    """Resident memory after collecting garbage and returning free heap pages."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
@@ -52,7 +52,7 @@ def _resident_bytes() -> int:
 
 
 def _load(system: System, leaf_tokens: int, num_leaves: int) -> int:
-    """Cache the leaves; how many tokens that are."""
+    """Cache the leaves. Returns the number of their tokens."""
     source = random.Random(leaf_tokens)
     parent = b""
     num_cached = 0
@@ -80,7 +80,7 @@ def main() -> None:
     options = parser.parse_args()
 
     system: System = Ours(2048) if options.name == Ours.name else load_system(options.name, 2048, options.peer_dir)
-    _load(system, options.leaf_tokens, 1)  # what is allocated once, at first use
+    _load(system, options.leaf_tokens, 1)  # objects allocated once, at first use
     if options.yardstick == "traced":
         tracemalloc.start()
     before = _resident_bytes()

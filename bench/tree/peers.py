@@ -1,4 +1,4 @@
-"""The peers of the tree benchmark: which there are, and who of them is here."""
+"""The peers of the tree benchmark, and which of them are installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEER_CHOICES = ("use", "fetch", "none")
 
 
 class Peers(NamedTuple):
-    """The systems of those that are here, by the name of their package, and why the others are not."""
+    """The systems of installed peers, by the name of their package, and the reasons why others are missing."""
 
     sglang: list[System]
     vllm: list[System]
@@ -31,7 +31,7 @@ class Peers(NamedTuple):
         return [f"sglang {SGLANG_VERSION}"] * bool(self.sglang) + [f"vllm {VLLM_VERSION}"] * bool(self.vllm)
 
     def why_none(self, *packages: str) -> str:
-        """Why any of these packages is missing; empty where none is."""
+        """Reasons why any of these packages is missing; empty if none is."""
         why = [self.why_missing[package] for package in packages if package in self.why_missing]
         return "; ".join(dict.fromkeys(why))
 
@@ -59,10 +59,10 @@ def find_peers(choice: str, num_blocks: int, folder: Path | None = None) -> Peer
 
 
 def load_system(name: str, num_blocks: int, folder: Path) -> System:
-    """One of the peers' systems by its name, which `find_peers` has found before.
+    """One of the peers' systems by its name, found before by `find_peers`.
 
     Raises:
-        PeerMissingError: it is not there.
+        PeerMissingError: it is missing.
     """
     peers = find_peers("use", num_blocks, folder)
     for system in peers.systems:

@@ -1,19 +1,19 @@
-"""The tree beside its peers: match, acquire, insert, fork, decode step, eviction and metadata, in process.
+"""The tree compared with its peers: match, acquire, insert, fork, decode step, eviction and metadata, in process.
 
 Workload: 1,000 prompts of 8,192 tokens (2,048 of system prompt, 2,048 of one of ten branches, 4,096 of their own),
 blocks of 16 tokens; 100,000 leaves for eviction; one few-shot parent with 5,000 siblings. The peers are SGLang's two cores and
-vLLM's block pool. Every system runs in this process, one call of each in turn (ten of eviction), with the garbage collector on
-as a user has it; the time of reading the clock is subtracted. The limit is the time of comparing a prompt with its own copy,
-`a == b`, over all prompts; radixkv's ratio to it, and to each peer's match, is taken where only the two take turns, and shown
-with all of their calls in between as well.
+vLLM's block pool. Every system runs in this process, one call of each in turn (ten of eviction), with Python's default garbage
+collection; the time of reading the clock is subtracted. The limit is the time of comparing a prompt with its own copy,
+`a == b`, over all prompts; radixkv's ratio to it, and to each peer's match, is measured with only the two taking turns, and
+also reported with all of their calls in between.
 
     python -m bench.tree --peer fetch        fetch the peers' wheels once (375 MB, no dependencies), then measure
     python -m bench.tree                     the same with the wheels fetched before
     python -m bench.tree --quick             fewer rounds: minutes, for a smoke test; figures not worth quoting
     python -m bench.tree --peer none         radixkv alone: the bars that name a peer are then unmet
 
-Answers are checked before anything is timed and on every timed call. Exit code: 0 when every bar is met; 1 when one is
-missed, or unmet because a peer is not there.
+Results are checked before timing and on every timed call. Exit code: 0 if every bar is met; 1 if one is missed, or unmet
+because a peer is missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NS_TO_US = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything is measured."""
+    """Amount of each measurement."""
 
     num_prompts: int
     num_rounds: int
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--peer",
         choices=PEER_CHOICES,
         default="use",
-        help="use: the wheels fetched before (default); fetch: fetch what is missing; none: without the peers",
+        help="use: the wheels fetched before (default); fetch: fetch missing ones; none: without the peers",
     )
     parser.add_argument("--peer-dir", type=Path, default=peers_folder(), help="their folder (default: %(default)s)")
     parser.add_argument("--no-memory", action="store_true", help="leave out metadata bytes per token")

@@ -4,8 +4,8 @@
     unified    `UnifiedRadixCache`, its default, over a Rust core
 
 Its wheel is fetched from the package index with no dependencies into a folder outside the project, and only the modules
-that make up its prefix caches are executed (`peer_stand_ins`). KV slots go to an allocator that only counts what is freed, so
-the peer pays nothing for its block pool.
+of its prefix caches are executed (`peer_stand_ins`). KV slots go to an allocator that only counts freed ones, so the peer pays
+nothing for its block pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.tree.wheel import PeerMissingError, fetch_wheels, require_wheel, whee
 __all__ = ["SGLANG_VERSION", "SGLang", "fetch_sglang", "load_sglang"]
 
 SGLANG_VERSION = "0.5.23"
-# msgspec is small and sits in the measured path, so it is real.
+# msgspec is small and in the measured path, so it is real.
 REQUIREMENTS = (f"sglang=={SGLANG_VERSION}", "msgspec>=0.20")
 PAGE_SIZE = 16
 
@@ -50,7 +50,7 @@ FORWARDED = {"sglang.srt.utils": "sglang.srt.utils.common"}
 
 
 def fetch_sglang(folder: Path) -> None:
-    """Download its wheel (39 MB) into a folder of `folder`, unless it is there. Errors as of `fetch_wheels`."""
+    """Download its wheel (39 MB) into a folder of `folder`, if missing. Errors as of `fetch_wheels`."""
     fetch_wheels(wheel_folder("sglang", SGLANG_VERSION, folder), "sglang", REQUIREMENTS)
 
 
@@ -71,9 +71,9 @@ class _CountingAllocator:
 
 
 class SGLang:
-    """One of the peer's caches behind the calls that the benchmark times; see `bench.tree.systems.System`.
+    """One of the peer's caches with the calls that the benchmark times; see `bench.tree.systems.System`.
 
-    Keys are arrays of 64-bit ids, the peer's own form, made before any clock runs: its callers pay for that elsewhere.
+    Keys are arrays of 64-bit ids, the peer's own form, made outside the clock: its callers make them elsewhere.
     """
 
     block_size = PAGE_SIZE
@@ -98,7 +98,7 @@ class SGLang:
         return array("q", array("I", tokens))
 
     def load(self, tokens: bytes) -> None:
-        """Publish a history; nothing locks it."""
+        """Publish a history, without a lock on it."""
         prepared = self.prepare_insert(tokens)
         self.insert(prepared)
 
@@ -110,7 +110,7 @@ class SGLang:
         return int(answer.device_prefix_len)
 
     def acquire(self, key: array[int]) -> tuple[Any, Any]:
-        """Match, lock the path, and collect its slot indices: what a request needs before it runs."""
+        """Match, lock the path, and collect its slot indices: a request's work before it runs."""
         node = self._cache.match_prefix(self._match_params(key=self._radix_key(key))).last_device_node
         return self._cache.lock(node), self._cache.path_device_indices(node)
 
@@ -121,7 +121,7 @@ class SGLang:
         self._cache.unlock(held[0])
 
     def prepare_insert(self, tokens: bytes) -> tuple[array[int], Any]:
-        """Its key, and fresh slot indices as the peer's allocator would have given them."""
+        """Its key, and fresh slot indices as from the peer's allocator."""
         num_tokens = len(tokens) // 4
         self._num_slots += num_tokens
         slots = self._torch.arange(self._num_slots - num_tokens, self._num_slots, dtype=self._torch.int64)
@@ -132,13 +132,13 @@ class SGLang:
         self._cache.insert(self._insert_params(key=self._radix_key(key), value=slots))
 
     def finish_insert(self, prepared: tuple[array[int], Any]) -> None:
-        """Nothing: an insert of the peer leaves nothing open."""
+        """Do nothing: an insert of the peer leaves nothing open."""
 
     def fill(self) -> None:
-        """Nothing: it evicts when it is told to."""
+        """Do nothing: it evicts on request."""
 
     def evict(self, num_tokens: int) -> int:
-        """Evict least recently used leaves; how many tokens went."""
+        """Evict least recently used leaves. Returns the number of tokens evicted."""
         return int(self._cache.evict(self._evict_params(num_tokens=num_tokens)).num_tokens_evicted)
 
 

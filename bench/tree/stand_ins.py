@@ -1,6 +1,6 @@
-"""A few modules of a peer's package, executed with nothing of what the rest of it needs.
+"""A few modules of a peer's package, executed without the dependencies of its other modules.
 
-Only the modules named are executed; whatever else they import becomes an inert stand-in, a module whose attributes are
+Only the named modules are executed; everything else that they import becomes an inert stand-in, a module whose attributes are
 empty classes: the rest of the package, and packages that are not installed. No measured call goes through a stand-in.
 """
 
@@ -21,15 +21,15 @@ MAX_STAND_INS = 64
 
 
 class StandIns(MetaPathFinder, Loader):
-    """Imports modules of one package in `folder`, and finds stand-ins for all that is not executed.
+    """Imports modules of one package in `folder`, and finds stand-ins for all that are not executed.
 
     Args:
-        folder: where the package lies.
+        folder: of the package.
         package: its name.
-        executed: modules that are executed, with all that is below them.
-        inert: modules below those that are not.
-        forwarded: stand-ins whose attributes are first looked for in an executed module, by name.
-        needed: packages for which there is no stand-in: without them the import fails.
+        executed: modules that are executed, with their submodules.
+        inert: submodules of those that are not.
+        forwarded: stand-ins whose attributes are first looked up in an executed module, by name.
+        needed: packages without a stand-in: if missing, the import fails.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StandIns(MetaPathFinder, Loader):
         """Import the modules; a package that is not installed becomes a stand-in and the import starts again.
 
         Raises:
-            ModuleNotFoundError: a module of the package's own, or a package that is needed, is not there.
+            ModuleNotFoundError: a module of the package itself, or a needed package, is missing.
         """
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
@@ -87,7 +87,7 @@ class StandIns(MetaPathFinder, Loader):
 
 
 class _EmptyClass:
-    """Takes any call; as a decorator, with or without arguments, it changes nothing."""
+    """Accepts any call; as a decorator, with or without arguments, it changes nothing."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
@@ -103,7 +103,7 @@ class _EmptyClass:
 
 
 class _StandIn(types.ModuleType):
-    """A module of which every attribute is an empty class, or an executed module's where it is forwarded to one."""
+    """A module with an empty class for every attribute, or an executed module's attribute if it is forwarded to one."""
 
     def __init__(self, name: str, real: str | None) -> None:
         super().__init__(name)

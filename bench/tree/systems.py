@@ -1,4 +1,4 @@
-"""What the tree benchmark asks of a prefix cache, and radixkv behind that."""
+"""Interface of a prefix cache for the tree benchmark, and radixkv's implementation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Ours", "System"]
 
 
 class System(Protocol):
-    """A prefix cache under measurement. Keys are in the system's own form, made before any clock runs."""
+    """A prefix cache under measurement. Keys are in the system's own form, made outside the clock."""
 
     name: str
     block_size: int
@@ -46,7 +46,7 @@ class System(Protocol):
 
 
 class Ours:
-    """radixkv's `PrefixCache`. `match` and `acquire` are its own bound methods: nothing stands before the clock."""
+    """radixkv's `PrefixCache`. `match` and `acquire` are its own bound methods, without a wrapper in the timed path."""
 
     name = "radixkv"
     block_size = 16
@@ -56,7 +56,7 @@ class Ours:
         self.reset()
 
     def reset(self, num_blocks: int = 0) -> None:
-        """Start on an empty tree, over a pool of `num_blocks` if that is given."""
+        """Start on an empty tree, over a pool of `num_blocks` if given."""
         self.cache = PrefixCache(num_blocks or self.num_blocks, self.block_size)
         self.match: Callable[[Any], Any] = self.cache.match
         self.acquire: Callable[[Any], Any] = self.cache.acquire
@@ -65,7 +65,7 @@ class Ours:
         return tokens
 
     def load(self, tokens: bytes) -> None:
-        """Publish a history; nothing locks it."""
+        """Publish a history, without a lock on it."""
         seq = self.cache.acquire(tokens)
         self.cache.insert(seq.seq_id, len(tokens) // TOKEN_BYTES)
         self.cache.release(seq.seq_id)
@@ -80,7 +80,7 @@ class Ours:
         self.cache.release(held.seq_id)
 
     def prepare_insert(self, tokens: bytes) -> tuple[int, int]:
-        """A sequence that stands on what is cached, with blocks for the rest."""
+        """A sequence on the cached prefix, with blocks for the rest."""
         return self.cache.acquire(tokens).seq_id, len(tokens) // TOKEN_BYTES
 
     def insert(self, prepared: tuple[int, int]) -> None:
@@ -90,8 +90,8 @@ class Ours:
         self.cache.release(prepared[0])
 
     def fill(self) -> None:
-        """Nothing: it evicts when it is told to."""
+        """Do nothing: it evicts on request."""
 
     def evict(self, num_tokens: int) -> int:
-        """Evict least recently used leaves; how many tokens' blocks went."""
+        """Evict least recently used leaves. Returns the number of tokens of the evicted blocks."""
         return self.cache.evict(-(-num_tokens // self.block_size)) * self.block_size

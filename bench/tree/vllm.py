@@ -1,9 +1,9 @@
-"""A peer of the tree benchmark: vLLM's block pool, a hash table of whole blocks behind its KV cache manager, on the CPU.
+"""A peer of the tree benchmark: vLLM's block pool, a hash table of whole blocks used by its KV cache manager, on the CPU.
 
 A request is hashed block by block, each hash over the one before, and looked up block by block; that is its match. Its
-blocks are cached as they are allocated, so an allocation stands for an insert, and what a full pool allocates it evicts.
-Its wheel is fetched from the package index with no dependencies; its Python files are kept, and of these the modules that make
-up the manager executed (`peer_stand_ins`). The request is a plain record of what they read.
+blocks are cached when they are allocated, so an allocation counts as an insert, and in a full pool also as an eviction. Its
+wheel is fetched from the package index with no dependencies; its Python files are kept, and of these only the manager's modules
+are executed (`peer_stand_ins`). The request is a plain record of the fields that they read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INERT = ("vllm.v1.core.sched",)
 
 
 def fetch_vllm(folder: Path) -> None:
-    """Download its wheel (336 MB) and keep the Python files in a folder of `folder`, unless they are there.
+    """Download its wheel (336 MB) and keep the Python files in a folder of `folder`, if missing.
 
     Errors as of `fetch_wheels`.
     """
@@ -47,7 +47,7 @@ def fetch_vllm(folder: Path) -> None:
 
 @dataclass(slots=True)
 class _Request:
-    """What the manager reads of a request."""
+    """The fields of a request that the manager reads."""
 
     request_id: str
     all_token_ids: list[int]
@@ -68,9 +68,9 @@ class _Request:
 
 
 class VLLMBlockPool:
-    """vLLM's manager behind the calls that the benchmark times; see `bench.tree.systems.System`.
+    """vLLM's manager with the calls that the benchmark times; see `bench.tree.systems.System`.
 
-    Keys are lists of ids, its own form, made before any clock runs. The hash is SHA-256 over the pickled ids, its default.
+    Keys are lists of ids, its own form, made outside the clock. The hash is SHA-256 over the pickled ids, its default.
     """
 
     name = "vLLM block pool"
@@ -85,7 +85,7 @@ class VLLMBlockPool:
         self.reset()
 
     def reset(self, num_blocks: int = 0) -> None:
-        """Start with an empty pool, of `num_blocks` if that is given. One block more is the null block."""
+        """Start with an empty pool, of `num_blocks` if given. One more block is the null block."""
         self._manager = self._make_manager((num_blocks or self._num_blocks) + 1)
         self._ids = count()
 
@@ -94,13 +94,13 @@ class VLLMBlockPool:
         return array("I", tokens).tolist()
 
     def load(self, tokens: bytes) -> None:
-        """Publish a history; nothing locks it."""
+        """Publish a history, without a lock on it."""
         prepared = self.prepare_insert(tokens)
         self.insert(prepared)
         self.finish_insert(prepared)
 
     def hash(self, key: list[int]) -> _Request:
-        """A request, its blocks hashed: the part of a match that reads the prompt."""
+        """A request with hashed blocks: the part of a match that reads the prompt."""
         request = _Request(str(next(self._ids)), key, len(key), len(key))
         request.block_hashes = self._hasher(request)
         return request
@@ -131,7 +131,7 @@ class VLLMBlockPool:
         return self.match(self.key(tokens))
 
     def insert(self, prepared: tuple[_Request, Any, int]) -> None:
-        """Allocate blocks for what is not cached, and cache them."""
+        """Allocate blocks for uncached tokens, and cache them."""
         request, blocks, num_tokens = prepared
         num_new = request.num_tokens - num_tokens
         if self._manager.allocate_slots(request, num_new, num_tokens, blocks, has_scheduled_reqs=False) is None:
@@ -141,12 +141,12 @@ class VLLMBlockPool:
         self._manager.free(prepared[0])
 
     def fill(self) -> None:
-        """Take every block that holds nothing, so that what is allocated next evicts."""
+        """Take every empty block, so that the next allocation evicts."""
         pool = self._manager.block_pool
         pool.get_new_blocks(pool.get_num_free_blocks() - len(pool.cached_block_hash_to_block))
 
     def evict(self, num_tokens: int) -> int:
-        """Allocate from a full pool, which evicts the least recently used blocks; how many tokens' went."""
+        """Allocate from a full pool, which evicts the least recently used blocks. Returns the number of their tokens."""
         return len(self._manager.block_pool.get_new_blocks(num_tokens // BLOCK_SIZE)) * BLOCK_SIZE
 
 
@@ -154,7 +154,7 @@ def load_vllm(folder: Path, num_blocks: int) -> list[VLLMBlockPool]:
     """Its block pool, empty.
 
     Raises:
-        PeerMissingError: its files are not below `folder`, torch is missing, or they do not load here.
+        PeerMissingError: its files are missing below `folder`, torch is missing, or they do not load here.
     """
     wheel = require_wheel("vllm", VLLM_VERSION, folder)
     stand_ins = StandIns(wheel, "vllm", EXECUTED, INERT, needed=("torch",))

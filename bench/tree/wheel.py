@@ -1,4 +1,4 @@
-"""Peers that are Python packages: their wheels, in folders of the user's cache and out of every environment."""
+"""Peers that are Python packages: their wheels, in folders of the user's cache and outside every environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PeerMissingError", "fetch_sources", "fetch_wheels", "peers_folder", 
 
 
 class PeerMissingError(RuntimeError):
-    """The peer is not there or does not load, so the bars that name it stay unmet."""
+    """The peer is missing or does not load, so the bars that name it stay unmet."""
 
 
 def peers_folder() -> Path:
@@ -35,7 +35,7 @@ def require_wheel(package: str, version: str, peers: Path) -> Path:
     """Folder of a peer's wheel that was fetched before.
 
     Raises:
-        PeerMissingError: it is not there.
+        PeerMissingError: it is missing.
     """
     folder = wheel_folder(package, version, peers)
     if not (folder / package).is_dir():
@@ -47,7 +47,7 @@ def fetch_wheels(folder: Path, package: str, requirements: Sequence[str]) -> Non
     """Install wheels into `folder`, unless `package` is there; an interrupted fetch starts again cleanly.
 
     Raises:
-        PeerMissingError: pip could not get them; says what pip said.
+        PeerMissingError: pip could not fetch them; with pip's output.
     """
     if not (folder / package).is_dir():
         with _filling(folder) as partial:
@@ -55,9 +55,9 @@ def fetch_wheels(folder: Path, package: str, requirements: Sequence[str]) -> Non
 
 
 def fetch_sources(folder: Path, package: str, requirement: str) -> None:
-    """Download a wheel and keep its Python files alone in `folder`, unless `package` is there.
+    """Download a wheel and keep only its Python files in `folder`, unless `package` is there.
 
-    For a package of which most is compiled for devices that are not measured. Errors as of `fetch_wheels`.
+    For a package that is mostly compiled for devices outside the measurement. Errors as of `fetch_wheels`.
     """
     if not (folder / package).is_dir():
         with _filling(folder) as partial, tempfile.TemporaryDirectory() as downloaded:
@@ -69,7 +69,7 @@ def fetch_sources(folder: Path, package: str, requirement: str) -> None:
 
 @contextmanager
 def _filling(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its name once it is filled; nothing is left of it where that fails."""
+    """A folder in `folder`'s parent that is renamed to `folder` once filled; removed if that fails."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

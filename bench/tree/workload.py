@@ -1,4 +1,4 @@
-"""The token histories of the tree benchmark, and how samples are taken on them.
+"""The token histories of the tree benchmark, and the sampling on them.
 
 system prompt, 2,048 tokens ─┬─ branch 0, 2,048 ─┬─ own, 4,096      1,000 prompts of 8,192 tokens,
                              ├─ branch 1         ├─ own             a hundred under each of ten branches
@@ -34,7 +34,7 @@ NUM_BRANCHES = 10
 LEAVES_PER_PARENT = 100
 
 Contender = Callable[[int], int]
-"""Does its operation on item i and answers how many nanoseconds that took."""
+"""Runs its operation on item i and returns its nanoseconds."""
 
 
 def random_tokens(source: random.Random, num_tokens: int) -> bytes:
@@ -54,20 +54,20 @@ def leaf_prompts(
 ) -> tuple[list[bytes], list[bytes]]:
     """Parents, and `num_leaves` leaves in turn under them, a hundred under each.
 
-    Cache the parents first: a leaf that splits its sibling may count as a use of it, and the order of eviction with it.
+    Cache the parents first: a leaf that splits its sibling may count as a use of it, which changes the order of eviction.
     """
     parents = [random_tokens(source, parent_tokens) for _ in range(max(1, num_leaves // LEAVES_PER_PARENT))]
     return parents, [parents[index % len(parents)] + random_tokens(source, leaf_tokens) for index in range(num_leaves)]
 
 
 def few_shot_prompts(source: random.Random, num_siblings: int, parent_tokens: int, own_tokens: int) -> list[bytes]:
-    """One parent, and siblings that begin with the same 4 tokens, as questions do."""
+    """One parent, and siblings that start with the same 4 tokens, as questions do."""
     parent = random_tokens(source, parent_tokens) + random_tokens(source, 4)
     return [parent + random_tokens(source, own_tokens - 4) for _ in range(num_siblings)]
 
 
 def common_tokens(left: bytes, right: bytes) -> int:
-    """Length of the common prefix in tokens, one token at a time: the oracle, with no code of the tree."""
+    """Length of the common prefix in tokens, one token at a time: the oracle, independent of the tree's code."""
     pairs = zip(array("I", left), array("I", right), strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)) // 4)
 
@@ -77,8 +77,8 @@ def interleave(
 ) -> dict[str, list[int]]:
     """Samples of every contender on every item, `num_rounds` times.
 
-    Contenders take turns of `burst` calls within each round, each on other items, so that what one has touched is not
-    in the processor's caches for the next; who goes first rotates.
+    Contenders take turns of `burst` calls within each round, each on other items, so that one's data is not in the
+    processor's caches for the next; the first one rotates.
     """
     names = list(contenders)
     stride = max(1, num_items // len(names))
@@ -94,6 +94,6 @@ def interleave(
 
 
 def timer_floor_ns() -> float:
-    """Median of what two readings of the clock cost by themselves; subtracted from every sample."""
+    """Median cost of two readings of the clock; subtracted from every sample."""
     floors = sorted(-perf_counter_ns() + perf_counter_ns() for _ in range(10_001))
     return float(floors[len(floors) // 2])

@@ -73,7 +73,7 @@ class Desk:
         self._clock = options.get("clock", lambda: 0.0)
         arena = options.get("arena")
         self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0, has_lines=arena is not None)
-        self.rounds = EngineLoop(
+        self.loop = EngineLoop(
             runner,
             cache,
             self.scheduler,
@@ -108,7 +108,7 @@ class Desk:
             terms=Terms(due_s=self.max_wait_s, pins=pins),
         )
         self.generations.append(generation)
-        self.rounds.add(generation, len(prompt) + sampling.max_tokens, origin)
+        self.loop.add(generation, len(prompt) + sampling.max_tokens, origin)
         return generation
 
 
@@ -131,7 +131,7 @@ def take(generation: Generation) -> dict[int, list[int]]:
 
 def advance(desk: Desk, cache: Callable[[], LateCache], rng: random.Random) -> None:
     """A round; then perhaps an answer, and for certain one where the engine would sleep until a message comes."""
-    if not desk.rounds.run():
-        assert cache().answer() or not desk.rounds.generations, "it sleeps and nothing will wake it"
+    if not desk.loop.run():
+        assert cache().answer() or not desk.loop.generations, "it sleeps and nothing will wake it"
     elif rng.random() < 0.4 or len(cache().waiting) > 2:
         cache().answer()

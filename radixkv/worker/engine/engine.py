@@ -134,7 +134,7 @@ class Engine:
         self._gate = threading.Lock()  # nothing enters the inbox once the engine is closed
         self._is_closed = False
         self._is_closing = False
-        self._rounds = EngineLoop(
+        self._loop = EngineLoop(
             runner,
             holder,
             Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),
@@ -204,7 +204,7 @@ class Engine:
             InvalidArgumentError: no such branch or position, or as for `generate`.
             LimitError, UnavailableError: as for `generate`.
         """
-        history = self._ask(lambda: self._rounds.find_history(params.generation_id, params.branch, params.sees))
+        history = self._ask(lambda: self._loop.find_history(params.generation_id, params.branch, params.sees))
         length = num_tokens(history.tokens)
         position = length if params.position is None else params.position
         if not 0 <= position <= length:
@@ -218,8 +218,8 @@ class Engine:
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
         """Run a short function on the holder, on the engine's thread, after all ops submitted before."""
         answer: Future[_Result] = Future()
-        run = partial(_answer, lambda: function(self._rounds.holder), answer)
-        self._post(lambda: self._rounds.call_later(run))
+        run = partial(_answer, lambda: function(self._loop.holder), answer)
+        self._post(lambda: self._loop.call_later(run))
         return answer.result()
 
     def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
@@ -237,13 +237,13 @@ class Engine:
         if (adapter := adapter_of(namespace)) and adapter not in self._info.adapters:
             raise InvalidArgumentError("namespace", namespace, "of the model, or of an adapter that is served")
         answer: Future[Verification] = Future()
-        run = partial(_answer, partial(self._rounds.verify_block, packed, namespace), answer)
-        self._post(lambda: self._rounds.call_later(run))
+        run = partial(_answer, partial(self._loop.verify_block, packed, namespace), answer)
+        self._post(lambda: self._loop.call_later(run))
         return answer.result()
 
     def stats(self) -> WorkerStats:
         """Gauges and counters of the engine and of its cache."""
-        engine = self._ask(self._rounds.stats)
+        engine = self._ask(self._loop.stats)
         try:
             ask = self._cache_stats or partial(self.call, lambda holder: (holder.stats(), holder.block_times()))
             return WorkerStats(engine, *ask())
@@ -294,8 +294,8 @@ class Engine:
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
         before = unpack_tokens(tokens[-_NUM_BEFORE * TOKEN_BYTES :]) if params.goes_on_from_text else ()
         rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), tokens, before)
-        if len(self._rounds.generations) >= MAX_GENERATIONS:
-            wait_s = self._rounds.pace.wait_s(MAX_GENERATIONS // 16)
+        if len(self._loop.generations) >= MAX_GENERATIONS:
+            wait_s = self._loop.pace.wait_s(MAX_GENERATIONS // 16)
             raise LimitError(
                 f"{MAX_GENERATIONS} generations run and wait already; try again later", retry_after_s=wait_s
             )
@@ -313,9 +313,9 @@ class Engine:
             terms=self._terms(now_s, params, prompt, pins),
             scores=self._scores_of(prompt, params.sampling),
         )
-        items.bound(partial(self._inbox.put, partial(self._rounds.cut_off, generation)))
+        items.bound(partial(self._inbox.put, partial(self._loop.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens))
-        self._post(partial(self._rounds.add, generation, max_length, origin))
+        self._post(partial(self._loop.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 
     def _scores_of(self, prompt: History, sampling: SamplingParams) -> PromptScores | None:
@@ -339,7 +339,7 @@ class Engine:
 
     def _post_cancel(self, generation: Generation) -> None:
         # Also called by finalisers, so it takes no lock. A closed engine has already ended the generation.
-        self._inbox.put(partial(self._rounds.cancel, generation))
+        self._inbox.put(partial(self._loop.cancel, generation))
         generation.items.put(None)
 
     def _ask(self, function: Callable[[], _Result]) -> _Result:
@@ -355,7 +355,7 @@ class Engine:
             has_more = False
             while not self._is_closing:
                 self._take_messages(has_more)
-                has_more = self._rounds.run()
+                has_more = self._loop.run()
         except Exception as fault:
             _LOG.exception("the engine has stopped")
             error = UnavailableError(f"the engine has stopped: {fault!r}")
@@ -363,13 +363,13 @@ class Engine:
             self._is_closed = True
         while not self._inbox.empty():
             self._inbox.get()()
-        self._rounds.end_all(error)
-        self._rounds.drain(DRAIN_S)
+        self._loop.end_all(error)
+        self._loop.drain(DRAIN_S)
 
     def _take_messages(self, has_more: bool) -> None:
         """Run all commands in the inbox. Wait for one if the last round left nothing to do, or for the closed-loop delay."""
-        until_s = self._rounds.next_deadline_s
-        while not has_more or not self._inbox.empty() or (until_s := self._rounds.next_round_s()) > self._clock():
+        until_s = self._loop.next_deadline_s
+        while not has_more or not self._inbox.empty() or (until_s := self._loop.next_round_s()) > self._clock():
             self._next_message(until_s)()
             has_more = True
 

@@ -70,8 +70,8 @@ class Preemptor:
         refused = sorted(self._admission.queue.refused, key=lambda branch: -branch.priority)
         in_blocks = self._in_blocks() if refused else []
         for branch in refused:
-            own = [holder for holder in in_blocks if holder.owner == branch.owner]
-            if any(holder.priority < branch.priority for holder in own):
+            own = [other for other in in_blocks if other.owner == branch.owner]
+            if any(other.priority < branch.priority for other in own):
                 victim = self._least_wanted(own, now_s)
                 if self._admission.pending.urgency(victim).priority < branch.priority and victim.due_s > now_s:
                     return victim, branch

@@ -45,8 +45,8 @@ def _prefix_providers(generations: list[Generation]) -> list[Branch]:
 def test_a_thousand_requests_compute_their_prefix_once() -> None:
     desk = _desk(4096, max_running=64, max_batch_tokens=512, chunk_tokens=256)
     generations = [desk.put([*PREFIX, *question], greedy(NUM_NEW)) for question in _questions()]
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
     distinct = {tuple(question[:length]) for question in _questions() for length in (1, 2, 3)}
     num_decodes = NUM_REQUESTS * (NUM_NEW - 1)
     limit = len(PREFIX) + len(distinct) + num_decodes
@@ -63,25 +63,25 @@ def test_when_the_provider_is_killed_one_other_takes_over_and_nothing_leaks(num_
     """Two hundred times over three pools, at random points, in whatever state the others are."""
     rng = random.Random(num_blocks)
     desk = _desk(num_blocks, max_running=64, max_batch_tokens=64, chunk_tokens=16)
-    cache = desk.rounds.holder
+    cache = desk.loop.holder
     generations = [desk.put([*PREFIX, *question], greedy(NUM_NEW)) for question in _questions()]
     num_kills = 0
-    while num_kills < 67 and desk.rounds.generations:
+    while num_kills < 67 and desk.loop.generations:
         for _ in range(rng.randrange(1, 3)):
-            desk.rounds.run()
+            desk.loop.run()
         providers = _prefix_providers(generations)
         assert len(providers) <= 1
         if providers:
-            desk.rounds.cancel(providers[0].generation)
+            desk.loop.cancel(providers[0].generation)
             num_kills += 1
     assert num_kills == 67
     for generation in generations[: NUM_REQUESTS * 9 // 10]:
-        desk.rounds.cancel(generation)
-    rest = [generation for generation in generations if generation.generation_id in desk.rounds.generations]
+        desk.loop.cancel(generation)
+    rest = [generation for generation in generations if generation.generation_id in desk.loop.generations]
     assert rest
-    while desk.rounds.generations:
-        desk.rounds.run()
-    while desk.rounds.run():
+    while desk.loop.generations:
+        desk.loop.run()
+    while desk.loop.run():
         pass
     for generation in rest[:5]:
         assert take(generation)[0] == generate(unpack_tokens(generation.prompt), NUM_NEW)

@@ -241,9 +241,9 @@ def test_lines_outlive_the_lease() -> None:
     prompt, expected = [1, 2, 3, 4, 5, 6, 7], generate([1, 2, 3, 4, 5, 6, 7], 9)
 
     def run(num_rounds: int = 100) -> None:
-        while num_rounds and desk.rounds.generations:
+        while num_rounds and desk.loop.generations:
             num_rounds -= 1
-            desk.rounds.run()
+            desk.loop.run()
             while caches[-1].answer():
                 pass
 
@@ -271,26 +271,26 @@ def _half_computed() -> tuple[Desk, Generation, list[int]]:
     desk = Desk(PrefixCache(16, 4), HashRunner(32, 4), limits, arena=Arena(16, 1, 16, 4))
     line = desk.put(prompt, greedy_of_hashes(3))
     while len(desk.runner.rows) < 2:
-        desk.rounds.run()
+        desk.loop.run()
     return desk, line, prompt
 
 
 def test_who_waits_for_a_line_that_is_cancelled_goes_on_by_itself() -> None:
     desk, line, prompt = _half_computed()
     waiter = desk.put([*prompt, 20], greedy_of_hashes(3))
-    desk.rounds.run()
-    assert desk.rounds.stats().num_pending_branches == 1
-    desk.rounds.cancel(line)
+    desk.loop.run()
+    assert desk.loop.stats().num_pending_branches == 1
+    desk.loop.cancel(line)
     for _ in range(30):
-        desk.rounds.run()
+        desk.loop.run()
     assert take_hashes(waiter)[0] == generate([*prompt, 20], 3)
     assert desk.runner.rows.count((0, 4)) == 1  # it goes on where the other one stood
 
 
 def test_what_a_cancelled_line_has_not_computed_is_not_waited_for() -> None:
     desk, line, prompt = _half_computed()
-    desk.rounds.cancel(line)
+    desk.loop.cancel(line)
     parting = desk.put([*prompt[:14], 20], greedy_of_hashes(3))
     for _ in range(30):
-        desk.rounds.run()
+        desk.loop.run()
     assert take_hashes(parting)[0] == generate([*prompt[:14], 20], 3)

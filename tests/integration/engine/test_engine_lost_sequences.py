@@ -63,16 +63,16 @@ def test_whatever_sequences_are_lost_every_reply_is_right(preemption: str, overl
         for _ in range(rng.randint(2, 6)):
             prompt = [1] * rng.randint(1, shape // 3) + [rng.randrange(1, 4) for _ in range(rng.randrange(3))]
             desk.put(prompt, greedy(rng.randint(1, shape // 3), n=rng.choice([1, 1, 2, 3])))
-        while desk.rounds.generations:
+        while desk.loop.generations:
             advance(desk, partial(_same, cache), rng)
         num_lost += cache.num_lost
-        num_saved += desk.rounds.stats().num_saved_blocks
+        num_saved += desk.loop.stats().num_saved_blocks
         for generation in desk.generations:
             expected = generate(unpack_tokens(generation.prompt), generation.sampling.max_tokens)
             assert take(generation) == dict.fromkeys(range(generation.sampling.n), expected)
-        desk.rounds.run()
+        desk.loop.run()
         while cache.answer():
-            desk.rounds.run()
+            desk.loop.run()
         cache.check()
         assert cache.stats().num_sequences == 0
     assert num_lost > 100

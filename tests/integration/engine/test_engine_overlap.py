@@ -39,8 +39,8 @@ def test_what_a_batch_computes_is_reported_before_its_token_is_taken(overlaps: b
     desk = Desk(cache, HashRunner(64, 1), SchedulerLimits(), overlaps=overlaps)
     generation = desk.put([1, 2, 3], greedy(6))
     seen = []
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         seen.append((len(desk.runner.rows), num_tokens(generation), max(cache.reported, default=0)))
     launched, taken, reported = zip(*seen, strict=True)
     assert launched[:6] == (1, 2, 3, 4, 5, 6)
@@ -55,14 +55,14 @@ def test_who_is_cancelled_under_a_batch_is_told_nothing_more() -> None:
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits(), overlaps=True)
     ended, other = desk.put([1, 2, 3], greedy(9)), desk.put([1, 2, 4], greedy(9))
     for _ in range(3):
-        desk.rounds.run()
+        desk.loop.run()
     count = num_tokens(ended)
-    desk.rounds.cancel(ended)
-    while desk.rounds.generations:
-        desk.rounds.run()
+    desk.loop.cancel(ended)
+    while desk.loop.generations:
+        desk.loop.run()
     assert num_tokens(ended) == count == 2
     assert take(other) == {0: generate([1, 2, 4], 9)}
-    while desk.rounds.run():
+    while desk.loop.run():
         pass
     assert cache.stats().num_sequences == 0
 
@@ -78,10 +78,10 @@ def test_a_lease_lost_under_a_batch_costs_no_token_and_doubles_none() -> None:
     prompts = ([1, 2, 3], [2, 2])
     generations = [desk.put(prompt, greedy(12)) for prompt in prompts]
     for _ in range(5):
-        desk.rounds.run()
+        desk.loop.run()
     caches[-1].lose()
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
     assert len(caches) == 2
     assert [take(each) for each in generations] == [{0: generate(prompt, 12)} for prompt in prompts]
 
@@ -91,8 +91,8 @@ def test_branches_that_run_under_a_batch_are_not_taken_for_idle() -> None:
     cache = LateCache(4, 4)
     desk = Desk(cache, HashRunner(4, 4), SchedulerLimits(), overlaps=True)
     generations = [desk.put([1, 2, number], greedy(9)) for number in (3, 4, 5)]
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         cache.answer()
     assert [take(each) for each in generations] == [{0: generate([1, 2, number], 9)} for number in (3, 4, 5)]
     assert sum(end - start for start, end in desk.runner.rows) <= 3 * (3 + 9) + 6  # nobody began again and again

@@ -35,9 +35,9 @@ def pinned_of(generation: Generation) -> tuple[int, ...]:
 
 def run_to_the_end(desk: Desk, cache: LateCache) -> None:
     rng = random.Random(0)
-    while desk.rounds.generations:
+    while desk.loop.generations:
         advance(desk, lambda: cache, rng)
-    while desk.rounds.run() or cache.answer():
+    while desk.loop.run() or cache.answer():
         pass
     cache.check()
 
@@ -77,10 +77,10 @@ def test_a_prefix_is_pinned_while_its_request_still_runs() -> None:
     desk = Desk(cache, HashRunner(64, BLOCK_SIZE), SchedulerLimits(8, 32, 8))
     generation = desk.put(PROMPT, greedy(40), pins=(PrefixPin(9, 300.0),))
     while not cache.pins():
-        assert desk.rounds.run() or cache.answer()
+        assert desk.loop.run() or cache.answer()
     assert len(generation.branches[0].tokens) < len(PROMPT) + 3
-    desk.rounds.cancel(generation)
-    while desk.rounds.run() or cache.answer():
+    desk.loop.cancel(generation)
+    while desk.loop.run() or cache.answer():
         pass
     cache.evict(64)
     assert [pin.num_tokens for pin in cache.pins()] == [9]
@@ -118,11 +118,11 @@ def test_pins_are_set_again_where_the_lease_was_lost(num_rounds: int) -> None:
     desk = Desk(caches[0], HashRunner(64, BLOCK_SIZE), SchedulerLimits(8, 32, 8), reattach=reattach)
     generation = desk.put(PROMPT, greedy(12), pins=(PrefixPin(20, 60.0),))
     for _ in range(num_rounds):
-        desk.rounds.run()
+        desk.loop.run()
         caches[-1].answer()
     caches[-1].lose()
     rng = random.Random(0)
-    while desk.rounds.generations:
+    while desk.loop.generations:
         advance(desk, lambda: caches[-1], rng)
     assert len(caches) == 2
     assert pinned_of(generation) == (20,)
@@ -138,14 +138,14 @@ def test_a_lease_that_ends_with_the_reply_leaves_nothing_waiting() -> None:
 
     desk = Desk(caches[0], HashRunner(64, BLOCK_SIZE), SchedulerLimits(), reattach=reattach)
     generation = desk.put(PROMPT, greedy(1), pins=(PrefixPin(20, 60.0),))
-    desk.rounds.run()
+    desk.loop.run()
     caches[0].answer()
-    desk.rounds.run()
-    desk.rounds.run()
-    assert desk.rounds.generations  # the reply is there; whether its prompt is pinned is not answered
+    desk.loop.run()
+    desk.loop.run()
+    assert desk.loop.generations  # the reply is there; whether its prompt is pinned is not answered
     caches[0].lose()
-    desk.rounds.run()
-    assert not desk.rounds.generations
+    desk.loop.run()
+    assert not desk.loop.generations
     assert pinned_of(generation) == (0,)
 
 

@@ -17,10 +17,10 @@ BLOCK_SIZE = 4
 
 
 def run_to_the_end(desk: Desk, cache: LateCache, rng: random.Random, while_running: Callable[[], None]) -> None:
-    while desk.rounds.generations:
+    while desk.loop.generations:
         advance(desk, lambda: cache, rng)
         while_running()
-    while desk.rounds.run() or cache.answer():
+    while desk.loop.run() or cache.answer():
         pass
     cache.check()
     assert cache.stats().num_sequences == 0
@@ -51,7 +51,7 @@ def test_tokens_are_right_whatever_the_quotas_and_whoever_waits(seed: int, preem
         generation = desk.put(prompt, sampling, namespace=rng.choice(["a", "a", "b"]))
         wanted.append((generation, generate(prompt, sampling.max_tokens)))
         if rng.random() < 0.2:
-            desk.rounds.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
+            desk.loop.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
         for _ in range(rng.randrange(8)):
             advance(desk, lambda: cache, rng)
             check_bounds()
@@ -70,12 +70,12 @@ def test_a_flood_of_one_tenant_leaves_the_rounds_of_another_as_they_are() -> Non
             for number in range(50):
                 desk.put([number % 30 + 1] * 20, greedy(20), namespace="flood")
         for _ in range(5):
-            desk.rounds.run()
+            desk.loop.run()
             cache.answer()
         quiet = [desk.put([7, number], greedy(30), namespace="quiet") for number in range(4)]
         num_rounds[has_flood] = 0
-        while any(generation.generation_id in desk.rounds.generations for generation in quiet):
-            desk.rounds.run()
+        while any(generation.generation_id in desk.loop.generations for generation in quiet):
+            desk.loop.run()
             cache.answer()
             num_rounds[has_flood] += 1
         for number, generation in enumerate(quiet):

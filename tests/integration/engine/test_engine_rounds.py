@@ -17,7 +17,7 @@ from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.core.api import AcquireOp, InsertOp, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.generation.request import UnknownGenerationError
-from radixkv.worker.engine import loop as rounds
+from radixkv.worker.engine import loop
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.scheduling.arena import Arena
@@ -29,12 +29,12 @@ def test_a_decode_never_waits_for_an_answer_that_comes_within_a_block(lag: int) 
     cache = LateCache(64, 8)
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits())
     generation = desk.put([1, 2, 3], greedy(40))
-    desk.rounds.run()
+    desk.loop.run()
     cache.answer()
     num_rounds = 0
     due: deque[int] = deque()
-    while desk.rounds.generations:
-        assert desk.rounds.run()
+    while desk.loop.generations:
+        assert desk.loop.run()
         num_rounds += 1
         due += [num_rounds + lag] * (len(cache.waiting) - len(due))
         while due and due[0] <= num_rounds:
@@ -59,15 +59,15 @@ def test_a_decode_says_a_step_for_every_block_and_all_it_has_when_another_begins
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits())
     desk.put([1, 2, 3], greedy(38))
     while len(desk.runner.rows) < 20:
-        desk.rounds.run()
+        desk.loop.run()
     reports = [op.num_computed for ops in steps for op in ops if isinstance(op, InsertOp)]
     assert reports == [3, 8, 16]
     desk.put([1, 2, 3], greedy(2))
-    desk.rounds.run()
+    desk.loop.run()
     assert [type(op) for op in steps[-1][:2]] == [InsertOp, AcquireOp]
-    while desk.rounds.generations:
-        desk.rounds.run()
-    desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
+    desk.loop.run()
     assert cache.match(pack_tokens([1, 2, 3, *generate([1, 2, 3], 38)])).num_tokens == 40  # all but the last, never run
 
 
@@ -75,13 +75,13 @@ def test_decodes_run_on_while_a_new_request_waits_to_be_acquired() -> None:
     cache = LateCache(64, 8)
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits())
     desk.put([1, 2, 3], greedy(40))
-    desk.rounds.run()
+    desk.loop.run()
     cache.answer()
-    desk.rounds.run()
+    desk.loop.run()
     desk.put([4, 5, 6], greedy(2))
     num_before = len(desk.runner.rows)
     for _ in range(4):
-        assert desk.rounds.run()
+        assert desk.loop.run()
     assert [end - start for start, end in desk.runner.rows[num_before:]] == [1] * 4
 
 
@@ -92,22 +92,22 @@ def test_a_new_request_begins_in_its_first_round_if_the_answer_comes_within_a_fi
     seconds = itertools.count()  # every look at the clock is a second later, so a batch takes one
     desk = Desk(cache, HashRunner(64, 8), SchedulerLimits(), clock=lambda: float(next(seconds)))
     desk.put([1, 2, 3], greedy(40))
-    desk.rounds.run()
+    desk.loop.run()
     cache.answer()
-    desk.rounds.run()
+    desk.loop.run()
     waited = []
 
     def wait(_answers: object, timeout: float) -> None:
         waited.append(timeout)
         cache.answer()
 
-    monkeypatch.setattr(rounds, "wait", wait)
+    monkeypatch.setattr(loop, "wait", wait)
     desk.put([4, 5, 6], greedy(2))
     num_before = len(desk.runner.rows)
-    assert desk.rounds.run()
+    assert desk.loop.run()
     assert [end - start for start, end in desk.runner.rows[num_before:]] == [1, 3]
-    while len(desk.rounds.generations) == 2:
-        assert desk.rounds.run()
+    while len(desk.loop.generations) == 2:
+        assert desk.loop.run()
     assert len(waited) == 1  # steps that let nobody in are not waited for
     assert 0 < waited[0] < 10
 
@@ -119,18 +119,18 @@ def test_a_round_waits_for_callers_who_ask_again_at_once_unless_somebody_is_queu
     desk.put([1, 2, 3], greedy(200))
     for token_id in range(20):  # a second caller, whose requests come right behind its replies
         behind = desk.put([4, token_id], greedy(2))
-        assert desk.rounds.next_round_s() == now_s[0]  # it has come, so there is nobody to wait for
-        while behind.generation_id in desk.rounds.generations:
-            desk.rounds.run()
+        assert desk.loop.next_round_s() == now_s[0]  # it has come, so there is nobody to wait for
+        while behind.generation_id in desk.loop.generations:
+            desk.loop.run()
             cache.answer()
-    assert desk.rounds.next_round_s() > now_s[0]
+    assert desk.loop.next_round_s() > now_s[0]
     desk.put([5], greedy(2))
-    assert desk.rounds.next_round_s() == now_s[0]
+    assert desk.loop.next_round_s() == now_s[0]
     waiting = [desk.put([6 + number], greedy(2)) for number in range(2)]
-    while waiting[0].generation_id in desk.rounds.generations:
-        desk.rounds.run()
+    while waiting[0].generation_id in desk.loop.generations:
+        desk.loop.run()
         cache.answer()
-        assert desk.rounds.next_round_s() == now_s[0]  # also when a reply has ended: it made room for somebody
+        assert desk.loop.next_round_s() == now_s[0]  # also when a reply has ended: it made room for somebody
 
 
 class SlowRunner(HashRunner):
@@ -172,16 +172,16 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
         expected = dict.fromkeys(range(sampling.n), generate(prompt, sampling.max_tokens))
         wanted.append((desk.put(prompt, sampling), expected))
         if rng.random() < 0.2:
-            desk.rounds.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
+            desk.loop.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
         for _ in range(rng.randrange(12)):
             advance(desk, lambda: current, rng)
         if loses and rng.random() < 0.15:
             current.lose()
-    while desk.rounds.generations:
+    while desk.loop.generations:
         advance(desk, lambda: current, rng)
     for generation, expected in wanted:
         assert take(generation) == expected
-    while desk.rounds.run() or current.answer():
+    while desk.loop.run() or current.answer():
         pass
     current.check()
     assert current.stats().num_sequences == 0
@@ -204,26 +204,26 @@ def test_what_was_to_be_asked_of_the_cache_is_asked_though_the_lease_is_lost_bef
     asked: list[str] = []
     for number in range(3):  # each has a Step of its own to be answered
         desk.put([number + 5], greedy(40))
-        desk.rounds.run()
-        desk.rounds.call_later(lambda number=number: asked.append(f"before {number}"))  # type: ignore[misc]
+        desk.loop.run()
+        desk.loop.call_later(lambda number=number: asked.append(f"before {number}"))  # type: ignore[misc]
     for _ in range(num_answered):
         caches[0].answer()
-    desk.rounds.run()
+    desk.loop.run()
     assert len(asked) <= num_answered, "it waits for what was said before it"
     assert caches[0].waiting
     caches[0].lose()
-    desk.rounds.run()
+    desk.loop.run()
     while caches[-1].answer():  # what was said to the next one, before it can be asked
         pass
-    desk.rounds.run()
+    desk.loop.run()
     assert asked == ["before 0", "before 1", "before 2"]
     for number in range(3):
         desk.put([number + 9], greedy(2))
-        desk.rounds.call_later(lambda number=number: asked.append(f"after {number}"))  # type: ignore[misc]
-        desk.rounds.run()
+        desk.loop.call_later(lambda number=number: asked.append(f"after {number}"))  # type: ignore[misc]
+        desk.loop.run()
         while caches[-1].answer():
-            desk.rounds.run()
-    desk.rounds.run()
+            desk.loop.run()
+    desk.loop.run()
     assert asked[3:] == ["after 0", "after 1", "after 2"]
 
 
@@ -235,23 +235,23 @@ def test_what_another_namespace_generates_is_unknown_whether_it_waits_runs_or_ha
     def assert_hidden() -> None:
         for generation in (running, waiting):
             with pytest.raises(UnknownGenerationError) as hidden:
-                desk.rounds.find_history(generation.generation_id, 0, "prober".__eq__)
+                desk.loop.find_history(generation.generation_id, 0, "prober".__eq__)
             with pytest.raises(UnknownGenerationError) as unknown:
-                desk.rounds.find_history("nobody", 0, "prober".__eq__)
+                desk.loop.find_history("nobody", 0, "prober".__eq__)
             assert str(hidden.value).replace(generation.generation_id, "nobody") == str(unknown.value)
             for sees in ("owner".__eq__, None):
-                found = desk.rounds.find_history(generation.generation_id, 0, sees)
+                found = desk.loop.find_history(generation.generation_id, 0, sees)
                 assert found.tokens.startswith(generation.prompt)
 
     assert_hidden()
-    desk.rounds.run()
+    desk.loop.run()
     cache.answer()
-    desk.rounds.run()
-    stats = desk.rounds.stats()
+    desk.loop.run()
+    stats = desk.loop.stats()
     assert (stats.num_running_branches, stats.num_queued_branches, stats.num_remembered) == (1, 1, 0)
     assert_hidden()
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         cache.answer()
     assert_hidden()
 
@@ -261,15 +261,15 @@ def test_without_a_way_to_reattach_a_lost_lease_ends_what_runs_with_its_error() 
     desk = Desk(cache, HashRunner(16, 4), SchedulerLimits())
     running, queued = desk.put([1, 2], greedy(20)), desk.put([3] * 60, greedy(2))
     for _ in range(3):
-        desk.rounds.run()
+        desk.loop.run()
         cache.answer()
     cache.lose()
     for _ in range(4):  # a block: then there is something to say
-        desk.rounds.run()
+        desk.loop.run()
     for generation in (running, queued):
         with pytest.raises(StaleIncarnationError):
             take(generation)
-    assert not desk.rounds.generations
+    assert not desk.loop.generations
 
 
 def test_a_refused_reattachment_ends_what_runs_and_the_next_request_tries_again() -> None:
@@ -284,15 +284,15 @@ def test_a_refused_reattachment_ends_what_runs_and_the_next_request_tries_again(
 
     desk = Desk(caches[0], HashRunner(16, 4), SchedulerLimits(), reattach=reattach)
     first = desk.put([1, 2], greedy(20))
-    desk.rounds.run()
+    desk.loop.run()
     caches[0].lose()
-    desk.rounds.run()
+    desk.loop.run()
     with pytest.raises(UnavailableError):
         take(first)
     is_down = False
     second = desk.put([1, 2], greedy(20))
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         caches[-1].answer()
     assert take(second) == {0: generate([1, 2], 20)}
 
@@ -301,12 +301,12 @@ def test_nobody_overtakes_who_is_due_and_waits_for_blocks() -> None:
     cache = PrefixCache(16, 4)
     desk = Desk(cache, HashRunner(16, 4), SchedulerLimits(max_wait_s=0))
     first = desk.put([1] * 40, greedy(20))
-    desk.rounds.run()
+    desk.loop.run()
     large = desk.put([2] * 60, greedy(2))
-    desk.rounds.run()
+    desk.loop.run()
     small = desk.put([3] * 2, greedy(1))
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
     assert [len(take(generation)[0]) for generation in (first, large, small)] == [20, 2, 1]
     assert desk.runner.rows.index((0, 60)) < desk.runner.rows.index((0, 2))
 
@@ -316,8 +316,8 @@ def test_requests_that_share_a_prompt_compute_it_once_though_they_come_together(
     desk = Desk(cache, HashRunner(200, 4), SchedulerLimits(max_batch_tokens=64, chunk_tokens=16))
     shared = [token % VOCAB_SIZE for token in range(50)]
     generations = [desk.put([*shared, number], greedy(1)) for number in range(10)]
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         while cache.answer():
             pass
     assert generations[0].num_computed_tokens == 51
@@ -330,11 +330,11 @@ def test_chunks_end_at_absolute_multiples_whatever_was_cached() -> None:
     desk = Desk(cache, HashRunner(64, 4), SchedulerLimits(max_batch_tokens=64, chunk_tokens=16))
     prompt = [number % VOCAB_SIZE for number in range(60)]
     desk.put(prompt[:21], greedy(1))
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         cache.answer()
     desk.put(prompt, greedy(1))
-    while desk.rounds.generations:
-        desk.rounds.run()
+    while desk.loop.generations:
+        desk.loop.run()
         cache.answer()
     assert desk.runner.rows == [(0, 16), (16, 21), (21, 32), (32, 48), (48, 60)]

@@ -99,16 +99,16 @@ def test_beams_are_right_however_late_answers_come_and_whenever_the_lease_is_los
         sampling = _sampling(rng, min(10, capacity + 1 - len(prompt)))
         wanted.append((desk.put(prompt, sampling), _expected(prompt, sampling)))
         if rng.random() < 0.2:
-            desk.rounds.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
+            desk.loop.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
         for _ in range(rng.randrange(12)):
             advance(desk, lambda: current, rng)
         if seed % 2 == 0 and rng.random() < 0.2:
             current.lose()
-    while desk.rounds.generations:
+    while desk.loop.generations:
         advance(desk, lambda: current, rng)
     for generation, expected in wanted:
         assert take(generation) == expected
-    while desk.rounds.run() or current.answer():
+    while desk.loop.run() or current.answer():
         pass
     current.check()
     assert current.stats().num_sequences == 0
@@ -122,8 +122,8 @@ def test_all_beams_of_a_search_are_run_in_one_batch_per_token() -> None:
     desk = Desk(cache, runner, SchedulerLimits())
     sampling = SamplingParams(num_beams=4, max_tokens=10, ignore_eos=True)
     generation = desk.put([1, 2, 3], sampling)
-    while desk.rounds.generations:
-        assert desk.rounds.run() or cache.answer()
+    while desk.loop.generations:
+        assert desk.loop.run() or cache.answer()
     assert take(generation) == _best([1, 2, 3], sampling)
     assert len(runner.rows) == 1 + 4 * 9
-    assert desk.rounds.stats().num_forwards == 10
+    assert desk.loop.stats().num_forwards == 10
