@@ -28,7 +28,7 @@ PLANTED_BUGS = (
         "if not histories or (sees is not None and",
         "if not histories or (running is None and sees is not None and",
         (
-            "integration/test_engine_rounds.py::"
+            "integration/engine/test_engine_rounds.py::"
             "test_what_another_namespace_generates_is_unknown_whether_it_waits_runs_or_has_ended",
         ),
     ),
@@ -48,7 +48,7 @@ PLANTED_BUGS = (
         "net/rights.py",
         '"Pins": _Rule(("reader",), _one_or_all)',
         '"Pins": _Rule(("reader",), _one)',
-        ("integration/test_rights.py::test_a_tenant_of_the_default_namespace_has_that_one_and_no_other",),
+        ("integration/net/test_rights.py::test_a_tenant_of_the_default_namespace_has_that_one_and_no_other",),
     ),
     PlantedBug(
         "a call that waits for an answer waits for ever once the lease is lost",
@@ -56,7 +56,7 @@ PLANTED_BUGS = (
         "        self._num_answered = self._num_submitted\n        self._batch_step.forget()\n",
         "        self._batch_step.forget()\n",
         (
-            "integration/test_engine_rounds.py::test_what_was_to_be_asked_of_the_cache_is_asked_"
+            "integration/engine/test_engine_rounds.py::test_what_was_to_be_asked_of_the_cache_is_asked_"
             "though_the_lease_is_lost_before_the_answer_it_waits_for",
         ),
     ),
@@ -66,7 +66,7 @@ PLANTED_BUGS = (
         "self._silence_s / 3",
         "self._silence_s",
         (
-            "integration/test_client_failures.py::"
+            "integration/client/test_client_failures.py::"
             "test_who_holds_and_says_nothing_for_several_ttls_keeps_the_lease_and_all_that_is_open",
         ),
     ),
@@ -75,7 +75,9 @@ PLANTED_BUGS = (
         "gateway/protocol/sse.py",
         "        leaving.cancel()\n        working.cancel()\n        await asyncio.gather(working, leaving,",
         "        leaving.cancel()\n        await asyncio.gather(leaving,",
-        ("unit/test_gateway_sse.py::test_work_for_a_caller_who_leaves_is_cancelled_and_has_ended_when_that_is_told",),
+        (
+            "unit/gateway/http/test_gateway_sse.py::test_work_for_a_caller_who_leaves_is_cancelled_and_has_ended_when_that_is_told",
+        ),
         is_quick=True,
     ),
     PlantedBug(
@@ -94,7 +96,7 @@ PLANTED_BUGS = (
         "head = above[-1].id if above else last_message(connection, conversation_id)",
         "head = last_message(connection, conversation_id)",
         (
-            "unit/test_conversation_store.py::"
+            "unit/gateway/api/test_conversation_store.py::"
             "test_after_a_removal_one_stands_above_what_is_gone_though_another_branch_is_later",
         ),
     ),
@@ -104,7 +106,7 @@ PLANTED_BUGS = (
         "            is_bounded = limits.max_concurrent is not None",
         "            if account.requests is not None:\n                account.requests.left -= 1\n"
         "            is_bounded = limits.max_concurrent is not None",
-        ("unit/test_limits.py::test_a_refusal_counts_nothing",),
+        ("unit/net/test_limits.py::test_a_refusal_counts_nothing",),
         is_quick=True,
     ),
     PlantedBug(
@@ -113,7 +115,7 @@ PLANTED_BUGS = (
         "key=lambda n: n.num_tokens if by_tokens else len(n.entries)",
         "key=lambda n: n.num_tokens",
         (
-            "unit/test_transcript_cache.py::"
+            "unit/gateway/storage/test_transcript_cache.py::"
             "test_of_all_namespaces_the_one_with_most_entries_gives_way_where_there_are_too_many_entries",
         ),
     ),
@@ -122,7 +124,7 @@ PLANTED_BUGS = (
         "gateway/api/conversations/files/imports.py",
         ' and message.get("recipient") in (None, "all")',
         "",
-        ("unit/test_conversation_imports.py::test_what_an_assistant_says_to_a_tool_is_nobodys_turn",),
+        ("unit/gateway/api/test_conversation_imports.py::test_what_an_assistant_says_to_a_tool_is_nobodys_turn",),
         is_quick=True,
     ),
     PlantedBug(
@@ -130,21 +132,25 @@ PLANTED_BUGS = (
         "worker/generations/stop_rules.py",
         "        twin._decoder = self._decoder.copy() if self._decoder else None\n",
         "",
-        ("unit/test_stop_rules.py::test_two_copies_that_are_fed_different_tokens_read_what_they_would_alone",),
+        (
+            "unit/worker/generations/test_stop_rules.py::test_two_copies_that_are_fed_different_tokens_read_what_they_would_alone",
+        ),
     ),
     PlantedBug(
         "a key that passes to another tenant goes on streaming",
         "gateway/http/middleware.py",
         "self._keys.find(key) == tenant",
         "self._keys.find(key) is not None",
-        ("integration/test_gateway_keys.py::test_a_key_that_is_taken_back_ends_the_streams_that_it_opened",),
+        (
+            "integration/gateway/serving/test_gateway_keys.py::test_a_key_that_is_taken_back_ends_the_streams_that_it_opened",
+        ),
     ),
     PlantedBug(
         "a stopped reply is remembered though its tokens say more than its text",
         "gateway/storage/transcripts.py",
         " or (is_cut and await self._reader.detokenize(tokens) != text)",
         "",
-        ("unit/test_transcripts.py::test_of_a_stopped_reply_no_more_is_remembered_than_was_told",),
+        ("unit/gateway/storage/test_transcripts.py::test_of_a_stopped_reply_no_more_is_remembered_than_was_told",),
     ),
     PlantedBug(
         "a reply whose end cannot be stored is told as whole",
@@ -152,7 +158,7 @@ PLANTED_BUGS = (
         'message.status, message.error = "failed", f"it could not be stored: {error}"',
         "pass",
         (
-            "unit/test_reply_task.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",
+            "unit/gateway/api/test_reply_task.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",
         ),
     ),
     PlantedBug(
@@ -160,7 +166,9 @@ PLANTED_BUGS = (
         "worker/scheduling/preemption.py",
         "branch.num_lost, -arrival, -index",
         "branch.num_lost, arrival, index",
-        ("unit/test_preemption.py::test_of_equals_the_latest_come_gives_way_and_the_first_never_does",),
+        (
+            "unit/worker/scheduling/test_preemption.py::test_of_equals_the_latest_come_gives_way_and_the_first_never_does",
+        ),
         is_quick=True,
     ),
     PlantedBug(
@@ -169,7 +177,7 @@ PLANTED_BUGS = (
         'has been preempted for them."""\n        self._recovering.clear()\n',
         'has been preempted for them."""\n',
         (
-            "unit/test_admission.py::test_an_owner_of_which_a_branch_was_preempted_begins_nothing_"
+            "unit/worker/scheduling/test_admission.py::test_an_owner_of_which_a_branch_was_preempted_begins_nothing_"
             "until_blocks_come_free_by_an_end_or_by_giving_way",
         ),
     ),
@@ -178,7 +186,9 @@ PLANTED_BUGS = (
         "worker/generations/text.py",
         "if self.token_text(token_id).strip():",
         "if self.token_text(token_id):",
-        ("unit/test_text.py::test_white_space_that_a_template_writes_before_the_end_of_a_turn_is_no_text_of_it",),
+        (
+            "unit/worker/generations/test_text.py::test_white_space_that_a_template_writes_before_the_end_of_a_turn_is_no_text_of_it",
+        ),
     ),
     PlantedBug(
         "plain text behind a history begins as a prompt does",
@@ -186,7 +196,7 @@ PLANTED_BUGS = (
         "special=not kept",
         "special=True",
         (
-            "unit/test_prompts.py::"
+            "unit/worker/engine/test_prompts.py::"
             "test_a_plain_text_begins_a_prompt_as_the_model_wants_it_and_never_a_second_time_behind_a_history",
         ),
     ),
@@ -197,7 +207,7 @@ PLANTED_BUGS = (
         '        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,\n'
         "        request_id=proto.request_id,\n        shares_prefix",
         "        priority=proto.priority,\n        request_id=proto.request_id,\n        shares_prefix",
-        ("unit/test_wire.py::test_all_that_a_request_says_comes_through",),
+        ("unit/service/test_wire.py::test_all_that_a_request_says_comes_through",),
     ),
     PlantedBug(
         "a check that was answered makes a late one give way",
@@ -205,7 +215,7 @@ PLANTED_BUGS = (
         "        call.at_end(lambda: self._openers.leave(token))\n",
         "",
         (
-            "integration/test_calls_held_open.py::"
+            "integration/net/test_calls_held_open.py::"
             "test_a_check_whose_request_is_late_gives_way_to_none_that_was_answered",
         ),
     ),
@@ -215,7 +225,7 @@ PLANTED_BUGS = (
         "            self._stamp = now\n            self._tls.check()\n",
         "            self._tls.check()\n",
         (
-            "unit/test_tls_watch.py::test_files_are_read_again_where_they_have_changed_and_make_sense_and_otherwise_left",
+            "unit/net/test_tls_watch.py::test_files_are_read_again_where_they_have_changed_and_make_sense_and_otherwise_left",
         ),
     ),
     PlantedBug(
@@ -223,14 +233,16 @@ PLANTED_BUGS = (
         "net/calls/thread_calls.py",
         "                return\n            self._is_over = True\n        self._send(None)\n",
         "                return\n        self._send(None)\n",
-        ("unit/test_thread_calls.py::test_whatever_ends_a_call_first_ends_it_and_nothing_else_does",),
+        ("unit/net/test_thread_calls.py::test_whatever_ends_a_call_first_ends_it_and_nothing_else_does",),
     ),
     PlantedBug(
         "a listener without room looks again at once and for ever",
         "gateway/http/listener.py",
         "                self._loop.remove_reader(self._sock)\n                self._loop.call_later",
         "                self._loop.call_later",
-        ("unit/test_listener.py::test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile",),
+        (
+            "unit/gateway/http/test_listener.py::test_where_there_is_no_room_one_looks_again_after_a_while_and_not_meanwhile",
+        ),
     ),
     PlantedBug(
         "a refused request is not counted",
@@ -238,7 +250,7 @@ PLANTED_BUGS = (
         "await error_response(refusal, scope)(scope, receive, answer.send)\n            self._end(scope, answer)\n"
         "            return\n        try:\n",
         "await error_response(refusal, scope)(scope, receive, answer.send)\n            return\n        try:\n",
-        ("integration/test_gateway_door.py::test_a_tenants_limit_is_looked_at_before_its_body",),
+        ("integration/gateway/serving/test_gateway_door.py::test_a_tenants_limit_is_looked_at_before_its_body",),
     ),
     PlantedBug(
         "pins are asked of every pool",
@@ -246,7 +258,7 @@ PLANTED_BUGS = (
         "readers.PinsRequest(pool=self.pool_name, namespace",
         "readers.PinsRequest(namespace",
         (
-            "integration/test_client.py::"
+            "integration/client/test_client.py::"
             "test_a_reader_asks_and_changes_the_pool_and_the_namespace_that_it_names_and_no_other",
         ),
     ),
@@ -256,7 +268,7 @@ PLANTED_BUGS = (
         "        namespace=tenant.namespace,\n        adapter",
         "        adapter",
         (
-            "integration/test_conversations.py::"
+            "integration/gateway/conversations/test_conversations.py::"
             "test_every_route_generates_in_the_namespace_of_its_caller_and_under_the_id_of_the_request",
         ),
     ),
@@ -265,7 +277,9 @@ PLANTED_BUGS = (
         "gateway/backend/backend.py",
         "return stream is not None and not stream.is_closed",
         "return stream is not None",
-        ("integration/test_worker_lost.py::test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer",),
+        (
+            "integration/worker/test_worker_lost.py::test_a_stream_that_is_closed_while_it_waits_for_a_worker_waits_no_longer",
+        ),
     ),
     PlantedBug(
         "a pin that a restarted service refused comes back with the next",
@@ -282,14 +296,16 @@ PLANTED_BUGS = (
         "gateway/api/jobs/running.py",
         "                work.last = found[-1]\n",
         "                pass\n",
-        ("integration/test_batches.py::test_a_batch_of_more_requests_than_are_fetched_at_once_makes_each_once",),
+        (
+            "integration/gateway/jobs/test_batches.py::test_a_batch_of_more_requests_than_are_fetched_at_once_makes_each_once",
+        ),
     ),
     PlantedBug(
         "a deleted list leaves its items in the file",
         "gateway/api/responses/item_lists.py",
         'connection.execute("DELETE FROM items WHERE list = ?", (list_id,))',
         "pass",
-        ("integration/test_item_lists.py::test_what_was_in_a_deleted_list_is_in_the_file_no_more",),
+        ("integration/gateway/responses/test_item_lists.py::test_what_was_in_a_deleted_list_is_in_the_file_no_more",),
         is_quick=True,
     ),
     PlantedBug(
@@ -298,7 +314,7 @@ PLANTED_BUGS = (
         "        self._health.refuse()\n",
         "",
         (
-            "integration/test_service.py::"
+            "integration/client/test_service.py::"
             "test_who_watches_the_health_of_a_stopping_service_is_told_before_its_calls_end",
         ),
     ),
