@@ -10,6 +10,16 @@ from browser import open_page, start_browser
 from chat_site import Site
 from playwright.sync_api import Browser, Page
 
+FOLDER = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of a page is thorough: a browser takes seconds for each."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.thorough)
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:

@@ -64,9 +64,7 @@ class Busy(NamedTuple):
 
     def dictate(self, *replies: str) -> None:
         """What the model says next, each up to its end."""
-        self.runner.dictated.clear()
-        for reply in replies:
-            self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
+        self.runner.dictate(*replies)
 
     def ask(self, page: Page, path: str, body: Any = None) -> Any:
         """What the API tells of the conversation that a page shows."""

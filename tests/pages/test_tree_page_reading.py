@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser import DEADLINE_MS, open_page
-from chat_stack import Watched, chat_text, gibberish_engine
+from chat_stack import Watched, gibberish_engine
 from playwright.sync_api import Browser, Page, expect
 from talk import Talk
 from tree_page import ask, colour, named_colour, number_of_nodes, walk_to
@@ -163,12 +163,7 @@ def test_a_branch_of_the_chat_is_found_in_the_tree_and_the_tree_leads_back(
 ) -> None:
     with busy_stack(default_model) as (server, _, runner), Talk(server.url) as talk:
         conversation = talk.begin()
-        text = chat_text(default_model)
-        runner.dictated.extend(
-            token_id
-            for reply in (ANSWER, OTHER)
-            for token_id in [*text.encode(reply, special=False), *runner.eos_token_ids]
-        )
+        runner.dictate(ANSWER, OTHER)
         asked, reply = talk.turn(conversation, QUESTION, max_tokens=40)
         again = talk.call("POST", f"/{conversation}/messages/{asked}/replies", {"max_tokens": 40})["messages"][0]
         talk.ended(conversation, again["id"])

@@ -1,6 +1,6 @@
 """Each planted bug is found by each test that is named beside it, and none where none was planted.
 
-A few are planted by default, and all of them with ``-m slow``, or with ``-m ""``.
+A few are planted with ``-m thorough``, the others with ``-m slow``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def _plants_a_bug(item: pytest.Item) -> bool:
 
 @pytest.mark.parametrize(
     "bug",
-    [pytest.param(bug, id=bug.name, marks=[] if bug.is_quick else [pytest.mark.slow]) for bug in PLANTED_BUGS],
+    [
+        pytest.param(bug, id=bug.name, marks=pytest.mark.thorough if bug.is_quick else pytest.mark.slow)
+        for bug in PLANTED_BUGS
+    ],
 )
 def test_the_tests_find(bug: PlantedBug, survivors: dict[str, list[str]]) -> None:
     assert survivors[""] == [], "they fail where nothing is planted"

@@ -59,9 +59,7 @@ class Site:
 
     def dictate(self, *replies: str) -> None:
         """What the model says next, each up to its end."""
-        self.runner.dictated.clear()
-        for reply in replies:
-            self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
+        self.runner.dictate(*replies)
 
     def close(self) -> None:
         self.runner.gate.open()

@@ -81,6 +81,7 @@ class GibberishRunner(HashRunner):
         self.vocab_size = _NUM_TOKENS
         self.eos_token_ids = frozenset([eos_token_id])
         self.dictated: deque[int] = deque()
+        self._text = text
         words = [token_id for piece in _HARD for token_id in text.encode(piece, special=False)]
         source = random.Random(0)
         while len(words) < VOCAB_SIZE:
@@ -89,6 +90,12 @@ class GibberishRunner(HashRunner):
                 words.append(token_id)
         words[EOS] = eos_token_id
         self._words = torch.tensor(words[:VOCAB_SIZE])
+
+    def dictate(self, *replies: str) -> None:
+        """Have the model say these next, each up to its end; the rest of an earlier dictation is dropped."""
+        self.dictated.clear()
+        for reply in replies:
+            self.dictated.extend([*self._text.encode(reply, special=False), *self.eos_token_ids])
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
         logits = super().forward(rows)
@@ -118,8 +125,7 @@ class Stack(NamedTuple):
 
     def dictate(self, reply: str) -> None:
         """Have the model reply this next, and end; what is left of an earlier reply is dropped."""
-        self.runner.dictated.clear()
-        self.runner.dictated.extend([*self.text.encode(reply, special=False), *self.runner.eos_token_ids])
+        self.runner.dictate(reply)
 
 
 @cache

@@ -15,6 +15,7 @@ from .world import Outcome, simulate
 
 NUM_SEEDS = 2000
 SEEDS_PER_TEST = 200
+QUICK_PARTS = 2
 
 HAPPENS = (
     "adopted",
@@ -73,7 +74,13 @@ def trace_of(outcome: Outcome) -> list[str]:
     return [str(note) for note in outcome.trace]
 
 
-@pytest.mark.parametrize("part", range(NUM_SEEDS // SEEDS_PER_TEST))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=[pytest.mark.thorough] if part >= QUICK_PARTS else [])
+        for part in range(NUM_SEEDS // SEEDS_PER_TEST)
+    ],
+)
 def test_no_fault_makes_an_answer_wrong_or_loses_one(part: int) -> None:
     counts: Counter[str] = Counter()
     first = FIRST_SEED + part * SEEDS_PER_TEST

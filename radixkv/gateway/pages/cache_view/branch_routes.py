@@ -71,7 +71,7 @@ async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[s
 
 @router.get("/nodes/{view_id}/conversations")
 async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The caller's conversations with a branch through a node, each with the message there."""
+    """The caller's conversations with a branch through a node, each with the message whose branch shares most with it."""
     observer = observer_of(request)
     node = find_node(observer, view_id, tenant)
     if owner_of(node.info.namespace) != tenant.namespace:
@@ -81,13 +81,15 @@ async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -
     if not said:
         return {"conversations": []}
     found: dict[str, dict[str, str]] = {}
+    most: dict[str, int] = {}  # bytes that the named branch shares with the node's history
     for conversation, message in await until_disconnected(request, _that_say(said[-1], request, tenant)):
-        if conversation.id in found or len(found) == MAX_CONVERSATIONS:
+        if conversation.id not in found and len(found) == MAX_CONVERSATIONS:
             continue
         path = await _conversations(request).store.path(tenant.namespace, conversation.id, message.id)
-        if await _runs_through(request, tenant, path, history, node):
-            about = {"id": conversation.id, "title": conversation.title, "message": message.id}
-            found[conversation.id] = about
+        shared = await _shared_bytes(request, tenant, path, history, node)
+        if shared > most.get(conversation.id, node.info.position * TOKEN_BYTES):
+            most[conversation.id] = shared
+            found[conversation.id] = {"id": conversation.id, "title": conversation.title, "message": message.id}
     return {"conversations": list(found.values())}
 
 
@@ -108,16 +110,15 @@ def _conversations(request: Request) -> ConversationService:
     return service
 
 
-async def _runs_through(
+async def _shared_bytes(
     request: Request, tenant: Tenant, path: Sequence[Message], history: bytes, node: ViewNode
-) -> bool:
-    """Whether a branch shares the tokens up to the first one of a node's edge."""
+) -> int:
+    """Packed tokens that a branch shares with the history of a node, in bytes."""
     try:
         tokens, namespace = await place_of_branch(request, tenant, path)
     except InvalidArgumentError:  # the model's template no longer accepts it
-        return False
-    shared = common_prefix_bytes(tokens, 0, history, len(history))
-    return namespace == node.info.namespace and shared > node.info.position * TOKEN_BYTES
+        return 0
+    return common_prefix_bytes(tokens, 0, history, len(history)) if namespace == node.info.namespace else 0
 
 
 async def place_of_branch(

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from chat_stack import GibberishRunner
 from talk import Talk, message_id
 from tree_follower import Follower, follower
 from tree_stack import busy_stack, operators_file
@@ -17,9 +18,10 @@ QUESTION = "Where does the river begin, and through which towns does it flow?"
 class Looker(Talk):
     """A caller who has conversations and looks at the tree."""
 
-    def __init__(self, url: str, eye: Follower, key: str) -> None:
+    def __init__(self, url: str, eye: Follower, key: str, runner: GibberishRunner) -> None:
         super().__init__(url, key)
         self.eye = eye
+        self.dictate = runner.dictate
 
     def place(self, conversation: str, message: str) -> dict[str, Any]:
         """Where a branch ends, once what is cached of it is listed."""
@@ -40,10 +42,10 @@ class Looker(Talk):
 @pytest.fixture(scope="module")
 def lookers(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Looker]]:
     keys = operators_file(tmp_path_factory.mktemp("keys") / "keys.toml", ("red", "blue"), ("chief",))
-    with busy_stack(default_model, keys_file=keys) as (server, _, _), ExitStack() as open_ones:
+    with busy_stack(default_model, keys_file=keys) as (server, _, runner), ExitStack() as open_ones:
         yield {
             key: open_ones.enter_context(
-                Looker(server.url, open_ones.enter_context(follower(server.address, key)), key)
+                Looker(server.url, open_ones.enter_context(follower(server.address, key)), key, runner)
             )
             for key in ("red", "blue", "chief")
         }
@@ -67,6 +69,17 @@ def test_a_branch_leads_to_its_node_and_the_node_to_the_branch(red: Looker) -> N
         ]
     above = red.eye.nodes[places[0]][1]
     assert [each["id"] for each in red.held_by(above)] in ([conversation], [])
+
+
+def test_of_replies_one_of_which_holds_the_text_of_the_other_each_leads_to_itself(red: Looker) -> None:
+    conversation = red.begin()
+    red.dictate("It begins in the Alps and ends in the sea.", "the Alps")
+    asked, long = red.turn(conversation, QUESTION, max_tokens=60)
+    short = red.call("POST", f"/{conversation}/messages/{asked}/replies", {"max_tokens": 60})["messages"][0]
+    red.ended(conversation, short["id"])
+    for message in (long, short):
+        (named,) = red.held_by(red.place(conversation, message["id"])["id"])
+        assert named["message"] == message["id"]
 
 
 def test_a_reply_s_own_ids_lead_to_it_also_where_its_text_would_be_read_as_others(red: Looker) -> None:
