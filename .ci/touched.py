@@ -1,6 +1,6 @@
 """The commands of `.ci/checks.toml` whose subject a change touches, one per line.
 
-    touched.py TABLE          of `alone`, `attacks`, `together` or `workloads`
+    touched.py TABLE          of `thorough`, `alone`, `attacks`, `together` or `workloads`
     touched.py TABLE --all    all of that table
 
 Where the commit that `.ci/checked` names is not an ancestor of this one, everything counts as touched.
@@ -65,7 +65,7 @@ def main() -> None:
     checks = tomllib.loads((FOLDER / "checks.toml").read_text(encoding="utf-8"))
     paths = None if "--all" in sys.argv else changed()
     for command, subjects in checks[sys.argv[1]].items():
-        if paths is None or any(path.startswith(tuple(subjects)) for path in paths):
+        if paths is None or any(path.startswith((command, *subjects)) for path in paths):
             print(command)
 
 
