@@ -77,7 +77,7 @@ def _pack_numpy(token_ids: Any, dtype_kind: str) -> bytes:
         raise InvalidArgumentError(
             "tokens", f"ids from {int(token_ids.min())} to {int(token_ids.max())}", "integers in [0, 2**32)"
         )
-    packed: bytes = token_ids.astype("<u4").tobytes()
+    packed: bytes = token_ids.astype("<u4", copy=False).tobytes()
     return packed
 
 

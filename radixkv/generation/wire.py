@@ -221,7 +221,7 @@ def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
 
 
 def _ids(argument: str, token_ids: bytes, max_ids: int) -> tuple[int, ...]:
-    return tuple(unpack_tokens(pack_tokens(ids_from_proto(argument, token_ids, max_ids))))
+    return tuple(unpack_tokens(ids_from_proto(argument, token_ids, max_ids)))
 
 
 def _sampling_from_proto(proto: pb.SamplingParams, defaults: SamplingDefaults) -> SamplingParams:
@@ -334,13 +334,12 @@ def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Respon
         case Started():
             return response(started=pb.Started(generation_id=event.generation_id, prompt=event.prompt))
         case PromptLogprobs():
-            top_token_ids = pack_tokens(event.top_ids)
             return response(
                 prompt_logprobs=pb.PromptLogprobs(
                     start=event.start,
                     logprobs=event.logprobs,
                     ranks=event.ranks,
-                    top_token_ids=top_token_ids,
+                    top_token_ids=pack_tokens(event.top_ids),
                     top_logprobs=event.top_logprobs,
                 )
             )

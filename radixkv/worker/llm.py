@@ -68,7 +68,7 @@ class Reply:
     @property
     def prompt_token_ids(self) -> list[int]:
         """Token ids of the prompt."""
-        return list(unpack_tokens(self.prompt))
+        return unpack_tokens(self.prompt)
 
     @property
     def num_cached_tokens(self) -> int:

@@ -87,7 +87,7 @@ def _as_dict(node: NodeInfo, now_s: float) -> dict[str, Any]:
         "parent_id": node.parent_id,
         "namespace": node.namespace,
         "position": node.position,
-        "token_ids": list(unpack_tokens(node.tokens)),
+        "token_ids": unpack_tokens(node.tokens),
         "block_ids": list(node.block_ids),
         "is_tail": node.is_tail,
         "lock_ref": node.lock_ref,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from radixkv.core.tokens import TOKEN_BYTES, TokensLike, unpack_tokens
+from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens, unpack_tokens
 
 __all__ = ["Speller", "Spliced", "splice", "splice_whole"]
 
@@ -64,12 +64,12 @@ async def splice(speller: Speller, reply: bytes, text: str, *, trims: bool) -> S
 
 async def splice_whole(speller: Speller, reply: bytes, text: str, end_ids: Collection[int]) -> Spliced | None:
     """Return all ids of a reply without its end tokens if they decode to exactly `text`, half a last character included."""
-    ids = unpack_tokens(reply)
-    while ids and ids[-1] in end_ids:
-        ids = ids[:-1]
-    if not ids or await speller.detokenize(ids) != text:
+    ends = {pack_tokens((end_id,)) for end_id in end_ids}
+    while reply[-TOKEN_BYTES:] in ends:
+        reply = reply[:-TOKEN_BYTES]
+    if not reply or await speller.detokenize(reply) != text:
         return None
-    return Spliced(reply[: len(ids) * TOKEN_BYTES], "")
+    return Spliced(reply, "")
 
 
 def _num_blanks(text: bytes) -> int:

@@ -111,12 +111,11 @@ class PromptReader:
             bound = f"at most {self._max_length} tokens, and a message is one at the least"
             raise InvalidArgumentError("prompt", f"{len(messages)} messages", bound)
         try:
-            ids = self._chat_ids(self._text, prompt, messages, kept, asker)
+            return pack_tokens(self._chat_ids(self._text, prompt, messages, kept, asker))
         except ModelError as error:
             raise InvalidArgumentError(
                 "messages", f"{len(messages)} messages", f"readable for the model: {error}"
             ) from error
-        return pack_tokens(ids)
 
     def _chat_ids(
         self, text: ChatText, prompt: Prompt, messages: Sequence[Message], kept: bytes, asker: Asker
@@ -126,7 +125,7 @@ class PromptReader:
             return text.further_ids(messages[0]["content"], asker=asker)
         told = messages, prompt.tools, prompt.template_arguments
         if kept:
-            return text.continuation_ids(token_array(kept), *told, goes_on=goes_on, asker=asker)
+            return text.continuation_ids(token_array(kept[-TOKEN_BYTES:]), *told, goes_on=goes_on, asker=asker)
         return text.prompt_ids(*told, goes_on=goes_on, asker=asker)
 
     def bound_length(self, num_prompt_tokens: int, sampling: SamplingParams) -> int:
@@ -249,4 +248,4 @@ class PromptReader:
             raise InvalidArgumentError("token_ids", "token ids", "left as they are: this worker has no tokenizer")
         tokens = pack_tokens(token_ids)
         self._check_known(tokens)
-        return self._text, unpack_tokens(tokens)
+        return self._text, token_array(tokens)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -307,8 +308,8 @@ def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
 
 
 def _launch_scores(logits: Tensor, scored: Sequence[_Scored]) -> Callable[[], Scores]:
-    rows = [row for one in scored for row in range(one.row, one.row + len(one.token_ids))]
-    ids = [token_id for one in scored for token_id in one.token_ids]
+    rows = np.concatenate([np.arange(one.row, one.row + len(one.token_ids)) for one in scored])
+    ids = np.concatenate([one.token_ids for one in scored])
     num_top = max(1, *(one.generation.sampling.prompt_logprobs or 0 for one in scored))
     return launch_scores(logits, rows, ids, num_top)
 

@@ -257,7 +257,7 @@ class ChatText:
         """Ids to append to `kept_ids` so that the conversation continues with `messages` and the model's next reply.
 
         Args:
-            kept_ids: the conversation so far, ending with a reply's sampled tokens, complete or cut.
+            kept_ids: the conversation so far, ending with a reply's sampled tokens, complete or cut; the last one suffices.
             messages: the new turns, most often one of the user.
             tools, arguments, goes_on, asker: as for `prompt_ids`.
 

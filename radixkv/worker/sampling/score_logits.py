@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ SLICE_BYTES = 4 * 4 * SLICE_ROWS
 """Of temporaries, per entry of the vocabulary: a copy, log probabilities, a comparison, room for sorting."""
 
 
-def launch_scores(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int], num_top: int) -> Callable[[], Scores]:
+def launch_scores(logits: Tensor, rows: npt.ArrayLike, token_ids: npt.ArrayLike, num_top: int) -> Callable[[], Scores]:
     """Start to score one token per row; the returned function waits for the scores. O(rows · vocabulary).
 
     Args:
@@ -27,10 +28,10 @@ def launch_scores(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int],
         num_top: most likely tokens per row, at least 1; bounded by the vocabulary.
     """
     num_top = min(num_top, logits.shape[-1])
-    at, wanted = upload(list(rows), logits.device, torch.int64), upload(list(token_ids), logits.device, torch.int64)
+    at, wanted = (upload(np.asarray(each, np.int64), logits.device) for each in (rows, token_ids))
     parts = [
         _score(logits[at[begin : begin + SLICE_ROWS]], wanted[begin : begin + SLICE_ROWS], num_top)
-        for begin in range(0, len(rows), SLICE_ROWS)
+        for begin in range(0, len(at), SLICE_ROWS)
     ]
 
     def scores() -> Scores:

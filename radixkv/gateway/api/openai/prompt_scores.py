@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from radixkv.core.tokens import unpack_tokens
+from radixkv.core.tokens import token_array
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
@@ -45,7 +45,7 @@ class ScoredPrompt:
     """
 
     def __init__(self, prompt: bytes) -> None:
-        self._token_ids = unpack_tokens(prompt)
+        self._token_ids = token_array(prompt)
         self._events: list[PromptLogprobs] = []
 
     def push(self, event: PromptLogprobs) -> None:

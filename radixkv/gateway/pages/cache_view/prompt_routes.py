@@ -128,8 +128,8 @@ async def explain(body: CachedPrompt, request: Request, context: CurrentContext)
         "num_prompt_tokens": told.num_prompt_tokens,
         "num_cached_tokens": told.num_tokens,
         "cause": told.cause,
-        "wanted_token_ids": list(unpack_tokens(told.wanted)),
-        "found_token_ids": list(unpack_tokens(told.found)),
+        "wanted_token_ids": unpack_tokens(told.wanted),
+        "found_token_ids": unpack_tokens(told.found),
         "num_siblings": told.num_siblings,
         "evicted": None if told.evicted is None else told.evicted._asdict(),
     }
