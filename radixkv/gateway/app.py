@@ -186,7 +186,7 @@ def _warm(app: FastAPI) -> None:
 def _post_paths() -> list[str]:
     """Documented paths that take POST."""
     routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    return sorted(route.path for route in routes if route.include_in_schema and "POST" in route.methods)
+    return sorted(route.path for route in routes if route.include_in_schema and "POST" in (route.methods or ()))
 
 
 async def _openapi(request: Request) -> Response:
