@@ -351,12 +351,9 @@ def _stand(
     """A sequence that stands on the first `num_stood` blocks of a walk, and owns the blocks `kept` and `claimed`."""
     forest.pool.claim(kept + claimed)
     account, num_claimed = root.account, len(kept) + len(claimed)
-    account.num_held += num_claimed
-    account.num_in_use += num_claimed
-    account.num_sequences += 1
-    account.partition.num_held += num_claimed
-    account.partition.num_in_use += num_claimed
+    account.take(num_claimed)
     account.partition.num_taken += num_claimed
+    account.num_sequences += 1
     node = stand_node(forest, walk, num_stood)
     forest.lock(root, node)
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, num_stood) + claimed)
