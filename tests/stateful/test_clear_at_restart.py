@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from radixkv.core.api import AcquireOp, AcquireResult, ExtendOp, ExtendResult, ForkOp, InsertOp, ReleaseOp
-from radixkv.core.cache import adopt as adopting
+from radixkv.core.cache import manage
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import LimitError
 from radixkv.core.tokens import pack_tokens
@@ -140,7 +140,7 @@ def test_histories_of_other_namespaces_are_adopted_behind_one_that_was_cleared()
 
 
 def test_too_many_namespaces_cleared_before_anything_is_cached_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopting, "MAX_CLEARED", 2)
+    monkeypatch.setattr(manage, "MAX_CLEARED", 2)
     cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
     for namespace in ("a", "b", "a"):
         assert cache.clear(namespace) == 0

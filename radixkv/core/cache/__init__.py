@@ -3,6 +3,7 @@
 prefix_cache  the façade: sequences, events, Steps
 manage        pins, quotas, retention, eviction by name
 reads         match, stats, explain, listing
-steps         many ops in one message, each succeeding or failing alone
 adopt         tree and sequences of a lost cache, reported again by its holder
+state         forest, sequences, pins and counters that these calls work on
+steps         many ops in one message, each succeeding or failing alone
 """

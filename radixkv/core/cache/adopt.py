@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
-from radixkv.core.cache.manage import LocalManager
-from radixkv.core.errors import InvalidArgumentError, LimitError
+from radixkv.core.cache.state import CacheState
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import owner_of
 from radixkv.core.nodes.node import Node, RootNode
 from radixkv.core.nodes.sequence import Sequence
@@ -30,10 +30,7 @@ from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.retain import retain_path
 from radixkv.core.tree.surgery import end_at, stand_node, swap_block
 
-__all__ = ["LocalAdopter"]
-
-MAX_CLEARED = 65_536
-"""Namespaces that may be cleared before the first block of a pool is taken."""
+__all__ = ["Adoption"]
 
 _PASSING_ID = -1
 """Of the sequence that publishes an adopted history; it is closed before the call returns."""
@@ -64,32 +61,8 @@ class _Swap:
         self.reader.kept_blocks.append(self.from_tree)
 
 
-class LocalAdopter(LocalManager):
-    """`adopt` and `adopt_sequence` of a `PrefixCache`; the constructor's arguments are described there."""
-
-    _adopted = (DEFAULT_NAMESPACE, b"")  # the history adopted last
-
-    def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
-        """See `LocalManager.clear`. A later adoption of the namespace is dropped too: its histories are older.
-
-        Raises:
-            InvalidArgumentError: a bad namespace.
-            LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing changed.
-        """
-        validation.check_namespace(namespace)
-        roots = {namespace: None, **{root.namespace: root for root in self._forest.roots_of(namespace)}}
-        may_adopt = self._forest.pool.can_claim
-        if may_adopt and len(self._cleared.keys() | roots.keys()) > max(MAX_CLEARED, len(self._cleared)):
-            raise LimitError(
-                f"{MAX_CLEARED:,} namespaces were cleared before anything was cached; at most so many can be"
-            )
-        num_blocks = super().clear(namespace)
-        if may_adopt:
-            for name, root in roots.items():
-                self._cleared[name] = root or self._cleared.get(name)
-        else:
-            self._cleared.clear()
-        return num_blocks
+class Adoption(CacheState):
+    """`adopt` and `adopt_sequence` of a `PrefixCache`."""
 
     def adopt(
         self,
@@ -131,9 +104,8 @@ class LocalAdopter(LocalManager):
         root = forest.roots.get(namespace) or RootNode(namespace, forest.account_of(namespace))
         walk = forest.walk(root, history)
         num_matched = walk.matched_bytes // forest.block_bytes
-        fresh = (
-            table[num_matched - num_kept // forest.block_size :] if num_matched * forest.block_size >= num_kept else []
-        )
+        num_skipped = num_matched - num_kept // forest.block_size
+        fresh = table[num_skipped:] if num_skipped >= 0 else []
         num_fresh = forest.pool.num_claimable(array("i", fresh))
         end_bytes = min(len(history), (num_matched + num_fresh) * forest.block_bytes)
         if end_bytes > walk.matched_bytes:
@@ -155,16 +127,11 @@ class LocalAdopter(LocalManager):
         forest = self._forest
         walk = forest.walk(root, history)
         num_blocks = forest.table_length(walk.matched_bytes // TOKEN_BYTES)
-        path = forest.path_blocks(walk.child or walk.node, num_blocks)[num_kept // forest.block_size :]
+        node = walk.child or walk.node
+        path = forest.path_blocks(node, num_blocks)[num_kept // forest.block_size :]
         own = next((i for i, (at, told) in enumerate(zip(path, table, strict=False)) if at != told), len(path))
         if own:
-            retain_path(
-                forest,
-                root,
-                walk.child or walk.node,
-                ranges,
-                end_bytes=num_kept * TOKEN_BYTES + own * forest.block_bytes,
-            )
+            retain_path(forest, root, node, ranges, end_bytes=num_kept * TOKEN_BYTES + own * forest.block_bytes)
 
     def adopt_sequence(
         self,
@@ -237,12 +204,8 @@ class LocalAdopter(LocalManager):
         self._sequences[seq_id] = seq
         publish(forest, seq)
         promised_length = forest.table_length(room + reserve)
-        promise(
-            forest,
-            seq,
-            promised_length,
-            promised_length - len(table) + ((seq.shares_last_block or shares_last) and reserve > 0),
-        )
+        needs_copy = (seq.shares_last_block or shares_last) and reserve > 0
+        promise(forest, seq, promised_length, promised_length - len(table) + needs_copy)
         if self._single_flight.is_active:
             self._single_flight.update(seq)
 
@@ -388,12 +351,9 @@ def _stand(
     """A sequence that stands on the first `num_stood` blocks of a walk, and owns the blocks `kept` and `claimed`."""
     forest.pool.claim(kept + claimed)
     account, num_claimed = root.account, len(kept) + len(claimed)
-    account.num_held += num_claimed
-    account.num_in_use += num_claimed
-    account.num_sequences += 1
-    account.partition.num_held += num_claimed
-    account.partition.num_in_use += num_claimed
+    account.take(num_claimed)
     account.partition.num_taken += num_claimed
+    account.num_sequences += 1
     node = stand_node(forest, walk, num_stood)
     forest.lock(root, node)
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, num_stood) + claimed)

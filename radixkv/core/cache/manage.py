@@ -6,18 +6,22 @@ from collections.abc import Sequence
 
 from radixkv.core import validation
 from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo, Retention, SetQuotaOp
-from radixkv.core.cache.reads import LocalReader
+from radixkv.core.cache.state import CacheState
+from radixkv.core.errors import LimitError
 from radixkv.core.namespaces import owner_of
 from radixkv.core.nodes.node import RootNode
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation, quotas
 from radixkv.core.tree.retain import retain_path
 
-__all__ = ["LocalManager"]
+__all__ = ["Management"]
+
+MAX_CLEARED = 65_536
+"""Namespaces that may be cleared before the first block of a pool is taken."""
 
 
-class LocalManager(LocalReader):
-    """Pins, retention, quotas and evictions of a `PrefixCache`; the constructor's arguments are described there."""
+class Management(CacheState):
+    """Pins, retention, quotas and evictions of a `PrefixCache`."""
 
     def pin(self, tokens: TokensLike, *, ttl: float | str = "5m", namespace: str = DEFAULT_NAMESPACE) -> PinInfo:
         """Protect the cached prefix of `tokens` from eviction for `ttl`: seconds, ``"5m"`` or ``"1h"``.
@@ -117,15 +121,29 @@ class LocalManager(LocalReader):
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:
         """Forget a namespace and those derived of it: nothing of it matches any longer; returns how many blocks were freed now.
 
-        Open sequences run on and go on sharing among themselves; the blocks they lock are freed when they end. O(namespaces +
-        nodes + sequences).
+        Open sequences run on and go on sharing among themselves; the blocks they lock are freed when they end. A later adoption
+        of the namespace is dropped too: its histories are older. O(namespaces + nodes + sequences).
+
+        Raises:
+            InvalidArgumentError: a bad namespace.
+            LimitError: 65,536 others were cleared of a pool of which nothing was taken yet. Nothing changed.
         """
         self._enter()
-        num_free = self._forest.pool.num_free
-        self._forest.journal.add(ClearOp(validation.check_namespace(namespace)))
-        for root in self._forest.roots_of(namespace):
+        roots = self._forest.roots_of(validation.check_namespace(namespace))
+        pool, cleared = self._forest.pool, {namespace: None, **{root.namespace: root for root in roots}}
+        if not pool.can_claim:
+            self._cleared.clear()  # adoptions no longer come
+        elif len(self._cleared.keys() | cleared.keys()) > max(MAX_CLEARED, len(self._cleared)):
+            raise LimitError(
+                f"{MAX_CLEARED:,} namespaces were cleared before anything was cached; at most so many can be"
+            )
+        else:
+            self._cleared |= {name: root or self._cleared.get(name) for name, root in cleared.items()}
+        num_free = pool.num_free
+        self._forest.journal.add(ClearOp(namespace))
+        for root in roots:
             self._clear_tree(root)
-        return self._forest.pool.num_free - num_free
+        return pool.num_free - num_free
 
     def _clear_tree(self, root: RootNode) -> None:
         del self._forest.roots[root.namespace]

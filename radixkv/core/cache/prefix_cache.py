@@ -21,7 +21,9 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.cache.adopt import LocalAdopter
+from radixkv.core.cache.adopt import Adoption
+from radixkv.core.cache.manage import Management
+from radixkv.core.cache.reads import Reads
 from radixkv.core.cache.steps import apply_step
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
 from radixkv.core.inspect.explain import count_missed
@@ -38,7 +40,7 @@ from radixkv.core.tree.accounts import NamespaceAccount
 __all__ = ["PrefixCache"]
 
 
-class PrefixCache(LocalAdopter):
+class PrefixCache(Reads, Management, Adoption):
     """A radix tree of token prefixes over a pool of KV blocks.
 
     It does the accounting and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block

@@ -1,11 +1,7 @@
-"""The state of a cache, and the calls that only read it."""
+"""The calls that only read a cache."""
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
-from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 from radixkv.core import validation
@@ -21,69 +17,20 @@ from radixkv.core.api import (
     NodeInfo,
     PinInfo,
 )
-from radixkv.core.errors import InvalidArgumentError, WrongThreadError
-from radixkv.core.events.feed import EventFeed
+from radixkv.core.cache.state import MAX_EVENT_NUMBER, CacheState
 from radixkv.core.events.subscription import EventSubscription
-from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
 from radixkv.core.inspect import check as checking
 from radixkv.core.inspect.audit import Audit
-from radixkv.core.inspect.counters import Counters
 from radixkv.core.inspect.explain import explain
 from radixkv.core.inspect.listing import TreeListing
-from radixkv.core.nodes.node import RootNode
-from radixkv.core.nodes.sequence import Sequence
-from radixkv.core.sequences.single_flight import MAX_WAITS, SingleFlight
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import quotas
-from radixkv.core.tree.change_log import EventLog
-from radixkv.core.tree.forest import Forest
-from radixkv.core.tree.pins import PinBook
 
-__all__ = ["LocalReader"]
-
-MAX_EVENT_NUMBER = (1 << 62) - 1
+__all__ = ["Reads"]
 
 
-class LocalReader:
-    """The state of a `PrefixCache` and its pure reads; the constructor's arguments are described there."""
-
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int = 16,
-        *,
-        eviction: str | PolicyFactory = DEFAULT_POLICY,
-        event_capacity: int = 16_384,
-        first_event_number: int = 1,
-        max_waits: int = MAX_WAITS,
-        pin_budget: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        seq_ids: Iterator[int] | None = None,
-    ) -> None:
-        validation.check_pool_shape(num_blocks, block_size)
-        validation.check_int("event_capacity", event_capacity, 1)
-        validation.check_int("first_event_number", first_event_number, 1, MAX_EVENT_NUMBER)
-        validation.check_int("max_waits", max_waits, 0)
-        if pin_budget is not None and not (isinstance(pin_budget, int | float) and pin_budget >= 0):
-            raise InvalidArgumentError("pin_budget", pin_budget, "at least 0 block-seconds")
-        if not isinstance(eviction, str) and not callable(eviction):
-            raise InvalidArgumentError("eviction", eviction, "the name of a policy, or what makes one")
-        if not callable(clock):
-            raise InvalidArgumentError("clock", clock, "a function that tells seconds")
-        if seq_ids is not None and not isinstance(seq_ids, Iterator):
-            raise InvalidArgumentError("seq_ids", seq_ids, "an iterator of ids")
-        make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
-        log = EventLog(event_capacity)
-        self._forest = Forest(num_blocks, block_size, make_policy, clock, log)
-        self.journal = self._forest.journal
-        self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
-        self._pins = PinBook(self._forest, pin_budget)
-        self._sequences: dict[int, Sequence] = {}
-        self._cleared: dict[str, RootNode | None] = {}  # while adoptions may come; where their sequences stand
-        self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
-        self._owner_thread: int | None = None
-        self._counters = Counters()
-        self._single_flight = SingleFlight(block_size, max_waits)
+class Reads(CacheState):
+    """The pure reads of a `PrefixCache`."""
 
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """The longest cached prefix of `tokens`, exact to the token. A pure read: it splits and stamps nothing.
@@ -127,7 +74,9 @@ class LocalReader:
         O(namespaces + tokens pinned).
         """
         self._enter()
-        return self._pins.infos(self._roots_of(namespace))
+        if namespace is None:
+            return self._pins.infos(self._forest.roots.values())
+        return self._pins.infos(self._forest.roots_of(validation.check_namespace(namespace)))
 
     def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
         """The pool usage of one namespace, or of all that hold something or have a quota, by name. Derived namespaces, for an
@@ -214,21 +163,3 @@ class LocalReader:
         """
         self._enter()
         checking.check_all(self._forest, self._sequences, self._single_flight, self._pins)
-
-    def _roots_of(self, namespace: str | None) -> list[RootNode]:
-        if namespace is not None:
-            validation.check_namespace(namespace)
-            return self._forest.roots_of(namespace)
-        return list(self._forest.roots.values())
-
-    def _enter(self) -> None:
-        """Begin a call: check its thread, and end the expired pins and retentions."""
-        thread = threading.get_ident()
-        if thread != self._owner_thread:
-            if self._owner_thread is not None:
-                raise WrongThreadError("this cache is owned by another thread; post the call to that thread's queue")
-            self._owner_thread = thread
-        if self._pins.num_pins:
-            self._pins.drop_expired()
-        if self._forest.retentions.entries:
-            self._forest.end_retentions()

@@ -65,10 +65,9 @@ def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, positi
 
 def promise(forest: Forest, seq: Sequence, table_length: int, num_promised: int) -> None:
     """Promise a sequence a table of `table_length` blocks, of which `num_promised` are still to be taken."""
-    account, num_more = seq.root.account, num_promised - seq.num_promised
+    num_more = num_promised - seq.num_promised
     forest.num_promised += num_more
-    account.num_in_use += num_more
-    account.partition.num_in_use += num_more
+    seq.root.account.promise(num_more)
     seq.promised_table_length, seq.num_promised = table_length, num_promised
 
 
@@ -81,7 +80,7 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
             retain_path(forest, seq.root, seq.node, seq.retention, is_used=True)
     promise(forest, seq, 0, 0)
     private = seq.private_blocks()
-    forest.no_longer_in_use(account, len(private))
+    account.use(-len(private))
     forest.give_back(account, private)
     account.num_sequences -= 1
     nodes = (*seq.left_tails, seq.node)

@@ -72,7 +72,7 @@ class NamespaceAccount:
             priorities.
         has_quota: whether the partition is its own.
         max_sequences: limit of its open sequences; None: as many as fit.
-        num_held, num_in_use: as in `Partition`.
+        num_held, num_in_use: as in `Partition`, whose counters `take`, `give_back`, `use` and `promise` change too.
         num_sequences: open ones.
         pins, num_pinned: those of all its namespaces, the oldest first, and the blocks that they protect.
         num_query_tokens, num_hit_tokens: of prompts acquired since it was last empty, and the cached ones of these.
@@ -110,11 +110,35 @@ class NamespaceAccount:
         """Whether its leaves may have different retention priorities."""
         return isinstance(self.leaves, PriorityOrder)
 
+    def take(self, num_blocks: int) -> None:
+        """Count blocks taken from the pool as private ones of a sequence: they are held and in use."""
+        partition = self.partition
+        self.num_held += num_blocks
+        self.num_in_use += num_blocks
+        partition.num_held += num_blocks
+        partition.num_in_use += num_blocks
+
+    def give_back(self, num_blocks: int) -> None:
+        """Count blocks that return to the pool and are not in use."""
+        self.num_held -= num_blocks
+        self.partition.num_held -= num_blocks
+
+    def use(self, num_blocks: int) -> None:
+        """Count held blocks that become in use; below 0, blocks that become evictable or are about to return to the pool."""
+        self.num_in_use += num_blocks
+        self.partition.num_in_use += num_blocks
+
+    promise = use  # blocks promised to a sequence are in use before they are taken; below 0, no longer promised
+
     def move(self, partition: Partition, leaves: Iterable[Node], *, has_priorities: bool) -> None:
-        """Move its leaves to the queue of a partition; their recency stays. O(leaves · log leaves)."""
+        """Move its blocks and `leaves`, all that are evictable, to a partition; their recency stays. O(leaves · log leaves)."""
         moved = sorted(leaves, key=lambda leaf: leaf.access_number)
         for leaf in moved:
             self.leaves.remove(leaf)
+        self.partition.num_held -= self.num_held
+        self.partition.num_in_use -= self.num_in_use
+        partition.num_held += self.num_held
+        partition.num_in_use += self.num_in_use
         self.partition = partition
         self.leaves = PriorityOrder(partition.policy) if has_priorities else partition.policy
         for leaf in moved:

@@ -52,10 +52,7 @@ def allocate(forest: Forest, account: NamespaceAccount, num_blocks: int) -> arra
         missing -= _evict_from(forest, partition, min(missing, partition.num_borrowed + num_blocks), "quota")
     if missing > 0:
         evict(forest, missing)
-    account.num_held += num_blocks
-    account.num_in_use += num_blocks
-    partition.num_held += num_blocks
-    partition.num_in_use += num_blocks
+    account.take(num_blocks)
     return forest.pool.take(num_blocks)
 
 

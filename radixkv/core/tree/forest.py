@@ -192,8 +192,7 @@ class Forest:
             above = above.parent
         if num_locked:
             self.num_evictable -= num_locked
-            account.num_in_use += num_locked
-            partition.num_in_use += num_locked
+            account.use(num_locked)
 
     def unlock(self, root: RootNode, node: Node, *, is_use: bool = True) -> Node:
         """Drop one lock ref; nodes that it frees become evictable, stamped as used now.
@@ -223,8 +222,7 @@ class Forest:
             above = above.parent
         if num_unlocked:
             self.num_evictable += num_unlocked
-            account.num_in_use -= num_unlocked
-            partition.num_in_use -= num_unlocked
+            account.use(-num_unlocked)
         if is_use and root.pins:
             self._stamp_above(root, above, now_s)
         if node.lock_ref == 0 and node.parent is not None:
@@ -333,7 +331,7 @@ class Forest:
         self.num_nodes += 1
         self.num_cached += len(blocks)
         self.num_evictable += len(blocks)
-        self.no_longer_in_use(root.account, len(blocks))
+        root.account.use(-len(blocks))
         return node
 
     def detach(self, root: RootNode, node: Node) -> Node:
@@ -379,14 +377,8 @@ class Forest:
 
     def give_back(self, account: NamespaceAccount, blocks: array[int]) -> None:
         """Free blocks of a namespace that were not in use."""
-        account.num_held -= len(blocks)
-        account.partition.num_held -= len(blocks)
+        account.give_back(len(blocks))
         self.pool.give_back(blocks)
-
-    def no_longer_in_use(self, account: NamespaceAccount, num_blocks: int) -> None:
-        """A sequence's private blocks are in the tree now, unlocked, or are about to be freed."""
-        account.num_in_use -= num_blocks
-        account.partition.num_in_use -= num_blocks
 
     # -- events -------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
         partition = Partition(num_blocks, forest.make_policy)
         forest.partitions.append(partition)
         account.has_quota = True
-        _move(forest, account, partition)
+        account.move(partition, forest.leaves_of(account), has_priorities=account.has_priorities)
     forest.forget_if_idle(namespace)
 
 
@@ -62,17 +62,7 @@ def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
 
 def _close_partition(forest: Forest, account: NamespaceAccount) -> None:
     own, common = account.partition, forest.partitions[0]
-    _move(forest, account, common)
+    account.move(common, forest.leaves_of(account), has_priorities=account.has_priorities)
     account.has_quota = False
     forest.partitions.remove(own)
     common.num_blocks += own.num_blocks
-
-
-def _move(forest: Forest, account: NamespaceAccount, partition: Partition) -> None:
-    """Move all blocks of an account to another partition; its leaves keep their recency."""
-    old = account.partition
-    old.num_held -= account.num_held
-    old.num_in_use -= account.num_in_use
-    partition.num_held += account.num_held
-    partition.num_in_use += account.num_in_use
-    account.move(partition, forest.leaves_of(account), has_priorities=account.has_priorities)

@@ -192,7 +192,7 @@ def swap_blocks(forest: Forest, root: RootNode, node: Node, blocks: array[int]) 
     """Replace an unlocked node's blocks, which are freed, by a sequence's."""
     forest.record_removed(node)
     forest.give_back(root.account, node.blocks)
-    forest.no_longer_in_use(root.account, len(blocks))
+    root.account.use(-len(blocks))
     node.blocks = blocks
     node.stored_s = forest.clock()
     forest.record_stored(root, node, node.key, blocks)
