@@ -20,6 +20,8 @@ from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.params import SamplingParams
 
+pytestmark = pytest.mark.thorough
+
 OPTIONS = ChatOptions(SamplingParams(temperature=0, max_tokens=24))
 
 

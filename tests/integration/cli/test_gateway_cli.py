@@ -21,6 +21,8 @@ from radixkv.client import Credentials
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.request import Prompt
 
+pytestmark = pytest.mark.thorough
+
 COMMAND = [sys.executable, "-m", "radixkv.cli"]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

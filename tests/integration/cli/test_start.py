@@ -15,6 +15,8 @@ import pytest
 from openai import OpenAI
 from terminal import Terminal
 
+pytestmark = pytest.mark.thorough
+
 RADIXKV = str(Path(sys.executable).parent / "radixkv")
 
 

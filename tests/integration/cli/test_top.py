@@ -19,6 +19,8 @@ from radixkv.generation.request import GenerateParams
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
+pytestmark = pytest.mark.thorough
+
 NUM_BLOCKS, BLOCK_SIZE = 20, 4
 RADIXKV = str(Path(sys.executable).parent / "radixkv")
 

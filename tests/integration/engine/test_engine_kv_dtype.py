@@ -24,6 +24,8 @@ from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
+pytestmark = pytest.mark.thorough
+
 VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

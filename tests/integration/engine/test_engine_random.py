@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
@@ -55,17 +56,25 @@ def _check(stream: GenerationStream, sampling: SamplingParams) -> None:
     assert len(reasons) == sampling.n
 
 
-@pytest.mark.parametrize("seed", range(100))
+def seeds(start: int, end: int) -> list[Any]:
+    """The first quarter by default, the others thorough."""
+    thorough_from = start + (end - start) // 4
+    return [
+        pytest.param(seed, marks=[pytest.mark.thorough] if seed >= thorough_from else []) for seed in range(start, end)
+    ]
+
+
+@pytest.mark.parametrize("seed", seeds(0, 100))
 def test_random_requests_get_the_tokens_of_the_model_alone(seed: int) -> None:
     _play(random.Random(seed), *POOLS[seed % len(POOLS)])
 
 
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", seeds(100, 140))
 def test_so_they_do_where_batches_are_left_under_way(seed: int) -> None:
     _play(random.Random(seed), *POOLS[seed % len(POOLS)], overlaps=True)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(0, 100))
 def test_so_they_do_where_lines_lie_in_spans_of_their_own(seed: int) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = POOLS[seed % len(POOLS)]

@@ -23,6 +23,8 @@ from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 
+pytestmark = pytest.mark.thorough
+
 KEY, WRONG_KEY = "key-that-nobody-may-see-7261", "wrong-key-that-nobody-may-see-8312"
 PROMPT, REPLY_BIAS = "zanzibarite quokkas", "please"
 WRITTEN = (PROMPT, "zanzibarite", "quokka")

@@ -15,6 +15,8 @@ from radixkv import connect
 from radixkv.net.signals import StopSignals
 from radixkv.worker.server import GenerationServer
 
+pytestmark = pytest.mark.thorough
+
 WAITER = """
 import time
 from radixkv.net.signals import StopSignals

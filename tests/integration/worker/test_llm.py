@@ -14,6 +14,8 @@ from byte_model import save_byte_model
 from radixkv import LLM, InvalidArgumentError, SamplingParams, UnavailableError
 from radixkv.worker import llm as llm_module
 
+pytestmark = pytest.mark.thorough
+
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 SETTINGS: dict[str, Any] = {"num_blocks": 128, "dtype": "float32", "max_model_len": 512, "deterministic": True}
 

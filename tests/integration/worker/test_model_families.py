@@ -19,6 +19,8 @@ from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
+pytestmark = pytest.mark.thorough
+
 BLOCK_SIZE = 4
 NUM_BLOCKS = 96
 SMALL_POOL = 13

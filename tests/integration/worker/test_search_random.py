@@ -21,6 +21,8 @@ from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.scheduling.scheduler import SchedulerLimits
 
+pytestmark = pytest.mark.thorough
+
 NUM_REQUESTS = 14
 BLOCK_SIZE = 4
 NUM_HOST_BLOCKS = 24

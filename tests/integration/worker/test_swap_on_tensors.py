@@ -18,6 +18,8 @@ from radixkv.worker.pool_size import PoolPlan
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.scheduling.scheduler import SchedulerLimits
 
+pytestmark = pytest.mark.thorough
+
 NUM_REQUESTS, PROMPT_TOKENS, MAX_TOKENS = 6, 20, 60
 BLOCK_SIZE = 8
 LIMITS = SchedulerLimits(max_running=NUM_REQUESTS, max_batch_tokens=64, chunk_tokens=32)

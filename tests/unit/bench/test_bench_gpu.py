@@ -22,6 +22,8 @@ from bench.gpu.launch import VARIANTS, Variant
 from bench.gpu.run import TINY_SIZES, Run
 from bench.gpu.workloads import LATENTS, LLAMA, Machine, Tree, branches_of, sequences
 
+pytestmark = pytest.mark.thorough
+
 H200 = Machine(copy=4.3e12, matmul=790e12, l2_bytes=60 << 20)
 
 

@@ -15,6 +15,8 @@ from live_service import Clock
 from radixkv import unpack_tokens
 from radixkv.gateway.config import GatewayConfig
 
+pytestmark = pytest.mark.thorough
+
 FIVE_MINUTES: Any = {"type": "ephemeral"}
 NUM_BLOCKS = 128
 HOUR: Any = {"type": "ephemeral", "ttl": "1h"}

@@ -20,6 +20,8 @@ from schemathesis import GenerationMode
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 
+pytestmark = pytest.mark.thorough
+
 NUM_EXAMPLES = int(os.environ.get("RADIXKV_FUZZ_EXAMPLES", "25"))
 CONFORMANCE = [
     schemathesis.checks.status_code_conformance,

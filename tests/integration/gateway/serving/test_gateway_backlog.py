@@ -16,6 +16,8 @@ from radixkv.generation.client import GenerationClient
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.server import GenerationServer
 
+pytestmark = pytest.mark.thorough
+
 NUM_REQUESTS = 1500
 
 

@@ -25,6 +25,8 @@ from radixkv.generation.request import Generator
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
+pytestmark = pytest.mark.thorough
+
 CHAT = {"model": "gibberish", "messages": [{"role": "user", "content": "hello world"}], "ignore_eos": True}
 LOCAL = "127.0.0.1:0"
 

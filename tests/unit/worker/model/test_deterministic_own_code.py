@@ -22,6 +22,8 @@ from radixkv.worker.model.batch_invariant import BatchInvariantModel
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles
 
+pytestmark = pytest.mark.thorough
+
 LENGTH = 48
 DTYPES = ("float32", "bfloat16")
 EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "axk1")
