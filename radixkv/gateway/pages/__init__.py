@@ -1,6 +1,6 @@
 """The pages and the data they show.
 
 pages        files of the pages, served from memory
-replay       shapes of the caller's last requests
+cache_view   the live view of what a cache service holds
 replay       shapes of the caller's last requests
 """
