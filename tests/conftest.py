@@ -10,8 +10,7 @@ import pytest
 
 from radixkv.worker.threads import configure_threads
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process per core runs the tests
+_HAS_THREADS = "OMP_NUM_THREADS" in os.environ
 configure_threads()  # before any test imports torch
 _state = tempfile.TemporaryDirectory(prefix="radixkv-state-")
 os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of the user's
@@ -20,6 +19,12 @@ atexit.register(_state.cleanup)
 
 MOST_PROCESSES = 4
 """A process takes up to 1.5 GB."""
+
+
+def pytest_xdist_setupnodes() -> None:
+    """One thread each for the processes that run tests side by side; they inherit this process's environment."""
+    if not _HAS_THREADS:
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_xdist_auto_num_workers() -> int:
