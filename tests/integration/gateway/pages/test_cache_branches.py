@@ -24,12 +24,12 @@ class Looker(Talk):
         self.dictate = runner.dictate
 
     def place(self, conversation: str, message: str) -> dict[str, Any]:
-        """Where a branch ends, once what is cached of it is listed."""
+        """Where a branch ends, once all of it is listed but for its last token, which may not be computed."""
         told: dict[str, Any] = {}
 
         def is_listed() -> bool:
             told.update(self.eye.post("/place", {"conversation": conversation, "message": message}).json())
-            return bool(told["id"]) and told["num_cached_tokens"] > told["num_tokens"] - 16
+            return bool(told["id"]) and told["num_cached_tokens"] >= told["num_tokens"] - 1
 
         self.eye.wait_until(is_listed)
         return told

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from radixkv.core.errors import LimitError
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.replies import live
-from radixkv.gateway.api.conversations.replies.live import Follower, Lives
+from radixkv.gateway.api.conversations.replies.live import Follower, Growing, Lives
 
 SNAPSHOT = b"snapshot"
 
@@ -120,5 +121,19 @@ def test_a_reply_that_nobody_writes_any_more_has_failed() -> None:
             assert held.next_version() == 6
             held.version = 9
             assert held.as_it_stands(conversation, [])[0].version == 9
+
+    run(story)
+
+
+def test_a_reply_is_running_until_its_end_is_stored() -> None:
+    async def story() -> None:
+        with Lives().held("c") as held:
+            stored = Message("m", None, "assistant", "", 0.0, status="running")
+            ended = Message("m", None, "assistant", "whole", 0.0, status="complete", seq=3)
+            held.growing["m"] = cast("Growing", SimpleNamespace(message=ended))
+            shown = held.current(stored)
+            assert (shown.status, shown.text, ended.status) == ("running", "whole", "complete")
+            del held.growing["m"]
+            assert held.current(ended) is ended
 
     run(story)

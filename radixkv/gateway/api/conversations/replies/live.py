@@ -148,10 +148,10 @@ class Live:
         return conversation._replace(version=version), [self.current(message) for message in messages]
 
     def current(self, message: Message) -> Message:
-        """Return a stored message as it is now. Do not modify it."""
+        """Return a stored message as it is now. Do not modify it. A reply is running until its end is stored."""
         growing = self.growing.get(message.id)
         if growing is not None:
-            return growing.message
+            return replace(growing.message, status="running", error=None)
         if message.status == "running":  # its end could not be stored
             return replace(message, status="failed", error=CUT_SHORT)
         return message
