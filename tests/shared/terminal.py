@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -44,6 +45,17 @@ class Terminal:
                 self._seen += os.read(self._master, 65536).decode(errors="replace")
         self._seen = self._seen[match.end() :]
         return match[0]
+
+    def wait_for_end(self, timeout: float = PATIENCE_S) -> int:
+        """Read until the program has ended, as a full terminal would hold it up; its exit code."""
+        deadline = time.monotonic() + timeout
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it has not ended; there is:\n{self._seen}"
+            readable, _, _ = select.select([self._master], [], [], 0.1)
+            if readable:
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    self._seen += os.read(self._master, 65536).decode(errors="replace")
+        return self.process.returncode
 
     def close(self) -> None:
         if self.process.poll() is None:

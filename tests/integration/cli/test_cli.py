@@ -58,7 +58,7 @@ def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> N
         terminal.wait_for(r"\*\s+4  2 turns")
         terminal.wait_for("you>")  # before its prompt stands, the terminal itself would take the key
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.wait_for_end() == 0
     finally:
         terminal.close()
 
@@ -81,7 +81,7 @@ def test_the_terminal_of_up_with_keys_lists_what_its_key_may_see(tmp_path: Path)
         assert "blue" not in terminal.wait_for("(?s).*?#1  Kept by red")
         terminal.wait_for("you>")
         terminal.type("\x04")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.wait_for_end() == 0
     finally:
         terminal.close()
 

@@ -29,7 +29,7 @@ def test_a_start_at_a_terminal_says_what_it_does_and_since_when(tmp_path: Path) 
             terminal.wait_for(rf"\d\.\d s  {stage}\r\n")
         terminal.wait_for("Ctrl-C stops it")
         terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.wait_for_end() == 0
     finally:
         terminal.close()
 

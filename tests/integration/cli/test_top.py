@@ -81,7 +81,7 @@ def test_a_terminal_shows_what_changes_until_ctrl_c(engine: Engine, address: str
         terminal.wait_for("1 finished")
         terminal.process.send_signal(signal.SIGINT)
         terminal.wait_for("1 finished")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.wait_for_end() == 0
     finally:
         terminal.close()
 
@@ -101,6 +101,6 @@ def test_a_worker_that_goes_away_is_waited_for(engine: Engine) -> None:
             generate(engine)
             terminal.wait_for("1 finished")
         terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.wait_for_end() == 0
     finally:
         terminal.close()
