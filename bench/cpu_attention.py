@@ -39,8 +39,8 @@ from torch import Tensor
 
 from bench.common.attention_layer import BLOCK_SIZE, SEED, Sequences, Workload
 from bench.common.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
-from radixkv.kernels import native_attention
-from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels.cpu import native_attention
+from radixkv.kernels.kv.kv_cache import Layout
 
 MIN_ROUNDS = 7
 TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2}

@@ -28,7 +28,7 @@ from torch import Tensor
 from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from radixkv.kernels import plan_attention
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model

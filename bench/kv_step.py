@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner

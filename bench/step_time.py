@@ -42,7 +42,7 @@ from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.generation.request import Generator
-    from radixkv.kernels.native_decoder import NativeDecoder
+    from radixkv.kernels.cpu.native_decoder import NativeDecoder
     from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 __all__ = ["main"]
@@ -152,7 +152,7 @@ class Stopwatch:
         """Time rounds within the context."""
         import torch
 
-        from radixkv.kernels.native_decoder import NativeDecoder
+        from radixkv.kernels.cpu.native_decoder import NativeDecoder
         from radixkv.worker.engine.loop import EngineLoop
         from radixkv.worker.loading.packed_linear import PackedLinear, RoundedLinear
         from radixkv.worker.model.attention import StepAttention
@@ -231,7 +231,7 @@ class Machine:
     def __init__(self, num_bytes: int) -> None:
         import torch
 
-        from radixkv.kernels.huge_pages import HugePages
+        from radixkv.kernels.cpu.huge_pages import HugePages
 
         self._memory = HugePages(num_bytes).take((num_bytes // 8,), torch.int64)
         self._memory.fill_(1)

@@ -14,11 +14,11 @@ Each family is one file with its formula, its plain reference, its kernel and it
 
 from radixkv.kernels.attention import paged_attention
 from radixkv.kernels.batch import AttentionBatch, Scratch, plan_attention
-from radixkv.kernels.block_copy import copy_blocks
-from radixkv.kernels.host_blocks import HostBlocks
-from radixkv.kernels.kv_cache import KVCache, allocate_kv, allocate_latents
-from radixkv.kernels.kv_format import KVFormat
-from radixkv.kernels.kv_write import write_kv, write_latents
+from radixkv.kernels.kv.block_copy import copy_blocks
+from radixkv.kernels.kv.host_blocks import HostBlocks
+from radixkv.kernels.kv.kv_cache import KVCache, allocate_kv, allocate_latents
+from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.kv_write import write_kv, write_latents
 
 __all__ = [
     "AttentionBatch",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from radixkv.kernels import Scratch, allocate_kv, paged_attention, plan_attention
-from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels.kv.kv_cache import Layout
 
 __all__ = ["BLOCK_SIZE", "SEED", "Heads", "Sequences", "Workload"]
 

@@ -4,8 +4,8 @@
     python -m bench.gpu.compile_gate --quick                   one of each kind, half a minute
     python -m bench.gpu.compile_gate --targets sm_90,gfx942    some of the targets
 
-A configuration is a row of `kernels/launch.py`'s table in one form, at a layer of a known model. It fails the gate, exit code
-1, if it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
+A configuration is a row of `kernels/gpu/launch.py`'s table in one form, at a layer of a known model. It fails the gate, exit
+code 1, if it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
 instructions, or is of the wide form and reaches sm_90 without `wgmma`.
 """
 
@@ -24,9 +24,9 @@ from typing import Any
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.launch import PLAIN_OPTIONS, TARGETS, LayerShape, TileConfig, next_power_of_2
-from radixkv.kernels.merge_parts import _merge_parts_kernel, step_parts
-from radixkv.kernels.tree_attention import _attend_items_kernel
+from radixkv.kernels.gpu.launch import PLAIN_OPTIONS, TARGETS, LayerShape, TileConfig, next_power_of_2
+from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_parts
+from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
 
 __all__ = ["Configuration", "faults", "main"]
 

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from bench.gpu.workloads import BLOCK_SIZE, DTYPE, Layer, Tree, blocks_of
 from radixkv.kernels import AttentionBatch, allocate_kv, allocate_latents, paged_attention, plan_attention
-from radixkv.kernels.device_work import DeviceWork, take_device_work
-from radixkv.kernels.kv_cache import Layout
-from radixkv.kernels.kv_format import KVFormat
-from radixkv.kernels.rotation import rotate
+from radixkv.kernels.gpu.device_work import DeviceWork, take_device_work
+from radixkv.kernels.gpu.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
+from radixkv.kernels.kv.kv_cache import Layout
+from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.rotation import rotate
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.kernels.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
 
 __all__ = ["MAX_ERROR", "Case", "Pool", "relative_error"]
 

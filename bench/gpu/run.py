@@ -17,7 +17,7 @@ from bench.common.report import Report, write_json
 from bench.gpu.clock import Clock
 from bench.gpu.inputs import MAX_ERROR, Case
 from bench.gpu.workloads import LATENTS, LLAMA, TINY, TINY_LATENTS, Layer, Machine, Tree, branches_of, sequences
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 
 __all__ = ["FORMATS", "FULL", "QUICK", "TINY_SIZES", "Run", "Sizes", "device_record"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 
 __all__ = ["LATENTS", "LLAMA", "TINY", "TINY_LATENTS", "Layer", "Machine", "Tree", "branches_of", "sequences"]
 

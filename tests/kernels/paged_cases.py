@@ -18,15 +18,13 @@ from radixkv.kernels import (
     allocate_kv,
     allocate_latents,
     attention,
-    block_copy,
-    kv_cache,
-    kv_write,
     paged_attention,
     plan_attention,
 )
 from radixkv.kernels.attention_reference import prefill_reference
-from radixkv.kernels.kv_cache import Layout
-from radixkv.kernels.native_build import build_native, usable_levels
+from radixkv.kernels.cpu.native_build import build_native, usable_levels
+from radixkv.kernels.kv import block_copy, kv_cache, kv_write
+from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.spec import AttentionSpec
 
 CPU_PATHS = ("torch", *usable_levels())

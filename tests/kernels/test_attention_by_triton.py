@@ -11,17 +11,10 @@ from paged_cases import Shape, assert_agrees, make_case, spec_of
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import (
-    allocate_kv,
-    device_work,
-    launch,
-    merge_parts,
-    paged_attention,
-    plan_attention,
-    write_kv,
-)
-from radixkv.kernels.kv_cache import Layout
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels import allocate_kv, paged_attention, plan_attention, write_kv
+from radixkv.kernels.gpu import device_work, launch, merge_parts
+from radixkv.kernels.kv.kv_cache import Layout
+from radixkv.kernels.kv.kv_format import KVFormat
 
 pytestmark = needs_triton_device
 

@@ -11,8 +11,9 @@ from paged_cases import CPU_PATHS, LATENTS, PagedCase, Shape, assert_agrees, mak
 from torch.nn import functional
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import Scratch, allocate_kv, native_attention, paged_attention, plan_attention, torch_plan
+from radixkv.kernels import Scratch, allocate_kv, paged_attention, plan_attention
 from radixkv.kernels.attention_reference import decode_reference, prefill_reference
+from radixkv.kernels.cpu import native_attention, torch_plan
 
 SHAPES = [
     Shape(),

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from paged_cases import CPU_PATHS, Fork, PagedCase, Shape, make_forked_case, spec_of, take_cpu_path
 from torch import Tensor
 
-from radixkv.kernels import native_attention, paged_attention, plan_attention, torch_plan
+from radixkv.kernels import paged_attention, plan_attention
+from radixkv.kernels.cpu import native_attention, torch_plan
 
 RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 

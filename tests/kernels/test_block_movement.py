@@ -11,9 +11,9 @@ from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import KVCache, allocate_kv, allocate_latents, copy_blocks, write_kv, write_latents
-from radixkv.kernels.block_copy import copy_blocks_reference
-from radixkv.kernels.kv_cache import Layout
-from radixkv.kernels.kv_write import write_kv_reference
+from radixkv.kernels.kv.block_copy import copy_blocks_reference
+from radixkv.kernels.kv.kv_cache import Layout
+from radixkv.kernels.kv.kv_write import write_kv_reference
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 IMPLEMENTATIONS = ["torch", "native", pytest.param("triton", marks=needs_triton_device)]

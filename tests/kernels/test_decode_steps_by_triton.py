@@ -12,8 +12,9 @@ import torch
 from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, save_model
 from triton_device import DEVICE, needs_triton_device
 
-from radixkv.kernels import allocate_kv, allocate_latents, device_work
-from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels import allocate_kv, allocate_latents
+from radixkv.kernels.gpu import device_work
+from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.worker.model import cuda_graphs as decode_steps
 from radixkv.worker.model import model
 from radixkv.worker.model.cuda_graphs import BATCH_SIZES, padded_size

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from triton_device import DEVICE
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import KVFormat, allocate_kv, host_blocks
+from radixkv.kernels import KVFormat, allocate_kv
+from radixkv.kernels.kv import host_blocks
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 

@@ -14,7 +14,8 @@ from triton_device import INTERPRETED
 from bench.gpu import compile_gate  # only where Triton is installed
 from bench.gpu.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
-from radixkv.kernels import block_copy, device_work, kv_write, launch
+from radixkv.kernels.gpu import device_work, launch
+from radixkv.kernels.kv import block_copy, kv_write
 
 compiles = pytest.mark.skipif(INTERPRETED, reason="this process interprets the kernels")
 

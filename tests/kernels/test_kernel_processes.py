@@ -19,7 +19,7 @@ from array import array
 import torch
 from radixkv.core.errors import RadixKVError
 from radixkv.kernels import allocate_kv, paged_attention, plan_attention, write_kv
-from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels.kv.kv_cache import Layout
 cache = allocate_kv(2, 8, 1, 16, torch.float32, "cpu")
 new = torch.ones(1, 1, 16)
 write_kv(new, new, cache, torch.tensor([8]))

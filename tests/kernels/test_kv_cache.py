@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import allocate_kv, allocate_latents, kv_cache
-from radixkv.kernels.kv_cache import Layout
+from radixkv.kernels import allocate_kv, allocate_latents
+from radixkv.kernels.kv import kv_cache
+from radixkv.kernels.kv.kv_cache import Layout
 
 
 @pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv_format import LARGEST, SMALLEST_SCALE, KVFormat, QuantisedKV, int4_group
-from radixkv.kernels.rotation import hadamard_matrix, rotate
+from radixkv.kernels.kv.kv_format import LARGEST, SMALLEST_SCALE, KVFormat, QuantisedKV, int4_group
+from radixkv.kernels.kv.rotation import hadamard_matrix, rotate
 
 FORMATS = st.sampled_from(list(KVFormat))
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64])

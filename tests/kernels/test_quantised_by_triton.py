@@ -12,9 +12,9 @@ from triton_device import DEVICE, needs_triton_device
 
 from radixkv.kernels import KVCache, allocate_kv, copy_blocks, paged_attention, write_kv
 from radixkv.kernels.attention_reference import prefill_reference
-from radixkv.kernels.kv_cache import Layout
-from radixkv.kernels.kv_format import KVFormat
-from radixkv.kernels.rotation import rotate
+from radixkv.kernels.kv.kv_cache import Layout
+from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.rotation import rotate
 
 pytestmark = needs_triton_device
 

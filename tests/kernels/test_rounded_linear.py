@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import rounded_linear
-from radixkv.kernels.huge_pages import HugePages
-from radixkv.kernels.native_build import build_native, usable_levels
-from radixkv.kernels.rounded_linear import (
+from radixkv.kernels.cpu import rounded_linear
+from radixkv.kernels.cpu.huge_pages import HugePages
+from radixkv.kernels.cpu.native_build import build_native, usable_levels
+from radixkv.kernels.cpu.rounded_linear import (
     can_multiply_rounded,
     concatenate_rounded,
     linear_int8_reference,

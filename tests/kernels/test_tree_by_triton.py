@@ -14,10 +14,10 @@ from tree_cases import assert_near, expected_of, first_sequences, make_tree_list
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import tree_attention
-from radixkv.kernels.device_work import DeviceWork, WorkCapacity, advance
-from radixkv.kernels.merge_parts import merge_parts, merge_parts_reference
-from radixkv.kernels.tree_attention import attend_by_work
+from radixkv.kernels.gpu import tree_attention
+from radixkv.kernels.gpu.device_work import DeviceWork, WorkCapacity, advance
+from radixkv.kernels.gpu.merge_parts import merge_parts, merge_parts_reference
+from radixkv.kernels.gpu.tree_attention import attend_by_work
 
 pytestmark = needs_triton_device
 

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from radixkv.kernels.int4_weight import INT4_KINDS, empty_int4, fill_int4
-from radixkv.kernels.rounded_linear import PANEL, can_multiply_rounded, empty_int8, fill_int8
+from radixkv.kernels.cpu.int4_weight import INT4_KINDS, empty_int4, fill_int4
+from radixkv.kernels.cpu.rounded_linear import PANEL, can_multiply_rounded, empty_int8, fill_int8
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_file import GGUFFile, StoredTensor
 from radixkv.worker.loading.model_store import progress_bars

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from radixkv.kernels.rounded_linear import RoundedWeight, can_multiply_rounded, linear_rounded, quantise_int8
+from radixkv.kernels.cpu.rounded_linear import RoundedWeight, can_multiply_rounded, linear_rounded, quantise_int8
 
 __all__ = ["PackedLinear", "RoundedLinear", "pack_linears", "padded_length"]
 

@@ -26,11 +26,11 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, KVCache, write_kv, write_latents
 from radixkv.kernels.attention import attend_loaded
-from radixkv.kernels.device_work import SPLIT_KEYS, DeviceWork, WorkCapacity, advance, plan_work
+from radixkv.kernels.gpu.device_work import SPLIT_KEYS, DeviceWork, WorkCapacity, advance, plan_work
+from radixkv.kernels.gpu.tree_attention import form_limits, layer_shape
+from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.gpu.work_list import NO_WORK, WorkList
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.kernels.tree_attention import form_limits, layer_shape
-from radixkv.kernels.upload import upload
-from radixkv.kernels.work_list import NO_WORK, WorkList
 from radixkv.worker.model.attention import AttentionSite
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.rows import ForwardRow

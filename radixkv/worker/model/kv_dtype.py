@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.worker.model.kv_pool import LayerShape
 
 __all__ = ["check_heads", "choose_kv_format", "dtype_name"]

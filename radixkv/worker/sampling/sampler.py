@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from radixkv.generation.params import SampledToken, SamplingParams
-from radixkv.kernels.native_build import native_library
-from radixkv.kernels.native_draw import DrawRow, draw_natively
+from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.cpu.native_draw import DrawRow, draw_natively
 from radixkv.worker.sampling.logit_processors import Adjustment, adjust
 
 __all__ = ["NUM_CANDIDATES", "Sampler", "SamplerRow", "inverse_cdf", "is_filtered", "uniform"]

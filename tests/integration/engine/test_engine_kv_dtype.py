@@ -18,8 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from radixkv import PrefixCache
 from radixkv.generation.request import ForkParams, GenerateParams
-from radixkv.kernels.kv_format import KVFormat
-from radixkv.kernels.rotation import rotate
+from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.rotation import rotate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits

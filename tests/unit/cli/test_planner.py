@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiny_models import CONFIGS, save_model
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.planner import (
     BLOCK_SIZES,
     KV_DTYPES,

@@ -14,7 +14,7 @@ from tiny_models import VOCAB_SIZE, save_model
 
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.worker.memory import DeviceMemory
 from radixkv.worker.model.kv_dtype import choose_kv_format
 from radixkv.worker.model.model import ModelRunner

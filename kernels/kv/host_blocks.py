@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv_cache import KVCache
-from radixkv.kernels.launch import PLAIN_OPTIONS
-from radixkv.kernels.triton_port import tl, triton
-from radixkv.kernels.upload import upload
+from radixkv.kernels.gpu.launch import PLAIN_OPTIONS
+from radixkv.kernels.gpu.triton_port import tl, triton
+from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.kv.kv_cache import KVCache
 
 __all__ = ["HostBlocks"]
 

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.device_work import DeviceWork, FormLimits
-from radixkv.kernels.kv_format import KVFormat
-from radixkv.kernels.launch import (
+from radixkv.kernels.gpu.device_work import DeviceWork, FormLimits
+from radixkv.kernels.gpu.launch import (
     MAX_HEAD_DIM,
     MAX_LATENT_DIM,
     LayerShape,
@@ -38,10 +37,11 @@ from radixkv.kernels.launch import (
     launch_target,
     num_programs,
 )
-from radixkv.kernels.merge_parts import merge_parts
+from radixkv.kernels.gpu.merge_parts import merge_parts
+from radixkv.kernels.gpu.tile import attend_tile
+from radixkv.kernels.gpu.triton_port import LOG2_E, tl, triton
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.kernels.tile import attend_tile
-from radixkv.kernels.triton_port import LOG2_E, tl, triton
 
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv_format import int4_group
+from radixkv.kernels.kv.kv_format import int4_group
 
 __all__ = [
     "MAX_HEAD_DIM",

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.kv_cache import KVCache, Layout
-from radixkv.kernels.launch import PLAIN_OPTIONS
-from radixkv.kernels.native_build import native_library
-from radixkv.kernels.native_cache import NativeKVCache
-from radixkv.kernels.triton_port import tl, triton
-from radixkv.kernels.upload import upload
+from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.cpu.native_cache import NativeKVCache
+from radixkv.kernels.gpu.launch import PLAIN_OPTIONS
+from radixkv.kernels.gpu.triton_port import tl, triton
+from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.kv.kv_cache import KVCache, Layout
 
 __all__ = ["copy_blocks", "copy_blocks_reference"]
 

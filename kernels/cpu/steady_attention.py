@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from radixkv.kernels.batch import AttentionBatch
-from radixkv.kernels.kv_cache import KVCache
+from radixkv.kernels.kv.kv_cache import KVCache
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["CHUNK_KEYS", "TILE_ROWS", "attend_steadily"]

@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from radixkv.kernels.batch import AttentionBatch, Scratch
-from radixkv.kernels.kv_cache import KVCache
+from radixkv.kernels.cpu.steady_attention import attend_steadily
+from radixkv.kernels.cpu.torch_plan import FEW_QUERIES, QUERY_TILE, Blocks, Cascade, Chunk, Group, plan_step
+from radixkv.kernels.kv.kv_cache import KVCache
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.kernels.steady_attention import attend_steadily
-from radixkv.kernels.torch_plan import FEW_QUERIES, QUERY_TILE, Blocks, Cascade, Chunk, Group, plan_step
 
 __all__ = ["attend_on_cpu"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 
-from radixkv.kernels.kv_cache import KVCache
-from radixkv.kernels.kv_format import KVFormat
+from radixkv.kernels.kv.kv_cache import KVCache
+from radixkv.kernels.kv.kv_format import KVFormat
 
 __all__ = ["NativeKVCache"]
 

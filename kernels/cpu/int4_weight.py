@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.rounded_linear import PANEL, RoundedWeight, native_kernels
+from radixkv.kernels.cpu.rounded_linear import PANEL, RoundedWeight, native_kernels
 
 __all__ = ["INT4_KINDS", "empty_int4", "fill_int4", "unpack_int4"]
 
