@@ -1,6 +1,14 @@
 """Eviction order: one small protocol, and the policies that implement it.
 
 `EvictionPolicy` is notified when nodes come to rest, and keeps the evictable leaves; `POLICIES` lists the policies by name.
+
+policy                            the protocol, and `SortedPolicy` to subclass
+sorted_policies, segmented        lru and lfu; slru
+priorities                        priority, and retention priorities within a namespace
+hit_density, reuse_times, ghosts  hit-density, and what it learns from
+adaptive, shadows                 the default: follows the best of three orders, measured in shadow
+heap_queue, leaf_run, bounded_map data structures
+evicted, retention                evicted branches; the end of retention priorities
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ class ReplyRules:
         self._bad_words = BadWords(bad_words) if bad_words else None
         self._allowed = _bits(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None
         self._vocab_size = vocab_size
+        # Without a change here a parameter is never applied.
         self._may_adjust = bool(self._bias or self.counts_tokens or sampling.min_tokens or matcher)
         self._may_adjust |= self._allowed is not None or self._bad_words is not None
         self._require_a_choice()

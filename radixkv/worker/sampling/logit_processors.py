@@ -1,4 +1,4 @@
-"""Changes to the logits of a row before a token is chosen.
+"""Changes to the logits of a row before a token is chosen; `generations/reply.py` makes them of a request's parameters.
 
     logits + bias, divided or multiplied where repeated, - penalties, then -inf for tokens banned or not allowed
 

@@ -9,7 +9,8 @@
 `u` is a hash of (seed, branch, position). No generator state has to be kept, so a preempted and recomputed sequence, alone or
 in another batch, draws the same.
 
-Reported log probabilities are of the distribution before any of this.
+Reported log probabilities are of the distribution before any of this. A new filter goes into `device_sampler` (CUDA) and
+`kernels/cpu/native/draw.cpp` (CPU), too: the torch code here is their reference.
 """
 
 from __future__ import annotations

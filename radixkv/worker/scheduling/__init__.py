@@ -8,8 +8,8 @@ quota_wait       namespaces at their quota
 running          branches that hold sequences
 batch            positions of the next forward
 length_estimate  expected output length
-preempt          blocks for stuck running branches
-preemption       choice of the victim
+preempt          preempts running branches: decides and acts
+preemption       the victim, and its KV afterwards
 swap             preempted KV in host memory
 arena, spans     histories in contiguous spans
 limits           bounds of scheduling

@@ -1,4 +1,4 @@
-"""Preemption: picks a victim when a running branch cannot get the blocks it needs, or a refused branch has a better claim.
+"""Preempts a running branch when another one cannot get the blocks it needs, or a refused branch has a better claim.
 
 - Pool short: the victim is the least wanted branch of the owner that holds most. Owner at its quota: the least wanted branch of
   that owner, since other owners' blocks would not help.

@@ -1,4 +1,4 @@
-"""Choice of the preempted branch, and its KV afterwards.
+"""The victim of a preemption, and its KV afterwards. `preempt` decides whether there is one, and of which owner.
 
 Least wanted first, of the owner that holds most: not due, of the lowest priority, with the fewest computed tokens to lose, the
 latest arrived. By recompute the branch releases its sequence, and later reuses all that is not evicted. By swap it gives up as
