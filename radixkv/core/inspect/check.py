@@ -10,13 +10,14 @@ from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
 from radixkv.core.eviction import PriorityOrder
 from radixkv.core.namespaces import owner_of
-from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.nodes.node import Node
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["check_all", "check_node", "check_sequence", "require"]
 
@@ -121,7 +122,7 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
         pinned[root.account] += len(root.pins)
         require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
     for account in num_pinned:
-        book = (account.num_pinned, len(account.pins))
+        book = (account.num_pinned, len(pins.of(account)))
         require(book == (num_pinned[account], pinned[account]), "an owner's pins are in its book", book)
     require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
     for node in nodes:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 
 from radixkv.core.api import NodeInfo
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.walk import TreeWalk, path_bytes
 
 __all__ = ["LISTING_COST", "TreeListing"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["TreeWalk", "path_bytes"]
 
