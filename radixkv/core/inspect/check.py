@@ -93,15 +93,6 @@ def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mappin
         require(node.lock_ref == expected[id(node)], "lock refs are standers and locked children", node.lock_ref)
 
 
-def _history(node: Node) -> bytes:
-    edges = []
-    above: Node | None = node
-    while above is not None:
-        edges.append(bytes(above.key))
-        above = above.parent
-    return b"".join(reversed(edges))
-
-
 def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pins: PinBook) -> None:
     expected: Counter[int] = Counter()
     num_pinned: Counter[NamespaceAccount] = Counter()
@@ -112,7 +103,7 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
             mark = pin.node.pin_mark
             require(pin.root is root and pin.tokens == tokens, "a namespace knows its pins")
             require(mark is not None and mark.pins.count(pin) == 1, "a pinned node knows its pins")
-            require(_history(pin.node)[: len(tokens)] == tokens, "a pin's path spells its tokens")
+            require(pin.node.history()[: len(tokens)] == tokens, "a pin's path spells its tokens")
             is_in_last_block = len(pin.node.blocks) + pin.node.start_bytes // forest.block_bytes == pin.num_blocks
             require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
             require(is_in_last_block, "a pin stands where its last block ends")

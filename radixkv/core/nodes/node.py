@@ -190,6 +190,15 @@ class Node(Leaf):
         """Length of the history above this edge."""
         return self.end_bytes - len(self.key)
 
+    def history(self) -> bytes:
+        """The packed tokens from the root to the end of this edge. O(their bytes)."""
+        keys = []
+        above: Node | None = self
+        while above is not None:
+            keys.append(above.key)
+            above = above.parent
+        return b"".join(reversed(keys))
+
     def only_child(self) -> Node | None:
         """The child, if there is exactly one."""
         children = self.children

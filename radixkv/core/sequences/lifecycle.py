@@ -86,7 +86,7 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
     account.num_sequences -= 1
     nodes = (*seq.left_tails, seq.node)
     is_noted = forest.journal.is_kept and not keep and not seq.root.is_hidden
-    histories = [forest.history(node) for node in nodes] if is_noted else []
+    histories = [node.history() for node in nodes] if is_noted else []
     if is_noted:
         histories.append(bytes(seq.tokens[: seq.num_computed * TOKEN_BYTES]))
     for node in nodes:

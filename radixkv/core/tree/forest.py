@@ -150,15 +150,6 @@ class Forest:
         del table[num_blocks:]
         return table
 
-    def history(self, node: Node) -> bytes:
-        """The tokens from the root to the end of a node. O(their bytes)."""
-        keys = []
-        above: Node | None = node
-        while above is not None:
-            keys.append(bytes(above.key))
-            above = above.parent
-        return b"".join(reversed(keys))
-
     def nodes(self, root: Node) -> Iterator[Node]:
         """Every node below `root`, parents first."""
         pending = [root]
