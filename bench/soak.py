@@ -32,7 +32,7 @@ import httpx
 import psutil
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
-from bench.faults.clients import Done, Ledger
+from bench.faults.asker import Done, Ledger
 from bench.faults.run import KILL, LONG, SHORT, Fault, Injury, end_clients, inspect, record, start_clients, strike
 from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.faults.typewriter import save_typewriter

@@ -36,7 +36,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
-from bench.faults.clients import GIVE_UP_S, Asker, Client, Failure, Ledger
+from bench.faults.asker import GIVE_UP_S, Asker, Failure, Ledger
+from bench.faults.clients import Client
 from bench.faults.scripts import KINDS, Script
 from bench.faults.stack import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.faults.typewriter import save_typewriter

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from bench.faults.clients import Asker, TryAgainError
+from bench.faults.asker import Asker, TryAgainError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, UnknownGenerationError
 

@@ -39,17 +39,8 @@ class NoticeBox:
         """The number of the last message received, to be acknowledged."""
         return self._num_received
 
-    def receive(self, message: workers.Notices) -> None:
-        """Take in a message, and deliver the ready notices; a repeated message is dropped.
-
-        Raises:
-            LeaseError: a number was skipped.
-        """
-        self.hold(message)
-        self.release()
-
     def hold(self, message: workers.Notices) -> None:
-        """Take in a message; call `release` next.
+        """Take in a message, unless it is repeated; call `release` next.
 
         Raises:
             LeaseError: a number was skipped.

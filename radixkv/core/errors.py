@@ -24,10 +24,9 @@ A call that raises one of these has changed nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from radixkv.core.api import PinInfo
+from radixkv.core.reports import PinInfo
 
 __all__ = [
     "AbortedError",

@@ -35,12 +35,10 @@ class KeysFile:
 
     Args:
         path: of the file.
-        wall_clock: seconds since 1970, like the file's modification time.
     """
 
-    def __init__(self, path: Path, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._wall_clock = wall_clock
         self._read: _Stamp | None = None  # of the last text read, accepted or not
         self._seen: _Stamp | None = None  # at the last check
         self._believed, self._inode = "", 0
@@ -66,7 +64,7 @@ class KeysFile:
         seen, self._seen = self._seen, stamp
         if stamp == self._read:
             return None
-        if stamp is not None and stamp != seen and self._wall_clock() - stamp.changed_ns / 1e9 < SETTLED_S:
+        if stamp is not None and stamp != seen and time.time() - stamp.changed_ns / 1e9 < SETTLED_S:
             return None
         self._read = stamp
         return self.load(parse)

@@ -50,13 +50,11 @@ class Shares:
     Args:
         max_places: their number, at least 1.
         what: the calls that hold places, for the error, such as ``"generations stream"``.
-        clock: seconds, monotonic.
     """
 
-    def __init__(self, max_places: int, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_places: int, what: str) -> None:
         self._max_places = max_places
         self._what = what
-        self._clock = clock
         self._lock = threading.Lock()
         self._num_held = 0
         self._held_by: Counter[Hashable] = Counter()
@@ -80,7 +78,7 @@ class Shares:
                     f"{num_own} {self._what} already for this caller, its share of {self._max_places} now"
                 )
             if not self._num_held:
-                self._pace.began(self._clock())
+                self._pace.began(time.monotonic())
             self._num_held += 1
             if key is not None:
                 self._held_by[key] += 1
@@ -92,7 +90,7 @@ class Shares:
     def _give_back(self, key: Hashable) -> None:
         with self._lock:
             self._num_held -= 1
-            self._pace.ended(self._clock())
+            self._pace.ended(time.monotonic())
             if key is not None:
                 self._held_by[key] -= 1
                 if not self._held_by[key]:

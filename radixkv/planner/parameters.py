@@ -35,9 +35,9 @@ def count_parameters(config: ModelConfig) -> tuple[_Values, int]:
         raise PlanError(f"the configuration of {config.name} has no {error.args[0]}") from None
 
 
-def _embeddings(values: _Values, *, tied_by_default: bool = False) -> int:
+def _embeddings(values: _Values) -> int:
     size: int = values["vocab_size"] * values["hidden_size"]
-    return size if values.get("tie_word_embeddings", tied_by_default) else 2 * size
+    return size if values.get("tie_word_embeddings") else 2 * size
 
 
 def _grouped_attention(values: _Values, *, qkv_bias: bool, output_bias: bool, norms_heads: bool = False) -> int:
@@ -64,12 +64,12 @@ def _is_sparse(values: _Values, layer: int) -> bool:
     return layer not in (values.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
 
 
-def _dense(values: _Values, *, attention: _Formula, mlp_bias: str = "", tied_by_default: bool = False) -> int:
+def _dense(values: _Values, *, attention: _Formula, mlp_bias: str = "") -> int:
     """Embeddings, layers of attention, gated MLP and two norms, a last norm."""
     hidden = values["hidden_size"]
     mlp = _gated(hidden, values["intermediate_size"], bias=bool(values.get(mlp_bias)))
     layer = attention(values) + mlp + 2 * hidden
-    count: int = _embeddings(values, tied_by_default=tied_by_default) + values["num_hidden_layers"] * layer + hidden
+    count: int = _embeddings(values) + values["num_hidden_layers"] * layer + hidden
     return count
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from functools import wraps
+from contextlib import closing
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError, UnavailableError
-from radixkv.core.events.subscription import EventSubscription
+from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError
 from radixkv.net.calls.callers import current_caller
 from radixkv.net.streaming import write_all
 from radixkv.service.config import MAX_NAME_CHARACTERS
-from radixkv.service.events.subscriptions import SubscriberGate
+from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
@@ -271,34 +271,18 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     async def Events(self, request: readers.EventsRequest) -> AsyncGenerator[readers.EventsResponse, None]:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
-        caller = current_caller()
-        subscriptions: dict[int, EventSubscription] = {}
-        try:
-            with self._followers.admit():
-                while not self._followers.is_stopping:
-                    if caller is not None:
-                        caller.check_alive()
-                    change = self._followers.next_change
-                    pools = self._pools.select(request.pool)
-                    for gone in subscriptions.keys() - {pool.incarnation for pool in pools}:
-                        subscriptions.pop(gone).close()
-                    for pool in pools:
-                        if pool.incarnation not in subscriptions:
-                            subscriptions[pool.incarnation] = pool.cache.subscribe_events(request.start, namespace)
-                        for chunk in _chunks(map(event_to_proto, subscriptions[pool.incarnation].take())):
-                            yield readers.EventsResponse(
-                                pool=pool.shape.name, incarnation=pool.incarnation, events=chunk
-                            )
-                    if not all(subscription.is_current for subscription in subscriptions.values()):
-                        await asyncio.sleep(0)
-                    elif request.follow:
-                        await self._followers.wait(change)
-                    else:
-                        return
-            raise UnavailableError("the service is stopping")
-        finally:
-            for subscription in subscriptions.values():
-                subscription.close()
+        pools = partial(self._pools.select, request.pool)
+        with (
+            self._followers.admit(),
+            closing(PoolEventStream(pools, self._followers, namespace, request.start)) as stream,
+        ):
+            while True:
+                for pool, events, _ in stream.take():
+                    for chunk in _chunks(map(event_to_proto, events)):
+                        yield readers.EventsResponse(pool=pool.shape.name, incarnation=pool.incarnation, events=chunk)
+                if stream.is_current and not request.follow:
+                    return
+                await stream.wait()
 
 
 def _namespace(request: Any) -> str:

@@ -104,7 +104,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "blocks leaked: duplicates kept until release are never freed",
-        "nodes/sequence.py",
+        "sequences/sequence.py",
         "return self.table[self.private_from :] + self.kept_blocks",
         "return self.table[self.private_from :]",
     ),

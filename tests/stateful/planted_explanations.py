@@ -10,7 +10,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "an evicted leaf that is not remembered",
         "tree/allocation.py",
-        "    forest.evicted.note(leaf, reason, now_s)\n",
+        "    forest.evicted.note(root.namespace, leaf, reason, now_s)\n",
         "",
     ),
     PlantedBug(
@@ -22,8 +22,8 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "a cleared namespace of which only what nobody used is remembered",
         "tree/forest.py",
-        '            self.evicted.note(node, "clear", now_s)\n',
-        '            if not node.lock_ref:\n                self.evicted.note(node, "clear", now_s)\n',
+        '            self.evicted.note(root.namespace, node, "clear", now_s)\n',
+        '            if not node.lock_ref:\n                self.evicted.note(root.namespace, node, "clear", now_s)\n',
     ),
     PlantedBug(
         "an evicted edge whose key goes on growing with a sequence",
@@ -46,7 +46,7 @@ PLANTED_EXPLANATIONS = (
     PlantedBug(
         "one record of evictions for all namespaces",
         "eviction/evicted.py",
-        "            return parent.namespace\n",
+        "            return namespace\n",
         '            return "default"\n',
     ),
     PlantedBug(

@@ -21,13 +21,14 @@ from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.cache.state import CacheState
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import owner_of
-from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.nodes.node import Node
 from radixkv.core.sequences.lifecycle import close_sequence, promise
 from radixkv.core.sequences.publish import publish
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.retain import retain_path
+from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.surgery import end_at, stand_node, swap_block
 
 __all__ = ["Adoption"]

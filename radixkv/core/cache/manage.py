@@ -9,10 +9,10 @@ from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo
 from radixkv.core.cache.state import CacheState
 from radixkv.core.errors import LimitError
 from radixkv.core.namespaces import owner_of
-from radixkv.core.nodes.node import RootNode
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation, quotas
 from radixkv.core.tree.retain import retain_path
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["Management"]
 

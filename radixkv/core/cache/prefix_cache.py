@@ -28,14 +28,14 @@ from radixkv.core.cache.steps import apply_step
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
 from radixkv.core.inspect.explain import count_missed
 from radixkv.core.namespaces import owner_of
-from radixkv.core.nodes.node import RootNode
-from radixkv.core.nodes.sequence import Sequence
 from radixkv.core.sequences.lifecycle import close_sequence, open_child, open_sequence, promise
 from radixkv.core.sequences.plan import plan_acquire, shared_node
 from radixkv.core.sequences.publish import fragment_cover, publish, right_is_free, take_right_or_copy
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation
 from radixkv.core.tree.accounts import NamespaceAccount
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["PrefixCache"]
 
@@ -157,7 +157,7 @@ class PrefixCache(Reads, Management, Adoption):
         if self._single_flight.is_active:
             self._single_flight.update(seq)
         if root.pins:
-            self._pins.used(seq, walk.matched_bytes, walk.child)
+            self._pins.used(root, seq.node, packed[: walk.matched_bytes], walk.child)
         ops = self._copy_ops(plan.source, seq.table, plan.num_kept, walk.matched_bytes)
         num_cached = min(seq.num_stored, length - 1)
         self._counters.count_query(root.account, length, num_cached)
@@ -277,7 +277,7 @@ class PrefixCache(Reads, Management, Adoption):
                 promise(forest, child, promised_length, num_promised)
             children.append(AcquireResult(child_id, position - 1, position, table[:], ()))
         if seq.root.pins and children:
-            self._pins.used(self._sequences[children[-1].seq_id], end)
+            self._pins.used(seq.root, self._sequences[children[-1].seq_id].node, seq.tokens[:end])
         self._counters.num_forks += n
         return children
 

@@ -13,12 +13,12 @@ from radixkv.core.errors import InvalidArgumentError, WrongThreadError
 from radixkv.core.events.feed import EventFeed
 from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
 from radixkv.core.inspect.counters import Counters
-from radixkv.core.nodes.node import RootNode
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.sequences.single_flight import MAX_WAITS, SingleFlight
 from radixkv.core.tree.change_log import EventLog
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["MAX_EVENT_NUMBER", "CacheState"]
 

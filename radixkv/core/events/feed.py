@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from radixkv.core.api import CacheEvent, CacheEventKind
 from radixkv.core.events.hashes import chained_hashes, namespace_hash
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog, Record
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["MAX_EVENT_BLOCKS", "EventFeed", "FeedEntry"]
 

@@ -13,9 +13,10 @@ from typing import Literal
 
 from radixkv.core.api import CacheEvent
 from radixkv.core.events.feed import MAX_EVENT_BLOCKS, EventFeed, FeedEntry
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.change_log import NO_BLOCK
+from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.walk import TreeWalk
 
 __all__ = ["SLICE_COST", "EventSubscription"]

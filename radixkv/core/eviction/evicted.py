@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from radixkv.core.eviction.bounded_map import GenerationalMap
 from radixkv.core.explanation import EvictionReason
-from radixkv.core.nodes.node import Node, Places, RootNode
+from radixkv.core.nodes.node import Node, Places
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 __all__ = ["EvictedBranches", "Recall"]
@@ -60,14 +60,14 @@ class EvictedBranches:
     def __len__(self) -> int:
         return len(self._edges)
 
-    def note(self, node: Node, reason: EvictionReason, now_s: float) -> None:
+    def note(self, namespace: str, node: Node, reason: EvictionReason, now_s: float) -> None:
         """Record a node that is about to leave the tree; those below it went before. O(1), or O(edge) of a locked one."""
         key = node.key
         if len(key) < self._block_bytes:
             return
         if node.lock_ref:
             key = bytes(key)  # its sequence may lengthen it later
-        name = hash((self._place_above(node), node.head))
+        name = hash((self._place_above(namespace, node), node.head))
         self._edges.put(name, _EvictedEdge(key, now_s, reason, node.evicted_at), len(key))
 
     def recall(self, namespace: str, tokens: bytes, node: Node, matched_bytes: int) -> Recall | None:
@@ -117,12 +117,12 @@ class EvictedBranches:
     def _edge(self, place: int | str, head: bytes) -> _EvictedEdge | None:
         return self._edges.get(hash((place, head)))
 
-    def _place_above(self, node: Node) -> int | str:
-        """The place of a node: its parent's end."""
+    def _place_above(self, namespace: str, node: Node) -> int | str:
+        """The place of a node: its parent's end; of a root, its namespace."""
         parent = node.parent
         assert parent is not None, "a root is not evicted"
-        if isinstance(parent, RootNode):
-            return parent.namespace
+        if parent.parent is None:
+            return namespace
         places = parent.evicted_at
         if places and places[-1][0] == parent.end_bytes:
             return places[-1][1]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from radixkv.core.errors import CorruptionError
 from radixkv.core.inspect.check import check_node, check_sequence, require
 from radixkv.core.nodes.node import Node
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.walk import TreeWalk
 

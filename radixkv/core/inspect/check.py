@@ -10,13 +10,14 @@ from radixkv.core.api import DEFAULT_PRIORITY
 from radixkv.core.errors import CorruptionError
 from radixkv.core.eviction import PriorityOrder
 from radixkv.core.namespaces import owner_of
-from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.nodes.node import Node
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["check_all", "check_node", "check_sequence", "require"]
 
@@ -92,15 +93,6 @@ def _check_locks(nodes: list[Node], roots: Iterable[RootNode], sequences: Mappin
         require(node.lock_ref == expected[id(node)], "lock refs are standers and locked children", node.lock_ref)
 
 
-def _history(node: Node) -> bytes:
-    edges = []
-    above: Node | None = node
-    while above is not None:
-        edges.append(bytes(above.key))
-        above = above.parent
-    return b"".join(reversed(edges))
-
-
 def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pins: PinBook) -> None:
     expected: Counter[int] = Counter()
     num_pinned: Counter[NamespaceAccount] = Counter()
@@ -111,7 +103,7 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
             mark = pin.node.pin_mark
             require(pin.root is root and pin.tokens == tokens, "a namespace knows its pins")
             require(mark is not None and mark.pins.count(pin) == 1, "a pinned node knows its pins")
-            require(_history(pin.node)[: len(tokens)] == tokens, "a pin's path spells its tokens")
+            require(pin.node.history()[: len(tokens)] == tokens, "a pin's path spells its tokens")
             is_in_last_block = len(pin.node.blocks) + pin.node.start_bytes // forest.block_bytes == pin.num_blocks
             require(pin.node.start_bytes < len(tokens) <= pin.node.end_bytes, "a pin stands on its last token")
             require(is_in_last_block, "a pin stands where its last block ends")
@@ -121,7 +113,7 @@ def _check_pins(forest: Forest, nodes: list[Node], roots: Iterable[RootNode], pi
         pinned[root.account] += len(root.pins)
         require(not (root.is_hidden and root.pins), "a cleared namespace has no pins")
     for account in num_pinned:
-        book = (account.num_pinned, len(account.pins))
+        book = (account.num_pinned, len(pins.of(account)))
         require(book == (num_pinned[account], pinned[account]), "an owner's pins are in its book", book)
     require(pins.num_pins == expected.total(), "pins are counted", pins.num_pins)
     for node in nodes:

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 
 from radixkv.core.explanation import EvictedTokens, Explanation, MissCause, NamespaceMatch
 from radixkv.core.inspect.counters import Counters
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["count_missed", "explain"]
 

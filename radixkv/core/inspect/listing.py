@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 
 from radixkv.core.api import NodeInfo
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.tree.forest import Forest
-from radixkv.core.tree.walk import TreeWalk, path_bytes
+from radixkv.core.tree.roots import RootNode
+from radixkv.core.tree.walk import TreeWalk
 
 __all__ = ["LISTING_COST", "TreeListing"]
 
@@ -71,14 +72,14 @@ class TreeListing:
             listed.append(info)
             last = node
         if last is not None:
-            self._path_bytes = path_bytes(last)
+            self._path_bytes = last.history()
         return listed
 
     def _told(self, node: Node) -> int:
         """How many bytes of a slice's first edge were listed before it merged with its child, in whole blocks."""
         if not self._path_bytes:
             return 0
-        history = path_bytes(node)
+        history = node.history()
         common = common_prefix_bytes(self._path_bytes, 0, history, len(history))
         return max(0, common - common % self._forest.block_bytes - node.start_bytes)
 

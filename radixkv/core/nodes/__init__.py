@@ -1,5 +1,5 @@
 """The elements of a radix tree.
 
-node      an edge with its blocks; the index of a node's children
-sequence  one growing branch on a path of nodes
+node       an edge with its blocks; the index of a node's children
+retention  a node's priority, and until when
 """

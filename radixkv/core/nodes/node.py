@@ -10,29 +10,39 @@ less than one block: the published part of a block that is still being filled.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sortedcontainers import SortedList
 
 from radixkv.core.api import DEFAULT_PRIORITY
+from radixkv.core.nodes.retention import NodeRetention
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
-if TYPE_CHECKING:
-    from radixkv.core.eviction.retention import NodeRetention
-    from radixkv.core.nodes.sequence import Sequence
-    from radixkv.core.tree.accounts import NamespaceAccount
-    from radixkv.core.tree.pins import Pin
-
-__all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "PinMark", "Places", "RootNode"]
+__all__ = ["FEW_CHILDREN", "Children", "Extras", "Leaf", "Node", "NodePin", "PinMark", "Places", "Writer"]
 
 Places = tuple[tuple[int, int], ...]
 """Positions in bytes with the numbers of their places, rising; see `eviction.evicted`."""
 
 FEW_CHILDREN = 8  # up to this many, a scan finds the nearest sibling faster than a sorted index pays off
 MOST_STALE = 128
+
+
+class NodePin(Protocol):
+    """A pin, as its node carries it; see `tree.roots`."""
+
+    tokens: bytes
+    ttl_s: float
+    expires_s: float
+
+
+class Writer(Protocol):
+    """A sequence, as the tail that it appends to carries it; see `sequences.sequence`."""
+
+    seq_id: int
+    node: Node
+    left_tails: list[Node]
 
 
 class PinMark:
@@ -42,7 +52,7 @@ class PinMark:
 
     def __init__(self) -> None:
         self.num_refs = 1
-        self.pins: list[Pin] = []
+        self.pins: list[NodePin] = []
 
 
 class Extras:
@@ -54,7 +64,7 @@ class Extras:
         self.evicted_at: Places = ()
         self.pin_mark: PinMark | None = None
         self.retention: NodeRetention | None = None
-        self.writer: Sequence | None = None
+        self.writer: Writer | None = None
 
 
 class Leaf:
@@ -153,11 +163,11 @@ class Node(Leaf):
         self._set_extra("retention", retention)
 
     @property
-    def writer(self) -> Sequence | None:
+    def writer(self) -> Writer | None:
         return None if self.extras is None else self.extras.writer
 
     @writer.setter
-    def writer(self, writer: Sequence | None) -> None:
+    def writer(self, writer: Writer | None) -> None:
         self._set_extra("writer", writer)
 
     def _set_extra(self, name: str, value: object) -> None:
@@ -180,6 +190,15 @@ class Node(Leaf):
         """Length of the history above this edge."""
         return self.end_bytes - len(self.key)
 
+    def history(self) -> bytes:
+        """The packed tokens from the root to the end of this edge. O(their bytes)."""
+        keys = []
+        above: Node | None = self
+        while above is not None:
+            keys.append(above.key)
+            above = above.parent
+        return b"".join(reversed(keys))
+
     def only_child(self) -> Node | None:
         """The child, if there is exactly one."""
         children = self.children
@@ -197,26 +216,6 @@ class Node(Leaf):
     def has_standers(self) -> bool:
         """Whether sequences or pins, not only locked children, lock this node. O(children)."""
         return self.num_standers() > 0
-
-
-class RootNode(Node):
-    """The empty prefix of one namespace.
-
-    `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
-    opened it does not share; its sequences and their forks share among themselves, and the nodes they leave are freed at once.
-    `account`: pool usage of the namespace's owner. `pins`: the namespace's by their tokens, the oldest first. `cut_pins`:
-    the lengths in bytes of those that end inside a block, with their number, by where that block begins.
-    """
-
-    __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "pins")
-
-    def __init__(self, namespace: str, account: NamespaceAccount, *, is_hidden: bool = False) -> None:
-        super().__init__(None, b"", b"", array("i"))
-        self.namespace = namespace
-        self.account = account
-        self.is_hidden = is_hidden
-        self.pins: dict[bytes, Pin] = {}
-        self.cut_pins: dict[int, Counter[int]] = {}
 
 
 class Children(dict[bytes, Node]):

@@ -1,5 +1,6 @@
-"""The stages of a sequence.
+"""Sequences and their stages.
 
+sequence       one growing branch on a path of nodes
 plan           node and cost of a new sequence, before anything changes
 lifecycle      opening, forking, releasing
 publish        computed KV becomes part of the tree; the append right, or a copy

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.nodes.node import Node
 from radixkv.core.sequences.plan import AcquirePlan
 from radixkv.core.sequences.publish import publish_for_good, withdraw
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import surgery
 from radixkv.core.tree.allocation import allocate, note_withdrawn
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.retain import retain_path
+from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.surgery import stand_node
 
 __all__ = ["close_sequence", "open_child", "open_sequence", "promise"]
@@ -85,7 +86,7 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
     account.num_sequences -= 1
     nodes = (*seq.left_tails, seq.node)
     is_noted = forest.journal.is_kept and not keep and not seq.root.is_hidden
-    histories = [forest.history(node) for node in nodes] if is_noted else []
+    histories = [node.history() for node in nodes] if is_noted else []
     if is_noted:
         histories.append(bytes(seq.tokens[: seq.num_computed * TOKEN_BYTES]))
     for node in nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from radixkv.core.nodes.node import Node
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.forest import Forest, Walk
 from radixkv.core.tree.surgery import end_at

@@ -12,11 +12,12 @@ locks, and once it is full it becomes an ordinary node:
 
 from __future__ import annotations
 
-from radixkv.core.nodes.node import Node, RootNode
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.nodes.node import Node
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree import surgery
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["fragment_cover", "publish", "publish_for_good", "right_is_free", "take_right_or_copy", "withdraw"]
 
@@ -211,6 +212,6 @@ def withdraw(forest: Forest, root: RootNode, node: Node) -> None:
             if node.used_bytes < node.end_bytes:
                 surgery.cut(forest, root, node, node.used_bytes)
             return
-        forest.evicted.note(node, "release", forest.clock())
+        forest.evicted.note(root.namespace, node, "release", forest.clock())
         node = forest.remove(root, node)
         forest.queue_if_leaf(root, node)

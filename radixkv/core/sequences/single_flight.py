@@ -20,7 +20,7 @@ from sortedcontainers import SortedList
 
 from radixkv.core.api import Notice, NoticeKind, Pending
 from radixkv.core.errors import CorruptionError
-from radixkv.core.nodes.sequence import Sequence
+from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 
 __all__ = ["MAX_WAITS", "SingleFlight"]

@@ -14,13 +14,9 @@ A namespace that needs room while its partition is full evicts its own branches 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from radixkv.core.eviction import EvictionPolicy, Place, PriorityOrder
 from radixkv.core.nodes.node import Node
-
-if TYPE_CHECKING:
-    from radixkv.core.tree.pins import Pin
 
 __all__ = ["NamespaceAccount", "Partition"]
 
@@ -74,7 +70,7 @@ class NamespaceAccount:
         max_sequences: limit of its open sequences; None: as many as fit.
         num_held, num_in_use: as in `Partition`, whose counters `take`, `give_back`, `use` and `promise` change too.
         num_sequences: open ones.
-        pins, num_pinned: those of all its namespaces, the oldest first, and the blocks that they protect.
+        num_pinned: blocks that pins of all its namespaces protect.
         num_query_tokens, num_hit_tokens: of prompts acquired since it was last empty, and the cached ones of these.
     """
 
@@ -89,7 +85,6 @@ class NamespaceAccount:
         "num_query_tokens",
         "num_sequences",
         "partition",
-        "pins",
     )
 
     def __init__(self, partition: Partition) -> None:
@@ -102,7 +97,6 @@ class NamespaceAccount:
         self.num_sequences = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
-        self.pins: dict[Pin, None] = {}
         self.num_pinned = 0
 
     @property

@@ -6,11 +6,12 @@ from array import array
 
 from radixkv.core.errors import OutOfBlocksError, QuotaError
 from radixkv.core.explanation import EvictionReason
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.journal import Dropped
+from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.surgery import split_off
 
 __all__ = ["allocate", "check_capacity", "evict", "evict_branch", "note_dropped", "note_withdrawn"]
@@ -148,7 +149,7 @@ def _evict_leaf(forest: Forest, root: RootNode, leaf: Node, reason: EvictionReas
     """Remove a leaf and record its eviction; returns its parent."""
     forest.times.evicted(leaf, now_s)
     root.account.partition.policy.evicted(leaf, root.namespace)
-    forest.evicted.note(leaf, reason, now_s)
+    forest.evicted.note(root.namespace, leaf, reason, now_s)
     return forest.remove(root, leaf)
 
 

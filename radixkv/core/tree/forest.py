@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from radixkv.core.eviction import PolicyFactory
 from radixkv.core.eviction.evicted import EvictedBranches
-from radixkv.core.eviction.retention import NodeRetention, RetentionTimes
+from radixkv.core.eviction.retention import RetentionTimes
 from radixkv.core.namespaces import covers, owner_of
-from radixkv.core.nodes.node import Children, Node, RootNode
+from radixkv.core.nodes.node import Children, Node
+from radixkv.core.nodes.retention import NodeRetention
 from radixkv.core.reports import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.tree.accounts import NamespaceAccount, Partition
@@ -23,6 +24,7 @@ from radixkv.core.tree.block_pool import BlockPool
 from radixkv.core.tree.block_times import BlockTimer
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog
 from radixkv.core.tree.journal import Journal, Retained
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["Forest", "Walk"]
 
@@ -147,15 +149,6 @@ class Forest:
             table.extend(blocks)
         del table[num_blocks:]
         return table
-
-    def history(self, node: Node) -> bytes:
-        """The tokens from the root to the end of a node. O(their bytes)."""
-        keys = []
-        above: Node | None = node
-        while above is not None:
-            keys.append(bytes(above.key))
-            above = above.parent
-        return b"".join(reversed(keys))
 
     def nodes(self, root: Node) -> Iterator[Node]:
         """Every node below `root`, parents first."""
@@ -367,7 +360,7 @@ class Forest:
         """Record all nodes below a root as evicted by a clear, children first. O(nodes)."""
         now_s = self.clock()
         for node in reversed(list(self.nodes(root))):
-            self.evicted.note(node, "clear", now_s)
+            self.evicted.note(root.namespace, node, "clear", now_s)
 
     def remove_unlocked(self, root: RootNode) -> None:
         """Remove every unlocked node below a root. O(nodes)."""

@@ -15,19 +15,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from radixkv.core.api import PinInfo, PinOp, UnpinOp
 from radixkv.core.errors import PinBudgetError
-from radixkv.core.nodes.node import Node, PinMark, RootNode
-from radixkv.core.nodes.sequence import Sequence
-from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.nodes.node import Node, PinMark
 from radixkv.core.tree import surgery
 from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.roots import Pin, RootNode
 from radixkv.core.tree.surgery import stand_node
 
-__all__ = ["MAX_PINNED_SHARE", "Pin", "PinBook"]
+__all__ = ["MAX_PINNED_SHARE", "PinBook"]
 
 HOUR_S = 3600.0
 MAX_PINNED_SHARE = 0.5
@@ -35,31 +34,6 @@ MAX_PINNED_SHARE = 0.5
 
 MAX_TOLD = 16
 """Pins listed in a `PinBudgetError`, the costliest first."""
-
-
-class Pin:
-    """One protected prefix: the last of its packed `tokens` lies in the last block of `node`. Times by the cache's clock.
-
-    `queued_s`: time of its entry in the heap; earlier than `expires_s` where a use has renewed it since.
-    """
-
-    __slots__ = ("cost", "expires_s", "node", "num_blocks", "queued_s", "root", "tokens", "ttl_s")
-
-    def __init__(self, root: RootNode, node: Node, tokens: bytes, num_blocks: int) -> None:
-        self.root = root
-        self.node = node
-        self.tokens = tokens
-        self.num_blocks = num_blocks
-        self.ttl_s = 0.0
-        self.expires_s = 0.0
-        self.queued_s = math.inf
-        self.cost = 0.0
-
-    def info(self, now_s: float) -> PinInfo:
-        """The pin as `pins` lists it."""
-        remaining_s = max(0.0, self.expires_s - now_s)
-        num_tokens = len(self.tokens) // TOKEN_BYTES
-        return PinInfo(self.root.namespace, self.tokens, num_tokens, self.num_blocks, self.ttl_s, remaining_s)
 
 
 class PinBook:
@@ -75,15 +49,19 @@ class PinBook:
         self.max_blocks = math.floor(MAX_PINNED_SHARE * forest.pool.num_blocks)
         self.num_blocks = 0
         self.num_pins = 0
-        self._accounts: dict[NamespaceAccount, None] = {}  # those with pins
+        self._of_accounts: dict[NamespaceAccount, dict[Pin, None]] = {}  # those that have pins; the oldest pin first
         self._expiries: list[tuple[float, int, Pin]] = []  # a heap by `queued_s`
         self._num_queued = 0
+
+    def of(self, account: NamespaceAccount) -> Collection[Pin]:
+        """The pins of an account, in all its namespaces, the oldest first."""
+        return self._of_accounts.get(account, ())
 
     def check(self, root: RootNode, tokens: bytes, walk: Walk, ttl_s: float) -> None:
         """Raise `PinBudgetError` where a pin of `tokens`, all of them walked, exceeds a bound. O(path + pins of the owner)."""
         same, account = root.pins.get(tokens), root.account
         num_blocks = self._num_blocks(tokens)
-        used = sum(pin.cost for pin in account.pins if pin is not same)
+        used = sum(pin.cost for pin in self.of(account) if pin is not same)
         if used + num_blocks * ttl_s > self.budget:
             left = self.budget - used
             told = self._costliest(root)
@@ -154,21 +132,21 @@ class PinBook:
                 pin.queued_s = math.inf
                 self._queue(pin)
 
-    def used(self, seq: Sequence, matched_bytes: int, child: Node | None = None) -> None:
-        """Renew every pin whose tokens are all covered by a sequence that was opened with `matched_bytes` stored.
+    def used(self, root: RootNode, node: Node, tokens: bytes | bytearray, child: Node | None = None) -> None:
+        """Renew every pin whose tokens are all covered by `tokens`, which a new sequence has stored up to `node`.
 
         If `child` is given, the last of these bytes were copied from it. A pin may also end inside a sibling's block, where
         other tokens follow the pin's. O(path + lengths of pins that end in a block right below a node of it).
         """
-        now_s, root = self._forest.clock(), seq.root
-        above: Node | None = seq.node if child is None or child.pin_mark is None else child
+        now_s, matched_bytes = self._forest.clock(), len(tokens)
+        above: Node | None = node if child is None or child.pin_mark is None else child
         while above is not None:
             if above.pin_mark is not None:
                 for pin in above.pin_mark.pins:
                     if len(pin.tokens) <= matched_bytes:
                         pin.expires_s = now_s + pin.ttl_s
                 for length in root.cut_pins.get(above.end_bytes, ()):
-                    beside = root.pins.get(bytes(seq.tokens[:length])) if length <= matched_bytes else None
+                    beside = root.pins.get(bytes(tokens[:length])) if length <= matched_bytes else None
                     if beside is not None:
                         beside.expires_s = now_s + beside.ttl_s
             above = above.parent
@@ -201,7 +179,7 @@ class PinBook:
 
     def _share_with(self, account: NamespaceAccount) -> int:
         """The share of each owner with pins, this one included. O(1)."""
-        return self.max_blocks // (len(self._accounts) + (account not in self._accounts))
+        return self.max_blocks // (len(self._of_accounts) + (account not in self._of_accounts))
 
     def _make_room(self, account: NamespaceAccount, num_new: int) -> None:
         """End pins of others until an owner can pin `num_new` more blocks, which fit its share or the pool's limit.
@@ -209,8 +187,8 @@ class PinBook:
         While they do not fit, another owner is above its share, since all shares together are at most the limit.
         """
         while self.num_blocks + num_new > self.max_blocks:
-            others = (other for other in self._accounts if other is not account)
-            self.drop(next(reversed(max(others, key=lambda other: other.num_pinned).pins)))
+            others = (other for other in self._of_accounts if other is not account)
+            self.drop(next(reversed(self._of_accounts[max(others, key=lambda other: other.num_pinned)])))
 
     def _costliest(self, root: RootNode) -> tuple[PinInfo, ...]:
         """The costliest pins of this namespace alone: an error reveals nothing of another salt's."""
@@ -235,8 +213,7 @@ class PinBook:
         root.pins[pin.tokens] = pin
         if (start := self._cut_at(pin)) is not None:
             root.cut_pins.setdefault(start, Counter())[len(pin.tokens)] += 1
-        root.account.pins[pin] = None
-        self._accounts[root.account] = None
+        self._of_accounts.setdefault(root.account, {})[pin] = None
         self.num_pins += 1
         above: Node | None = pin.node
         while above is not None:
@@ -258,9 +235,9 @@ class PinBook:
             root.cut_pins[start] -= Counter((len(pin.tokens),))
             if not root.cut_pins[start]:
                 del root.cut_pins[start]
-        del root.account.pins[pin]
-        if not root.account.pins:
-            del self._accounts[root.account]
+        del self._of_accounts[root.account][pin]
+        if not self._of_accounts[root.account]:
+            del self._of_accounts[root.account]
         self.num_pins -= 1
         above: Node | None = pin.node
         assert pin.node.pin_mark is not None, "a pinned node is marked"

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from radixkv.core.api import DEFAULT_PRIORITY, Retention
-from radixkv.core.eviction.retention import NodeRetention
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
+from radixkv.core.nodes.retention import NodeRetention
 from radixkv.core.tree import surgery
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["retain_path"]
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from array import array
 
-from radixkv.core.nodes.node import Children, Node, PinMark, Places, RootNode
+from radixkv.core.nodes.node import Children, Node, PinMark, Places
 from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.roots import RootNode
 
 __all__ = [
     "absorb",
@@ -241,7 +242,7 @@ def cut(forest: Forest, root: RootNode, node: Node, end_bytes: int) -> None:
     floor = end_bytes - end_bytes % forest.block_bytes
     if floor > node.start_bytes:
         split(forest, node, floor - node.start_bytes)
-    forest.evicted.note(node, "release", forest.clock())
+    forest.evicted.note(root.namespace, node, "release", forest.clock())
     fragment = bytes(node.key[: end_bytes - floor])
     cover = forest.sibling_cover(node, fragment) if fragment else None
     if cover is not None:

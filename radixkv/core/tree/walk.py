@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.roots import RootNode
 
-__all__ = ["TreeWalk", "path_bytes"]
+__all__ = ["TreeWalk"]
 
 NODE_COST = 4  # a visit costs as much as this many blocks, in addition to those of the node
 
@@ -55,7 +56,7 @@ class TreeWalk:
                         ahead.append(node.children.following(b""))
                     max_cost -= NODE_COST + len(node.blocks)
                     if max_cost <= 0:
-                        self._path = path_bytes(node)
+                        self._path = node.history()
                         return
             self._names.pop()
             self._path = b""
@@ -79,13 +80,3 @@ class TreeWalk:
             position += len(child.key)
             above = child
         return levels
-
-
-def path_bytes(node: Node) -> bytes:
-    """The history up to the end of a node. O(its length)."""
-    keys = []
-    above: Node | None = node
-    while above is not None:
-        keys.append(above.key)
-        above = above.parent
-    return b"".join(reversed(keys))

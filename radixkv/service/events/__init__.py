@@ -1,6 +1,6 @@
 """KV events for routers.
 
-subscriptions  subscribers of a pool, through all its lives
+subscriptions  subscribers of pools, life by life
 batches        events as messages
 smg            `SubscribeKvEvents` as existing routers call it
 zmq            events over ZMQ in vLLM's form

@@ -8,21 +8,20 @@ A subscriber too slow for the kept events is cut off with OUT_OF_RANGE, and may 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
 from typing import Any
 
 import grpc
 from google.protobuf import empty_pb2
 
 from radixkv.core.api import CacheEvent
-from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.net.calls.callers import current_caller
+from radixkv.core.errors import LimitError, RadixKVError
 from radixkv.net.rights import SERVICE_NAMES, narrowed
 from radixkv.net.streaming import write_all
 from radixkv.service.events.batches import change_to_proto, snapshot_to_protos
-from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
+from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate, one_pool
 from radixkv.service.pools.table import PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 from radixkv.wire.errors import abort
@@ -76,48 +75,46 @@ class KvEventsServicer:
         """Batches for one subscriber, on the event loop's thread; an error ends the call with its status."""
         try:
             with self._followers.admit():
-                pool, namespace = narrowed(context.invocation_metadata())
+                name, namespace = narrowed(context.invocation_metadata())
                 last = request.start_sequence_number
-                events = PoolEventStream(self._pools, pool, namespace, last + 1 if last else 0)
-                try:
-                    async for batch in self._follow(events, context, sees_one_namespace=namespace is not None):
+                pool = one_pool(self._pools, name)
+                with closing(PoolEventStream(pool, self._followers, namespace, last + 1 if last else 0)) as stream:
+                    async for batch in self._follow(stream, context, sees_one_namespace=namespace is not None):
                         yield batch
-                finally:
-                    events.close()
         except RadixKVError as error:
             await abort(context, error)
 
     async def _follow(
-        self, events: PoolEventStream, context: Any, *, sees_one_namespace: bool
+        self, stream: PoolEventStream, context: Any, *, sees_one_namespace: bool
     ) -> AsyncGenerator[kv.KvEventBatch, None]:
         await context.send_initial_metadata(())  # shows the subscriber that it is served, before the first event
         snapshot: list[CacheEvent] | None = None
-        caller = current_caller()
-        while not self._followers.is_stopping:
-            if caller is not None:
-                caller.check_alive()
-            change = self._followers.next_change
-            if events.has_fallen_behind:
+        last_number = 0
+        while True:
+            if stream.has_fallen_behind:
                 message = "this subscriber reads too slowly: what comes next is not kept any more; subscribe again"
                 await context.abort(grpc.StatusCode.OUT_OF_RANGE, message)
             now_s = self._wall_clock()
-            for event in events.take():
-                if event.kind == "reset":
-                    snapshot = []
-                elif event.kind == "synced":
-                    assert snapshot is not None, "a reset comes before its synced"
-                    for batch in snapshot_to_protos(snapshot, event.sequence_number, events.block_size, now_s):
-                        yield batch
+            for pool, events, has_ended in stream.take():
+                block_size = pool.shape.block_size
+                if has_ended:
                     snapshot = None
-                elif snapshot is not None:
-                    snapshot.append(event)
-                else:
-                    yield change_to_proto(event, events.block_size, now_s, sees_one_namespace=sees_one_namespace)
-            if events.is_current:
-                await self._followers.wait(change)
-            else:
-                await asyncio.sleep(0)
-        raise UnavailableError("the service is stopping")
+                    for batch in snapshot_to_protos([], last_number + 1, block_size, now_s):
+                        yield batch
+                for event in events:
+                    last_number = max(last_number, event.sequence_number)
+                    if event.kind == "reset":
+                        snapshot = []
+                    elif event.kind == "synced":
+                        assert snapshot is not None, "a reset comes before its synced"
+                        for batch in snapshot_to_protos(snapshot, event.sequence_number, block_size, now_s):
+                            yield batch
+                        snapshot = None
+                    elif snapshot is not None:
+                        snapshot.append(event)
+                    else:
+                        yield change_to_proto(event, block_size, now_s, sees_one_namespace=sees_one_namespace)
+            await stream.wait()
 
 
 async def _refuse_worker(_request: empty_pb2.Empty, context: Any) -> None:

@@ -1,19 +1,19 @@
-"""Subscribers of pools' events: their limit, their wake-up, and the events of one pool through all its lives."""
+"""Subscribers of pools' events: their limit, their wake-up, and the events of pools, life by life."""
 
 from __future__ import annotations
 
 import asyncio
-from array import array
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from radixkv.core.api import CacheEvent
-from radixkv.core.errors import InvalidArgumentError, UnknownPoolError
+from radixkv.core.errors import InvalidArgumentError, UnavailableError, UnknownPoolError
 from radixkv.core.events.subscription import EventSubscription
 from radixkv.net.calls.callers import current_caller, share_key
 from radixkv.net.shares import Place, Shares
 from radixkv.service.pools.table import Pool, PoolTable
 
-__all__ = ["PoolEventStream", "SubscriberGate"]
+__all__ = ["PoolChanges", "PoolEventStream", "SubscriberGate", "one_pool"]
 
 GATHER_S = 0.002
 """Changes within this time are sent together: a Step then wakes no subscriber that was woken just before."""
@@ -65,88 +65,98 @@ class SubscriberGate:
         return self._places.take(share_key(current_caller()))
 
 
+class PoolChanges(NamedTuple):
+    """The next events of one life of a pool; `has_ended`: the life has ended, and these are its last."""
+
+    pool: Pool
+    events: list[CacheEvent]
+    has_ended: bool = False
+
+
 class PoolEventStream:
-    """The events of the pool of a name, through all its lives: the end of a life, and the next one, arrive as resets.
+    """The events of pools, each from the beginning of a life to its end.
 
     Args:
-        pools: the pool table.
-        name: of the pool; empty: the only pool, or the first to attach.
+        select: returns the pools followed at a time, such as a bound `PoolTable.select` or `one_pool`.
+        gate: the gate that wakes subscribers.
         namespace: the only one whose events are returned; None: all.
         start: the first sequence number wanted; 0, or a number no longer kept: a snapshot and the events after it.
     """
 
-    def __init__(self, pools: PoolTable, name: str, namespace: str | None, start: int = 0) -> None:
-        self._pools = pools
-        self._name = name
+    def __init__(
+        self, select: Callable[[], list[Pool]], gate: SubscriberGate, namespace: str | None, start: int = 0
+    ) -> None:
+        self._select = select
+        self._gate = gate
         self._namespace = namespace
         self._start = start
-        self._pool: Pool | None = None
-        self._subscription: EventSubscription | None = None
-        self._last_number = 0
-        self._is_synced = False
-        self._follow_pool()
-
-    @property
-    def block_size(self) -> int:
-        """Token slots per block of the pool followed; 0 where there is none."""
-        return 0 if self._pool is None else self._pool.shape.block_size
+        self._caller = current_caller()
+        self._change = gate.next_change
+        self._lives: dict[Pool, EventSubscription] = {}
 
     @property
     def has_fallen_behind(self) -> bool:
-        """Whether its next events are no longer kept, though the pool lives on."""
-        subscription = self._subscription
-        return self._is_synced and self._is_alive() and subscription is not None and subscription.has_fallen_behind
+        """Whether a whole snapshot was taken and the next events are no longer kept, though the pool lives on."""
+        lives = (self._lives.get(pool) for pool in self._select())
+        return any(life is not None and life.is_synced and life.has_fallen_behind for life in lives)
 
     @property
     def is_current(self) -> bool:
         """Whether nothing is left to be taken now."""
-        return self._subscription is None or (self._subscription.is_current and self._is_alive())
+        return all(life.is_current for life in self._lives.values())
 
-    def take(self) -> list[CacheEvent]:
-        """The next events; see `EventSubscription.take`.
+    def take(self) -> Iterator[PoolChanges]:
+        """The next events of each pool; see `EventSubscription.take`.
 
         Raises:
-            InvalidArgumentError: no pool was named and several are attached.
+            UnavailableError: the service is stopping.
+            RadixKVError: of `select`; or the credential of the caller that made the stream is no longer valid.
         """
-        if self._subscription is not None and not self._is_alive():
-            self.close()
-            return self._told([_mark("reset", 0), _mark("synced", self._last_number + 1)])
-        if self._subscription is None:
-            self._follow_pool()
-        return [] if self._subscription is None else self._told(self._subscription.take())
+        if self._gate.is_stopping:
+            raise UnavailableError("the service is stopping")
+        if self._caller is not None:
+            self._caller.check_alive()
+        self._change = self._gate.next_change
+        pools = self._select()
+        for pool in [pool for pool in self._lives if pool not in pools]:
+            self._lives.pop(pool).close()
+            yield PoolChanges(pool, [], has_ended=True)
+        for pool in pools:
+            if pool not in self._lives:
+                self._lives[pool] = pool.cache.subscribe_events(self._start, self._namespace)
+            yield PoolChanges(pool, self._lives[pool].take())
+
+    async def wait(self) -> None:
+        """Return once there may be more to take."""
+        if self.is_current:
+            await self._gate.wait(self._change)
+        else:
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop following. May be repeated."""
-        if self._subscription is not None:
-            self._subscription.close()
-        self._subscription = self._pool = None
+        for life in self._lives.values():
+            life.close()
+        self._lives.clear()
 
-    def _told(self, events: list[CacheEvent]) -> list[CacheEvent]:
-        if events:
-            self._is_synced = events[-1].sequence_number > 0
-            self._last_number = max(self._last_number, events[-1].sequence_number)
-        return events
 
-    def _is_alive(self) -> bool:
-        return self._pool is not None and self._pool in self._found()
+def one_pool(pools: PoolTable, name: str) -> Callable[[], list[Pool]]:
+    """Selects the pool of a name in each of its lives, and nothing between them; without a name, the first that attaches.
 
-    def _found(self) -> list[Pool]:
+    The call raises `InvalidArgumentError` where no pool was named and several are attached.
+    """
+    followed = name
+
+    def select() -> list[Pool]:
+        nonlocal followed
         try:
-            return self._pools.select(self._name)
+            found = pools.select(followed)
         except UnknownPoolError:
             return []
-
-    def _follow_pool(self) -> None:
-        found = self._found()
         if len(found) > 1:
             raise InvalidArgumentError("pool", "", f"the name of one of the {len(found)} that are attached")
-        if found:
-            self._pool = found[0]
-            self._name = self._pool.shape.name
-            self._subscription = self._pool.cache.subscribe_events(self._start, self._namespace)
-            self._is_synced = self._subscription.is_synced
-            self._start = 0
+        for pool in found:
+            followed = pool.shape.name
+        return found
 
-
-def _mark(kind: Literal["reset", "synced"], number: int) -> CacheEvent:
-    return CacheEvent(number, kind, "", 0, b"", array("i"), array("Q"), None)
+    return select

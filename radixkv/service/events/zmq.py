@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.net.tls import owner_only
 from radixkv.service.config import ServiceConfig
 from radixkv.service.events.batches import CHUNK_BLOCKS, event_batches
-from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
+from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate, one_pool
 from radixkv.service.pools.table import PoolTable
 
 __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "EventBatch", "ZmqPublisher"]
@@ -99,10 +99,9 @@ class ZmqPublisher:
     ) -> None:
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
             config.security.check_endpoint(name, getattr(config, name) or "")
-        self._pools = pools
+        self._pool = one_pool(pools, config.kv_events_pool)
         self._followers = followers
         self._wall_clock = wall_clock
-        self._pool_name = config.kv_events_pool
         self._topic = config.kv_events_topic.encode()
         self._max_kept = config.max_kept_events
         self._is_array = config.kv_events_arrays
@@ -110,7 +109,7 @@ class ZmqPublisher:
         self._next_number = max(1, int(wall_clock() * 1e6))
         self._kept: deque[bytes] = deque()
         self._num_kept_bytes = 0
-        self._events = PoolEventStream(pools, self._pool_name, None)
+        self._events = self._stream()
         self._tasks: list[asyncio.Task[None]] = []
         self._context = zmq.Context()
         self._pub: Any = self._context.socket(zmq.PUB)
@@ -148,24 +147,20 @@ class ZmqPublisher:
 
     async def _publish_changes(self) -> None:
         while True:
-            change = self._followers.next_change
             try:
                 self._publish_slice()
             except Exception:
                 _log.exception("publishing KV events failed; routers are told to forget all, and get a snapshot")
                 self._events.close()
-                self._events = PoolEventStream(self._pools, self._pool_name, None)
-            if self._events.is_current:
-                await self._followers.wait(change)
-            else:
-                await asyncio.sleep(0)
+                self._events = self._stream()
+            await self._events.wait()
+
+    def _stream(self) -> PoolEventStream:
+        return PoolEventStream(self._pool, self._followers, None)
 
     def _publish_slice(self) -> None:
-        events, block_size = self._events.take(), self._events.block_size
-        for batch in event_batches(events, CHUNK_BLOCKS):
-            payload = self._payload(batch, block_size)
-            if payload is not None:
-                self._publish(payload)
+        for payload in self._payloads(self._events):
+            self._publish(payload)
 
     def _publish(self, payload: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # a router that slow finds a gap in the numbers
@@ -176,9 +171,15 @@ class ZmqPublisher:
         while len(self._kept) > self._max_kept or self._num_kept_bytes > MAX_KEPT_BYTES:
             self._num_kept_bytes -= len(self._kept.popleft())
 
-    def _payload(self, events: list[CacheEvent], block_size: int) -> bytes | None:
-        structs = [struct for event in events if (struct := _struct(event, block_size)) is not None]
-        return self._encode(structs) if structs else None
+    def _payloads(self, stream: PoolEventStream) -> Iterator[bytes]:
+        """The next events of a stream. The end of a life is everything cleared."""
+        for pool, events, has_ended in stream.take():
+            if has_ended:
+                yield self._cleared()
+            for batch in event_batches(events, CHUNK_BLOCKS):
+                structs = [struct for event in batch if (struct := _struct(event, pool.shape.block_size)) is not None]
+                if structs:
+                    yield self._encode(structs)
 
     def _encode(self, structs: list[_Event]) -> bytes:
         shown = [_as_array(struct) for struct in structs] if self._is_array else structs
@@ -214,19 +215,14 @@ class ZmqPublisher:
 
     async def _snapshot(self) -> list[bytes]:
         """Payloads of the cached blocks, as of the latest published number."""
-        snapshot = PoolEventStream(self._pools, self._pool_name, None)
-        try:
-            events = snapshot.take()
+        with contextlib.closing(self._stream()) as snapshot:
+            payloads = list(self._payloads(snapshot))
             while not snapshot.is_current:
                 await asyncio.sleep(0)
-                events += snapshot.take()
+                payloads += self._payloads(snapshot)
             while not self._events.is_current:
                 self._publish_slice()
-            batches = event_batches(events, CHUNK_BLOCKS)
-            payloads = [self._payload(batch, snapshot.block_size) for batch in batches]
-            return [payload for payload in payloads if payload is not None] or [self._cleared()]
-        finally:
-            snapshot.close()
+            return payloads or [self._cleared()]
 
     def _cleared(self) -> bytes:
         return self._encode([AllBlocksCleared()])

@@ -3,6 +3,10 @@
 Such a request just misses the batch that starts while the reply travels, and waits for its end: half of its time to first
 token. Starting that batch a moment later takes the request in. The delay pays only where such requests come: a client that
 reads a reply first sends its next request much later. So their rate is observed, also while no batch is delayed.
+
+By a model of rounds, eight clients that send their next request 3 to 6 ms after a reply of about 100 tokens wait 31 ms for a
+first token in place of 53, in batches of 30 ms; tokens per second fall from 265 to 263. After replies of 12 tokens they wait
+38 ms in place of 51, and tokens per second fall from 257 to 248.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,6 @@ from radixkv.worker.loading.gguf_weights import (
 )
 from radixkv.worker.model.kv_pool import LayerShape
 from radixkv.worker.model.model_facts import LENGTH_DEPENDENT_ROPE, max_model_len_of
-
-if TYPE_CHECKING:
-    from radixkv.worker.model.model import ModelRunner
 
 __all__ = ["KnownModel", "can_be_known", "find_known", "keep_known", "load_known"]
 
@@ -74,6 +71,17 @@ class KnownModel:
     num_moved_heads: tuple[int, int] | None
 
 
+class LearnedFacts(Protocol):
+    """Facts that a `ModelRunner` has learned from its model's own code."""
+
+    dtype: torch.dtype
+    num_parameters: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    sampling_defaults: SamplingDefaults
+    widest_output: int
+
+
 def can_be_known(folder: Path) -> bool:
     """Whether the folder is of a GGUF file and in the cache folder; any other file may be a stranger's."""
     return folder.parent == cache_folder() / "models" and has_index(folder)
@@ -94,14 +102,14 @@ def find_known(folder: Path, dtype: torch.dtype, quantization: str) -> KnownMode
 
 
 def keep_known(
-    runner: ModelRunner,
+    learned: LearnedFacts,
     model: Any,
     layers: Sequence[LayerShape],
     specs: Sequence[AttentionSpec],
     folder: Path,
     quantization: str,
 ) -> None:
-    """Keep the facts about a runner's `model`, run by the native decoder, for later starts.
+    """Keep the facts about `model`, run by the native decoder, for later starts.
 
     Keeps nothing if its frequencies change with the length, if only transformers can reorder its weights, or if the folder
     cannot be written.
@@ -111,12 +119,12 @@ def keep_known(
     if rotary.rope_type in LENGTH_DEPENDENT_ROPE or not only_moves_rows(layout):
         return
     known = KnownModel(
-        num_parameters=runner.num_parameters,
-        vocab_size=runner.vocab_size,
+        num_parameters=learned.num_parameters,
+        vocab_size=learned.vocab_size,
         max_model_len=max_model_len_of(config),
-        eos_token_ids=sorted(runner.eos_token_ids),
-        sampling=runner.sampling_defaults,
-        widest_output=runner.widest_output,
+        eos_token_ids=sorted(learned.eos_token_ids),
+        sampling=learned.sampling_defaults,
+        widest_output=learned.widest_output,
         layers=layers,
         specs=specs,
         num_heads=config.num_attention_heads,
@@ -125,7 +133,7 @@ def keep_known(
         attention_scaling=rotary.attention_scaling,
         num_moved_heads=(config.num_attention_heads, config.num_key_value_heads) if moves_heads(layout) else None,
     )
-    path = _path(folder, runner.dtype, quantization)
+    path = _path(folder, learned.dtype, quantization)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         partial.write_text(json.dumps({"found_by": _finder(), **asdict(known)}), encoding="utf-8")

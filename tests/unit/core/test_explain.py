@@ -11,8 +11,9 @@ from radixkv import EvictedTokens, Explanation, InvalidArgumentError, NamespaceM
 from radixkv.core.eviction import LRUPolicy
 from radixkv.core.eviction.evicted import MIN_EDGES, EvictedBranches
 from radixkv.core.nodes import node
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
 from radixkv.core.tree.accounts import NamespaceAccount, Partition
+from radixkv.core.tree.roots import RootNode
 
 SYSTEM = [1] * 8
 A, B = [*SYSTEM, 2, 2, 2, 2, 3, 3, 3, 3], [*SYSTEM, 2, 2, 9, 9, 4, 4, 4, 4]
@@ -381,7 +382,7 @@ def test_the_record_is_small_beside_what_it_remembers() -> None:
     nodes = [Node(root, key, key[:block_bytes], root.blocks) for key in keys]
     tracemalloc.start()
     for evicted in nodes:
-        record.note(evicted, "pressure", 0.0)
+        record.note(root.namespace, evicted, "pressure", 0.0)
     taken_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     num_kept = len(record)

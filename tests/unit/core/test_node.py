@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from radixkv import pack_tokens
 from radixkv.core.eviction import LRUPolicy
-from radixkv.core.nodes.node import FEW_CHILDREN, Children, Node, RootNode
+from radixkv.core.nodes.node import FEW_CHILDREN, Children, Node
 from radixkv.core.tree.accounts import NamespaceAccount, Partition
+from radixkv.core.tree.roots import RootNode
 
 BLOCK_TOKENS = 3
 

@@ -20,14 +20,19 @@ def message(number: int, after_step: int, *notices: Notice) -> workers.Notices:
 FIRST, SECOND = Notice("published", 1, 8), Notice("gone", 2, 16)
 
 
+def receive(box: NoticeBox, notices: workers.Notices) -> None:
+    box.hold(notices)
+    box.release()
+
+
 def test_a_notice_is_taken_once_and_a_repeated_message_is_dropped() -> None:
     calls: list[int] = []
     box = NoticeBox(lambda: calls.append(1))
-    box.receive(message(1, 0, FIRST))
-    box.receive(message(1, 0, FIRST))
+    receive(box, message(1, 0, FIRST))
+    receive(box, message(1, 0, FIRST))
     assert box.take() == [FIRST]
     assert box.take() == []
-    box.receive(message(1, 0, FIRST))
+    receive(box, message(1, 0, FIRST))
     assert box.take() == []
     assert (len(calls), box.num_received) == (1, 1)
 
@@ -35,8 +40,8 @@ def test_a_notice_is_taken_once_and_a_repeated_message_is_dropped() -> None:
 def test_a_notice_waits_for_the_answer_that_it_belongs_to() -> None:
     calls: list[int] = []
     box = NoticeBox(lambda: calls.append(1))
-    box.receive(message(1, 3, FIRST))
-    box.receive(message(2, 4, SECOND))
+    receive(box, message(1, 3, FIRST))
+    receive(box, message(2, 4, SECOND))
     assert box.take() == []
     box.answered(2)
     assert (box.take(), calls) == ([], [])
@@ -49,4 +54,4 @@ def test_a_notice_waits_for_the_answer_that_it_belongs_to() -> None:
 def test_a_number_left_out_ends_the_lease() -> None:
     box = NoticeBox(None)
     with pytest.raises(LeaseError, match="Notices 2 in place of 1"):
-        box.receive(message(2, 0, FIRST))
+        receive(box, message(2, 0, FIRST))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from array import array
 
 from radixkv.core.api import Retention
-from radixkv.core.nodes.node import Node, RootNode
+from radixkv.core.nodes.node import Node
+from radixkv.core.tree.roots import RootNode
 
 __all__ = ["Sequence"]
 

@@ -1,0 +1,59 @@
+"""The root of a namespace's tree, and the pins that stand below it."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+
+from radixkv.core.api import PinInfo
+from radixkv.core.nodes.node import Node
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.accounts import NamespaceAccount
+
+__all__ = ["Pin", "RootNode"]
+
+
+class RootNode(Node):
+    """The empty prefix of one namespace.
+
+    `is_hidden`: nothing new matches this tree. The namespace was cleared while sequences stood here, or the sequence that
+    opened it does not share; its sequences and their forks share among themselves, and the nodes they leave are freed at once.
+    `account`: pool usage of the namespace's owner. `pins`: the namespace's by their tokens, the oldest first. `cut_pins`:
+    the lengths in bytes of those that end inside a block, with their number, by where that block begins.
+    """
+
+    __slots__ = ("account", "cut_pins", "is_hidden", "namespace", "pins")
+
+    def __init__(self, namespace: str, account: NamespaceAccount, *, is_hidden: bool = False) -> None:
+        super().__init__(None, b"", b"", array("i"))
+        self.namespace = namespace
+        self.account = account
+        self.is_hidden = is_hidden
+        self.pins: dict[bytes, Pin] = {}
+        self.cut_pins: dict[int, Counter[int]] = {}
+
+
+class Pin:
+    """One protected prefix: the last of its packed `tokens` lies in the last block of `node`. Times by the cache's clock.
+
+    `queued_s`: time of its entry in the heap; earlier than `expires_s` where a use has renewed it since.
+    """
+
+    __slots__ = ("cost", "expires_s", "node", "num_blocks", "queued_s", "root", "tokens", "ttl_s")
+
+    def __init__(self, root: RootNode, node: Node, tokens: bytes, num_blocks: int) -> None:
+        self.root = root
+        self.node = node
+        self.tokens = tokens
+        self.num_blocks = num_blocks
+        self.ttl_s = 0.0
+        self.expires_s = 0.0
+        self.queued_s = math.inf
+        self.cost = 0.0
+
+    def info(self, now_s: float) -> PinInfo:
+        """The pin as `pins` lists it."""
+        remaining_s = max(0.0, self.expires_s - now_s)
+        num_tokens = len(self.tokens) // TOKEN_BYTES
+        return PinInfo(self.root.namespace, self.tokens, num_tokens, self.num_blocks, self.ttl_s, remaining_s)
