@@ -7,7 +7,7 @@
 
 With `overlaps`, for a GPU, a round launches its batch and leaves it running. The next round submits its Step and applies
 answers while the device computes, and then waits for the tokens. Work that the Step reports as computed is computed before any
-later work in the device's stream reads it. Preemption and beam search finish the batch first.
+later work in the device's stream reads it. Preemption, and forks that depend on the logits, finish the batch first.
 
 Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
 last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives
@@ -201,7 +201,7 @@ class EngineLoop:
         notices, self._notices = self._notices, []
         has_news = self._take_answers()  # a notice comes after the answer that it belongs to
         self._scheduler.noticed(notices)
-        if self._batch_step.is_searching or self._scheduler.takes_blocks:
+        if self._batch_step.may_fork or self._scheduler.takes_blocks:
             has_news |= self._finish_batch()
         ops = self._scheduler.plan_step()
         failures = self._scheduler.take_failures()

@@ -7,7 +7,7 @@
   that makes the two more equal.
 - A branch left alone and still stuck restarts once, and then fails with the reason.
 - A line has no blocks to give.
-- If all running branches wait for branches that are not admitted, as beams do, the latest of them is preempted.
+- If all running branches wait for siblings that are not admitted, the latest of them is preempted.
 """
 
 from __future__ import annotations

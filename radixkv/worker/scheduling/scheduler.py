@@ -302,7 +302,7 @@ class Scheduler:
         shares, retention = terms.shares_prefix, terms.retention
         given = (tokens, reserve, generation.namespace, branch.seq_id, shares, shares, retention)
         is_plain = shares and not retention and not generation.pinning.has_due  # pinned prefixes are in blocks
-        if not self._has_lines or not is_plain or generation.num_branches > 1 or generation.is_searching:
+        if not self._has_lines or not is_plain or generation.num_branches > 1:
             return AcquireOp(*given)
         return LineAcquireOp(*given, branch.max_room, branch.num_matched if branch.was_matched else None)
 
