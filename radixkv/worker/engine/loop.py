@@ -167,19 +167,19 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         """Gauges and counters. O(kept latencies · log)."""
-        counters, scheduler, swap = self._counters, self._scheduler, self._scheduler.preemption
+        counters, scheduler, swapped = self._counters, self._scheduler, self._scheduler.swapped
         return EngineStats(
             num_generations=len(self.generations),
             num_running_branches=scheduler.num_running,
             num_queued_branches=scheduler.num_queued,
             num_pending_branches=scheduler.num_pending,
-            num_parked_branches=len(swap.parked),
+            num_parked_branches=len(swapped.parked),
             num_remembered=len(self.finished),
             num_lines=self._arena.num_lines if self._arena else 0,
             num_moved_lines=self._arena.num_moves if self._arena else 0,
-            num_preemptions=swap.num_preemptions,
-            num_saved_blocks=swap.space.num_saved,
-            num_loaded_blocks=swap.space.num_loaded,
+            num_preemptions=scheduler.num_preemptions,
+            num_saved_blocks=swapped.space.num_saved,
+            num_loaded_blocks=swapped.space.num_loaded,
             **counters.told(),
         )
 
@@ -206,7 +206,7 @@ class EngineLoop:
         ops = self._scheduler.plan_step()
         failures = self._scheduler.take_failures()
         self._fail(failures)
-        for move in self._scheduler.preemption.take_saves():
+        for move in self._scheduler.swapped.take_saves():
             self._runner.pool.save(move.block_ids, move.slots)
         if ops:
             self._submit(ops)
