@@ -12,7 +12,7 @@ On a GPU only `finish` waits for the device, so that the host works meanwhile; s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from radixkv.generation.params import SampledToken
 from radixkv.generation.stats import EngineCounters
 from radixkv.generation.stream import FinishReason
 from radixkv.kernels.gpu.upload import upload
+from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
-from radixkv.worker.sampling.device_sampler import launch_draws
+from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.sampler import Sampler
 from radixkv.worker.sampling.score_logits import launch_scores
 from radixkv.worker.sampling.scoring import Scores
@@ -35,12 +36,6 @@ from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BatchStep"]
-
-
-class ForwardRunner(Protocol):
-    """The part of a model that a batch uses."""
-
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
 
 
 class _Draw(NamedTuple):
@@ -90,7 +85,7 @@ class BatchStep:
 
     def __init__(
         self,
-        runner: ForwardRunner,
+        runner: Runner,
         scheduler: Scheduler,
         counters: EngineCounters,
         *,
@@ -206,7 +201,7 @@ class BatchStep:
         """Start to choose a token for each draw; the returned function waits for them."""
         rows = [branch.generation.sampler_row(branch) for _, branch in draws]
         if logits.device.type != "cpu":
-            return launch_draws(logits, rows, [row for row, _ in draws]).tokens
+            return LaunchedDraws(logits, rows, [row for row, _ in draws]).tokens
         tokens = self._sampler.sample(_rows_of(logits, draws), rows)
         return lambda: tokens
 
