@@ -162,7 +162,7 @@ class EngineLoop:
         if not 0 <= branch < len(histories):
             raise InvalidArgumentError("branch", branch, f"between 0 and {len(histories) - 1}")
         if running is None:
-            self.finished.recall(generation_id)
+            self.finished.touch(generation_id)
         return histories[branch]
 
     def stats(self) -> EngineStats:

@@ -243,9 +243,8 @@ class BeamGeneration(Generation):
         """The most likely continuations of each branch's beam, as many as the search needs."""
         beams = [self._search.beams[self._standing.index(branch)] for branch in branches]
         raw = torch.log_softmax(logits, dim=-1)
-        best = torch.topk(
-            adjust(raw, [self._adjustment(beam) for beam in beams]), min(self._search.width, raw.shape[-1]), dim=-1
-        )
+        adjusted = adjust(raw, [self._adjustment(beam) for beam in beams])
+        best = torch.topk(adjusted, min(self._search.width, raw.shape[-1]), dim=-1)
         columns = zip(best.values.tolist(), self._sampled(raw, best.indices), strict=True)
         return [[Candidate(*pair) for pair in zip(values, sampled, strict=True)] for values, sampled in columns]
 

@@ -331,9 +331,6 @@ class FinishedGenerations:
         """Branches of a finished generation; empty if not remembered. Does not count as a use: recency is unchanged."""
         return self._histories.get(generation_id, ())
 
-    def recall(self, generation_id: str) -> tuple[History, ...] | None:
-        """Branches of a finished generation, which counts as used now; None if not remembered."""
-        histories = self._histories.get(generation_id)
-        if histories is not None:
-            self._histories.move_to_end(generation_id)
-        return histories
+    def touch(self, generation_id: str) -> None:
+        """Count a remembered generation as used now."""
+        self._histories.move_to_end(generation_id)
