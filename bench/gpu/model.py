@@ -37,7 +37,7 @@ from bench.gpu.model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, mak
 from bench.gpu.run import device_record  # noqa: E402
 from radixkv.generation.params import SamplingParams  # noqa: E402
 from radixkv.worker.model.model import ForwardRow, ModelRunner  # noqa: E402
-from radixkv.worker.sampling.device_sampler import launch_draws  # noqa: E402
+from radixkv.worker.sampling.device_sampler import LaunchedDraws  # noqa: E402
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow  # noqa: E402
 
 SEED = 0
@@ -187,7 +187,7 @@ class ModelBench:
                 self._judge(f"graph of {batch} sequences, step {step}", errors[batch], MAX_ERROR)
         self.report.figures["graph_errors"] = errors
         rows = _sampler_rows(len(replayed), SamplingParams(temperature=0.7, top_p=0.9, logprobs=2))
-        drawn = launch_draws(replayed, rows, range(len(rows))).tokens()
+        drawn = LaunchedDraws(replayed, rows, range(len(rows))).tokens()
         others = Sampler().sample(replayed, rows)
         parted = sum(one.token_id != other.token_id for one, other in zip(drawn, others, strict=True))
         self._judge("draws that differ from the sampler's", parted / len(rows), 0.01)
@@ -328,7 +328,7 @@ def _sampler_rows(count: int, params: SamplingParams) -> list[SamplerRow]:
 
 def _serve(crowd: Crowd, runner: ModelRunner, rows: list[SamplerRow], step: int) -> None:
     """Run a step like the engine: forward, draws, and one wait for the tokens."""
-    launch_draws(crowd.forward(runner, step), rows, range(len(rows))).tokens()
+    LaunchedDraws(crowd.forward(runner, step), rows, range(len(rows))).tokens()
 
 
 def _device_ms(work: Callable[[], object], device: torch.device) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -33,17 +33,17 @@ class ThreadSettings(NamedTuple):
     spin_count: str
 
 
-def configure_threads(environ: MutableMapping[str, str] = os.environ) -> ThreadSettings:
+def configure_threads() -> ThreadSettings:
     """Set OpenMP's thread count and wait policy where the user has not; takes a tenth of a second.
 
     Call it before torch is imported. Later calls change nothing, as the environment is no longer read.
     """
     if "torch" not in sys.modules:
-        if "OMP_NUM_THREADS" not in environ:
-            environ["OMP_NUM_THREADS"] = str(count_free_cores())
-        if "OMP_WAIT_POLICY" not in environ:
-            environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
-    return ThreadSettings(environ.get("OMP_NUM_THREADS", ""), environ.get("GOMP_SPINCOUNT", ""))
+        if "OMP_NUM_THREADS" not in os.environ:
+            os.environ["OMP_NUM_THREADS"] = str(count_free_cores())
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
+    return ThreadSettings(os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("GOMP_SPINCOUNT", ""))
 
 
 def run_on_passing_thread(function: Callable[[], _Result]) -> _Result:

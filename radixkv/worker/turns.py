@@ -21,7 +21,6 @@ class Turns:
         max_at_once: concurrent turns; a namespace holds at most one.
         max_waiting: waiting callers per namespace; None: unlimited.
         max_wait_s: longest wait of a caller; None: unlimited.
-        max_wait_s: for how long; None: without end.
     """
 
     def __init__(

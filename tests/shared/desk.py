@@ -18,6 +18,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Delta, StreamItem
 from radixkv.worker.engine.loop import EngineLoop, Origin
+from radixkv.worker.generations.beam_search import generation_type
 from radixkv.worker.generations.generation import Generation, Terms
 from radixkv.worker.generations.reply import ReplyRules
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -97,7 +98,7 @@ class Desk:
     ) -> Generation:
         items: SimpleQueue[StreamItem] = SimpleQueue()
         number = len(self.generations)
-        generation = Generation(
+        generation = generation_type(sampling)(
             str(number),
             prompt=pack_tokens(prompt),
             arrival=number,

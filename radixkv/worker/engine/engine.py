@@ -35,6 +35,7 @@ from radixkv.generation.verification import Verification
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
 from radixkv.worker.engine.runner import Runner
+from radixkv.worker.generations.beam_search import generation_type
 from radixkv.worker.generations.generation import Generation, History, Terms
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.sampling.scoring import PromptScores, ScoreMemory
@@ -301,7 +302,7 @@ class Engine:
             )
         items = EventQueue(MAX_UNREAD_EVENTS, clock=self._clock)
         now_s = self._clock()
-        generation = Generation(
+        generation = generation_type(params.sampling)(
             self._new_id(),
             prompt=tokens,
             arrival=next(self._arrivals),

@@ -7,7 +7,7 @@
 
 With `overlaps`, for a GPU, a round launches its batch and leaves it running. The next round submits its Step and applies
 answers while the device computes, and then waits for the tokens. Work that the Step reports as computed is computed before any
-later work in the device's stream reads it. Preemption and beam search finish the batch first.
+later work in the device's stream reads it. Preemption, and forks that depend on the logits, finish the batch first.
 
 Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
 last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives
@@ -162,24 +162,24 @@ class EngineLoop:
         if not 0 <= branch < len(histories):
             raise InvalidArgumentError("branch", branch, f"between 0 and {len(histories) - 1}")
         if running is None:
-            self.finished.recall(generation_id)
+            self.finished.touch(generation_id)
         return histories[branch]
 
     def stats(self) -> EngineStats:
         """Gauges and counters. O(kept latencies · log)."""
-        counters, scheduler, swap = self._counters, self._scheduler, self._scheduler.preemption
+        counters, scheduler, swapped = self._counters, self._scheduler, self._scheduler.swapped
         return EngineStats(
             num_generations=len(self.generations),
             num_running_branches=scheduler.num_running,
             num_queued_branches=scheduler.num_queued,
             num_pending_branches=scheduler.num_pending,
-            num_parked_branches=len(swap.parked),
+            num_parked_branches=len(swapped.parked),
             num_remembered=len(self.finished),
             num_lines=self._arena.num_lines if self._arena else 0,
             num_moved_lines=self._arena.num_moves if self._arena else 0,
-            num_preemptions=swap.num_preemptions,
-            num_saved_blocks=swap.space.num_saved,
-            num_loaded_blocks=swap.space.num_loaded,
+            num_preemptions=scheduler.num_preemptions,
+            num_saved_blocks=swapped.space.num_saved,
+            num_loaded_blocks=swapped.space.num_loaded,
             **counters.told(),
         )
 
@@ -201,12 +201,12 @@ class EngineLoop:
         notices, self._notices = self._notices, []
         has_news = self._take_answers()  # a notice comes after the answer that it belongs to
         self._scheduler.noticed(notices)
-        if self._batch_step.is_searching or self._scheduler.takes_blocks:
+        if self._batch_step.may_fork or self._scheduler.takes_blocks:
             has_news |= self._finish_batch()
         ops = self._scheduler.plan_step()
         failures = self._scheduler.take_failures()
         self._fail(failures)
-        for move in self._scheduler.preemption.take_saves():
+        for move in self._scheduler.swapped.take_saves():
             self._runner.pool.save(move.block_ids, move.slots)
         if ops:
             self._submit(ops)

@@ -1,7 +1,7 @@
 """The second half of a round: run one batch, choose tokens, emit events.
 
 rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at the end of a prompt
-                          |\\- beams ---> candidates; once all beams of a search have theirs, it advances
+                          |\\- whole ---> generation.take_logits, for a generation that chooses and forks by itself
                            \\ scores ---> log probabilities of the prompt's tokens, emitted before any drawn token
 
         launch                       |  finish
@@ -12,7 +12,7 @@ On a GPU only `finish` waits for the device, so that the host works meanwhile; s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from radixkv.generation.params import SampledToken
 from radixkv.generation.stats import EngineCounters
 from radixkv.generation.stream import FinishReason
 from radixkv.kernels.gpu.upload import upload
-from radixkv.worker.generations.beam_search import Candidate
+from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
-from radixkv.worker.sampling.device_sampler import launch_draws
-from radixkv.worker.sampling.logit_processors import adjust
+from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.sampler import Sampler
 from radixkv.worker.sampling.score_logits import launch_scores
 from radixkv.worker.sampling.scoring import Scores
@@ -37,12 +36,6 @@ from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BatchStep"]
-
-
-class ForwardRunner(Protocol):
-    """The part of a model that a batch uses."""
-
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor: ...
 
 
 class _Draw(NamedTuple):
@@ -63,13 +56,13 @@ class _Scored(NamedTuple):
 
 class _Batch(NamedTuple):
     """Launched at `began_s`, with `num_prefilled` positions of prompts. `branches` get `tokens`, in this order; None: no
-    tokens. `ending` branches get none. `scored` prompts get `scores`, in this order.
+    tokens. `given` are of generations that take logits. `ending` branches get none. `scored` prompts get `scores`.
     """
 
     rows: Sequence[Row]
     branches: Sequence[Branch]
     tokens: Callable[[], list[SampledToken]] | None
-    searching: Sequence[_Draw]
+    given: Sequence[_Draw]
     ending: Sequence[Branch]
     scored: Sequence[_Scored]
     scores: Callable[[], Scores] | None
@@ -92,7 +85,7 @@ class BatchStep:
 
     def __init__(
         self,
-        runner: ForwardRunner,
+        runner: Runner,
         scheduler: Scheduler,
         counters: EngineCounters,
         *,
@@ -115,9 +108,9 @@ class BatchStep:
         return self._batch is not None
 
     @property
-    def is_searching(self) -> bool:
-        """Whether beams are in the running batch."""
-        return self._batch is not None and bool(self._batch.searching)
+    def may_fork(self) -> bool:
+        """Whether a generation takes logits of the running batch, and may fork and finish branches."""
+        return self._batch is not None and bool(self._batch.given)
 
     def launch(self, rows: Sequence[Row]) -> None:
         """Run the rows, and start to choose for every branch whose history they complete."""
@@ -127,7 +120,7 @@ class BatchStep:
         logits = self._runner.forward([_forward_row(row) for row in rows])
         self._counters.num_forwards += 1
         drawing: list[_Draw] = []
-        searching: list[_Draw] = []
+        given: list[_Draw] = []
         ending: list[Branch] = []
         scored: list[_Scored] = []
         num_logits = 0
@@ -142,8 +135,8 @@ class BatchStep:
             num_logits += row.num_logits
             if row.wants_logits:
                 row.branch.is_awaiting_token = True
-                if generation.is_searching and len(row.branch.tokens) >= generation.trunk_length:
-                    searching.append(_Draw(num_logits - 1, row.branch))
+                if generation.takes_logits and len(row.branch.tokens) >= generation.trunk_length:
+                    given.append(_Draw(num_logits - 1, row.branch))
                 elif not generation.sampling.max_tokens:
                     ending += self._drawers(row.branch)
                 else:
@@ -152,7 +145,7 @@ class BatchStep:
         branches = [branch for _, branch in drawing]
         tokens = self._choose(logits, drawing) if drawing else None
         scores = _launch_scores(logits, scored) if scored else None
-        self._batch = _Batch(rows, branches, tokens, searching, ending, scored, scores, logits, began_s, num_prefilled)
+        self._batch = _Batch(rows, branches, tokens, given, ending, scored, scores, logits, began_s, num_prefilled)
 
     def finish(self) -> None:
         """Wait for the choices, and emit their events. A branch that has ended since gets none."""
@@ -166,9 +159,7 @@ class BatchStep:
             self._tell_scores(batch.scored, scores)
         if sampled is not None:
             self._give(batch.branches, sampled)
-        searching = [draw for draw in batch.searching if draw.branch.phase is not Phase.FINISHED]
-        if searching:
-            self._search(_rows_of(batch.logits, searching), [branch for _, branch in searching])
+        self._give_logits(batch.logits, batch.given)
         for branch in batch.ending:
             self._finish(branch, Taken("", FinishReason.LENGTH))
 
@@ -210,7 +201,7 @@ class BatchStep:
         """Start to choose a token for each draw; the returned function waits for them."""
         rows = [branch.generation.sampler_row(branch) for _, branch in draws]
         if logits.device.type != "cpu":
-            return launch_draws(logits, rows, [row for row, _ in draws]).tokens
+            return LaunchedDraws(logits, rows, [row for row, _ in draws]).tokens
         tokens = self._sampler.sample(_rows_of(logits, draws), rows)
         return lambda: tokens
 
@@ -225,7 +216,7 @@ class BatchStep:
             is_forced = len(branch.tokens) < generation.trunk_length
             taken = generation.take(branch, token)
             if not is_forced:
-                self._count(generation, branch.index, now_s)
+                self._count(generation, branch.index, now_s, 1)
             if fault := generation.replies[branch.index].fault:
                 self._fail(
                     generation, InvalidArgumentError("grammar", "a grammar", f"simple enough to follow: {fault}")
@@ -241,14 +232,29 @@ class BatchStep:
         for branch, taken in ended:
             self._finish(branch, taken)
 
-    def _count(self, generation: Generation, index: int, now_s: float) -> None:
+    def _give_logits(self, logits: Tensor, draws: Sequence[_Draw]) -> None:
+        now_s = self._clock()
+        draws_of: dict[Generation, list[_Draw]] = {}
+        for draw in draws:
+            if draw.branch.phase is not Phase.FINISHED:
+                draws_of.setdefault(draw.branch.generation, []).append(draw)
+        for generation, own in draws_of.items():
+            branches = [branch for _, branch in own]
+            num_tokens = generation.take_logits(branches, _rows_of(logits, own), self._scheduler)
+            if num_tokens:
+                self._count(generation, 0, now_s, num_tokens)
+            if generation.is_complete:
+                generation.choose()
+                self._completed(generation)
+
+    def _count(self, generation: Generation, index: int, now_s: float, num_tokens: int) -> None:
         is_first = generation.time_to_first_token_s is None
         since_s = generation.drew_at(index, now_s)
         if is_first:
             self._counters.time_to_first_token.add(now_s - generation.submitted_s)
         if since_s is not None:
             self._counters.inter_token.add(since_s)
-        self._counters.num_generated_tokens += 1
+        self._counters.num_generated_tokens += num_tokens
 
     def _finish(self, branch: Branch, taken: Taken) -> None:
         if branch.phase is Phase.FINISHED:
@@ -259,45 +265,6 @@ class BatchStep:
         if generation.is_complete:
             generation.choose()
             self._completed(generation)
-
-    # -- beams
-
-    def _search(self, logits: Tensor, branches: Sequence[Branch]) -> None:
-        now_s = self._clock()
-        for branch, candidates in zip(branches, self._candidates(logits, branches), strict=True):
-            generation = branch.generation
-            beams = generation.beam_branches(branch.max_length)
-            if not beams.give(branch, candidates):
-                continue
-            num_before = beams.search.num_taken
-            beams.advance(self._scheduler)
-            self._count(generation, 0, now_s)
-            self._counters.num_generated_tokens += beams.search.num_taken - num_before - 1
-            if beams.search.is_done:
-                generation.choose()
-                self._completed(generation)
-
-    def _candidates(self, logits: Tensor, branches: Sequence[Branch]) -> list[list[Candidate]]:
-        """Per row the most likely continuations, as many as its search needs."""
-        searches = [branch.generation.beam_branches(branch.max_length) for branch in branches]
-        beams = [one.search.beams[one.beam_of(branch)] for one, branch in zip(searches, branches, strict=True)]
-        raw = torch.log_softmax(logits, dim=-1)
-        adjusted = adjust(raw, [b.generation.beam_adjustment(beam) for b, beam in zip(branches, beams, strict=True)])
-        width = min(max(one.search.width for one in searches), logits.shape[-1])
-        best = torch.topk(adjusted, width, dim=-1)
-        told = raw.gather(1, best.indices).tolist()
-        num_top = [branch.generation.sampling.logprobs for branch in branches]
-        top = torch.topk(raw, min(max(n or 0 for n in num_top), logits.shape[-1]), dim=-1)
-        tops = [list(zip(*pair, strict=True)) for pair in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
-        return [
-            [
-                Candidate(value, SampledToken(token_id, None if n is None else logprob, tuple(most[: n or 0])))
-                for value, token_id, logprob in zip(values, ids, logprobs, strict=True)
-            ][: one.search.width]
-            for one, n, values, ids, logprobs, most in zip(
-                searches, num_top, best.values.tolist(), best.indices.tolist(), told, tops, strict=True
-            )
-        ]
 
 
 def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:

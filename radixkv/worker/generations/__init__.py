@@ -6,8 +6,7 @@ reply           one branch's reply as it grows
 stop_rules      when a branch ends
 stop_strings    the first stop string of a stream
 pins            prefixes that a request pins
-beam_search     beam search as a search over scores
-beam_driver     the search's beams as forked sequences
+beam_search     a request whose replies a beam search finds
 after_thinking  a grammar for the answer after the thoughts
 encoding        text to token ids within bounds
 text            chat templates, text to ids and back

@@ -41,7 +41,7 @@ class Phase(Enum):
     RUNNING = "running"
     """Holds a sequence with an applied block table."""
     RESTING = "resting"
-    """Holds no blocks and is not scheduled: not started yet, or waiting for its search."""
+    """Holds no blocks and is not scheduled: not started yet, or waiting for its siblings."""
     FINISHED = "finished"
 
 
@@ -178,7 +178,7 @@ class Branch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all of its history has been run and no running batch draws for it: only its search can continue it."""
+        """Whether all of its history has been run and no running batch draws for it: it waits for its siblings."""
         return self.phase is Phase.RUNNING and self.num_computed >= len(self.tokens) and not self.is_awaiting_token
 
     def open(self, seq_id: int, num_tokens: int) -> None:

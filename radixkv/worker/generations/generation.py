@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
 
 from radixkv.core.api import Retention
-from radixkv.core.tokens import num_tokens, pack_tokens, token_array
+from radixkv.core.tokens import num_tokens, token_array
 from radixkv.generation.params import SampledToken, fresh_seed
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
-from radixkv.worker.generations.beam_driver import BeamBranches
-from radixkv.worker.generations.beam_search import Beam, BeamSearch
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.pins import Pinning
 from radixkv.worker.generations.reply import Reply, ReplyRules
 from radixkv.worker.generations.stop_rules import Taken
-from radixkv.worker.sampling.logit_processors import Adjustment
 from radixkv.worker.sampling.sampler import SamplerRow
 from radixkv.worker.sampling.scoring import PromptScores, Scores
 
-__all__ = ["FinishedGenerations", "Generation", "History", "Terms"]
+__all__ = ["BranchScheduler", "FinishedGenerations", "Generation", "History", "Terms"]
 
 
 class SupportsPut(Protocol):
     """Receives the events of a generation."""
 
     def put(self, item: StreamItem, /) -> None: ...
+
+
+class BranchScheduler(Protocol):
+    """The part of a `Scheduler` that a generation uses."""
+
+    def add(self, branch: Branch) -> None: ...
+
+    def fork(self, parent: Branch, position: int, children: Sequence[Branch]) -> None: ...
+
+    def finish(self, branch: Branch) -> None: ...
 
 
 class Terms(NamedTuple):
@@ -51,17 +60,17 @@ class Terms(NamedTuple):
 class Generation:
     """State of a request. Owned by the engine's thread.
 
-    It starts with branch 0 alone. The other branches are forked once the trunk, prompt and forced tokens, is computed. With
-    `best_of` and beams no event is emitted before all have ended; then the best are emitted as branches 0, 1, ...
+    It starts with branch 0 alone. The other branches are forked once the trunk, prompt and forced tokens, is computed. If it is
+    ranked, no event is emitted before all have ended; then the best are emitted as branches 0, 1, ...
 
     Attributes:
+        takes_logits: whether it chooses tokens and forks branches by itself, from the end of the trunk on; see `take_logits`.
         prompt: `num_prompt_tokens` of them, packed.
         trunk_length: tokens that all of its branches start with: the prompt and the forced ones.
         scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
     """
 
     __slots__ = (
-        "_beams",
         "_chosen",
         "_drew_s",
         "_told_of_trunk",
@@ -87,6 +96,8 @@ class Generation:
         "time_to_first_token_s",
         "trunk_length",
     )
+
+    takes_logits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,7 +134,6 @@ class Generation:
         self.num_computed_tokens = 0
         self.time_to_first_token_s: float | None = None
         self._drew_s: dict[int, float] = {}
-        self._beams: BeamBranches | None = None
         self._withheld: dict[int, list[Delta | BranchFinished]] = {}
         self._told_of_trunk: list[SampledToken] = []
         self._chosen: Sequence[bytes] | None = None
@@ -132,23 +142,18 @@ class Generation:
 
     @property
     def num_branches(self) -> int:
-        """Branches at the end of the trunk, branch 0 included; beams are forked later, step by step."""
+        """Branches that it has at a time once all are forked, branch 0 included."""
         return self.sampling.best_of or self.sampling.n
 
     @property
     def num_to_come(self) -> int:
-        """Branches and beams still to be added."""
-        return max(0, max(self.num_branches, self.sampling.num_beams) - len(self.branches))
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether it runs a beam search instead of drawing tokens."""
-        return self.sampling.num_beams > 1
+        """Branches still to be added."""
+        return max(0, self.num_branches - len(self.branches))
 
     @property
     def is_ranked(self) -> bool:
         """Whether only the best branches are emitted, at the end."""
-        return self.is_searching or self.sampling.best_of is not None
+        return self.sampling.best_of is not None
 
     def add_branch(self, max_length: int) -> Branch:
         """Add a branch whose history is the trunk.
@@ -161,16 +166,6 @@ class Generation:
             branch.tokens.extend(self.sampling.forced_token_ids)
         self.branches.append(branch)
         self.replies.append(self.rules.new_reply())
-        return branch
-
-    def put_branch(self, index: int | None, parent: Branch) -> Branch:
-        """A branch with its parent's history, in the place of an ended branch or, with index None, in a new place."""
-        branch = Branch(self, len(self.branches) if index is None else index, parent.tokens[:], parent.max_length)
-        branch.is_reserving = False  # most beams live for a few tokens
-        if index is None:
-            self.branches.append(branch)
-        else:
-            self.branches[index] = branch
         return branch
 
     def find_branch(self, index: int) -> Branch:
@@ -263,24 +258,13 @@ class Generation:
         else:
             self.items.put(event)
 
-    # -- beams
+    def take_logits(self, branches: Sequence[Branch], logits: Tensor, scheduler: BranchScheduler) -> int:
+        """Take the logits [branches, vocabulary] at the end of its branches' histories, if `takes_logits`.
 
-    def beam_branches(self, max_length: int) -> BeamBranches:
-        """The search, created at the end of the trunk."""
-        if self._beams is None:
-            search = BeamSearch(self.sampling, self.rules.new_reply().stops, max_length - self.trunk_length)
-            self._beams = BeamBranches(self, search)
-        return self._beams
-
-    def beam_adjustment(self, beam: Beam) -> Adjustment | None:
-        """Changes to the logits after a beam."""
-        forced = self.sampling.forced_token_ids
-        counts: Counter[int] = Counter()
-        if self.rules.counts_tokens:
-            counts.update(forced)
-            counts.update(sampled.token_id for sampled in beam.sampled)
-        last = [*forced, *(sampled.token_id for sampled in beam.sampled)] if self.rules.num_looked_back else []
-        return self.rules.adjustment(counts, len(forced) + len(beam.sampled), last=last)
+        It appends the tokens and forks and finishes branches itself. Returns the tokens appended, 0 if it waits for the other
+        branches.
+        """
+        raise NotImplementedError
 
     # -- the end
 
@@ -291,34 +275,18 @@ class Generation:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens of all replies, including forced tokens and branches or beams that were not emitted."""
-        if self._beams is not None:
-            return len(self.sampling.forced_token_ids) + self._beams.search.num_taken
+        """Tokens of all replies, including forced tokens and branches that were not emitted."""
         return sum(len(branch.tokens) - self.num_prompt_tokens for branch in self.branches)
 
     def choose(self) -> None:
         """All branches have ended: emit the best of ranked ones, as branches 0, 1, ... Otherwise emit nothing."""
-        if self._beams is not None:
-            self._choose_hypotheses(self._beams.search)
-        elif self.is_ranked:
+        if self.is_ranked:
             best = sorted(self.branches, key=lambda branch: -self.replies[branch.index].score)[: self.sampling.n]
             for index, branch in enumerate(best):
                 for event in self._withheld[branch.index]:
                     self.items.put(replace(event, branch=index))
             self._chosen = [branch.packed_tokens for branch in best]
         self._withheld.clear()
-
-    def _choose_hypotheses(self, search: BeamSearch) -> None:
-        chosen: list[bytes] = []
-        for index, hypothesis in enumerate(search.finished[: self.sampling.n]):
-            generated = [*self.sampling.forced_token_ids, *(sampled.token_id for sampled in hypothesis.sampled)]
-            reply = self.rules.new_reply()
-            for number, sampled in enumerate(hypothesis.sampled, 1):
-                taken = reply.take(sampled, number == len(hypothesis.sampled))
-                self.items.put(self._delta(index, sampled, reply, taken.text, is_first=number == 1))
-            self.items.put(BranchFinished(index, hypothesis.reason, hypothesis.stop, hypothesis.score))
-            chosen.append(self.prompt + pack_tokens(generated))
-        self._chosen = chosen
 
     def complete(self) -> None:
         """Send the last event and the end of the stream."""
@@ -363,9 +331,6 @@ class FinishedGenerations:
         """Branches of a finished generation; empty if not remembered. Does not count as a use: recency is unchanged."""
         return self._histories.get(generation_id, ())
 
-    def recall(self, generation_id: str) -> tuple[History, ...] | None:
-        """Branches of a finished generation, which counts as used now; None if not remembered."""
-        histories = self._histories.get(generation_id)
-        if histories is not None:
-            self._histories.move_to_end(generation_id)
-        return histories
+    def touch(self, generation_id: str) -> None:
+        """Count a remembered generation as used now."""
+        self._histories.move_to_end(generation_id)

@@ -32,6 +32,7 @@ from radixkv.worker.loading.model_store import progress_bars
 from radixkv.worker.loading.packed_linear import RoundedLinear
 
 __all__ = [
+    "INDEX",
     "WeightIndex",
     "empty_model",
     "fill_weights",
@@ -42,7 +43,7 @@ __all__ = [
     "only_moves_rows",
 ]
 
-_INDEX = "gguf.json"
+INDEX = "gguf.json"
 _SLICE_ELEMENTS = 1 << 21
 """Of a slice, 8 MB in fp32; more if 32 rows have more."""
 
@@ -84,12 +85,12 @@ class WeightIndex:
             "architecture": self.architecture,
             "tensors": self.tensors,
         }
-        (folder / _INDEX).write_text(json.dumps(said), encoding="utf-8")
+        (folder / INDEX).write_text(json.dumps(said), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> WeightIndex:
         """Read the index in `folder`."""
-        said = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        said = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         tensors = [
             (name, StoredTensor(tensor, kind, tuple(shape), offset, num_bytes))
             for name, (tensor, kind, shape, offset, num_bytes) in said.pop("tensors")
@@ -123,7 +124,7 @@ class WeightIndex:
 
 def has_index(folder: Path) -> bool:
     """Whether `load_gguf` can load the folder."""
-    return (folder / _INDEX).is_file()
+    return (folder / INDEX).is_file()
 
 
 def empty_model(config: Any, dtype: torch.dtype) -> Any:

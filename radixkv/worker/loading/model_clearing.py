@@ -17,10 +17,10 @@ from pathlib import Path
 
 from radixkv.worker.loading.default_model import SMOLLM2_135M
 from radixkv.worker.loading.gguf_model import gguf_folder_name
+from radixkv.worker.loading.gguf_weights import INDEX
 
 __all__ = ["clear_models"]
 
-_INDEX = "gguf.json"
 UNUSED_S = 7 * 24 * 3600.0
 
 
@@ -42,7 +42,7 @@ def _can_be_taken(folder: Path) -> bool:
     if folder.name == SMOLLM2_135M.folder_name:
         return True
     try:
-        path = folder / json.loads((folder / _INDEX).read_text(encoding="utf-8"))["path"]
+        path = folder / json.loads((folder / INDEX).read_text(encoding="utf-8"))["path"]
         return gguf_folder_name(path) == folder.name
     except (OSError, ValueError, TypeError, KeyError):
         return False
@@ -54,6 +54,6 @@ def _last_use_s(folder: Path) -> float:
     for path in folder.iterdir():
         state = path.stat()
         used_s += (
-            [state.st_mtime] if path.name == _INDEX else [state.st_mtime, state.st_atime]
+            [state.st_mtime] if path.name == INDEX else [state.st_mtime, state.st_atime]
         )  # the index is read here too
     return max(used_s)

@@ -35,6 +35,7 @@ from radixkv.worker.loading.gguf_weights import (
     moves_heads,
     only_moves_rows,
 )
+from radixkv.worker.model.kv_dtype import dtype_name
 from radixkv.worker.model.kv_pool import LayerShape
 from radixkv.worker.model.model_facts import LENGTH_DEPENDENT_ROPE, max_model_len_of
 
@@ -143,7 +144,7 @@ def keep_known(
 
 
 def _path(folder: Path, dtype: torch.dtype, quantization: str) -> Path:
-    return folder / f"known-{str(dtype).removeprefix('torch.')}-{quantization}.json"
+    return folder / f"known-{dtype_name(dtype)}-{quantization}.json"
 
 
 def _finder() -> str:

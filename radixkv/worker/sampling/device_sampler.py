@@ -22,7 +22,7 @@ from radixkv.kernels.gpu.upload import upload
 from radixkv.worker.sampling.logit_processors import adjust
 from radixkv.worker.sampling.sampler import NUM_CANDIDATES, Sampler, SamplerRow, inverse_cdf, is_filtered, uniform
 
-__all__ = ["LaunchedDraws", "launch_draws"]
+__all__ = ["LaunchedDraws"]
 
 
 class _Parameters(NamedTuple):
@@ -45,10 +45,15 @@ class _Parameters(NamedTuple):
 
 
 class LaunchedDraws:
-    """Tokens that a device is choosing. The logits must not change until they are read."""
+    """Tokens that a device is choosing, one per row: the same as `Sampler.sample` on `logits[sources]`.
+
+    Args:
+        logits: float32 [any, vocab], which must not change until the tokens are read.
+        rows: at least one.
+        sources: [len(rows)] the row of the logits that each draws from.
+    """
 
     def __init__(self, logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> None:
-        """As `launch_draws`."""
         self._rows = rows
         self._sources = sources
         self._logits = logits
@@ -165,17 +170,6 @@ class LaunchedDraws:
         *indices, top_k = views[: len(integers)]
         uniforms, temperatures, top_p, min_p = (view.view(torch.float64) for view in views[len(integers) :])
         return _Parameters._make((*indices, uniforms, temperatures, top_k, top_p, min_p))
-
-
-def launch_draws(logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> LaunchedDraws:
-    """Start to choose one token per row, the same as `Sampler.sample` on `logits[sources]`.
-
-    Args:
-        logits: float32 [any, vocab], which must not change until the tokens are read.
-        rows: at least one.
-        sources: [len(rows)] the row of the logits that each draws from.
-    """
-    return LaunchedDraws(logits, rows, sources)
 
 
 def _take(rows: Tensor, indices: Tensor) -> Tensor:

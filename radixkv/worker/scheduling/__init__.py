@@ -8,8 +8,7 @@ quota_wait       namespaces at their quota
 running          branches that hold sequences
 batch            positions of the next forward
 length_estimate  expected output length
-preempt          preempts running branches: decides and acts
-preemption       the victim, and its KV afterwards
+preemption       preempts running branches: decides, picks the victim, acts
 swap             preempted KV in host memory
 arena, spans     histories in contiguous spans
 limits           bounds of scheduling

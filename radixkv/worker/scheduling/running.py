@@ -10,8 +10,7 @@ from typing import NamedTuple
 from radixkv.core.api import ExtendOp, ForkOp, InsertOp, PinOp, ReleaseOp, StepOp
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.worker.generations.branch import Branch, Phase
-from radixkv.worker.scheduling.preemption import Cut
-from radixkv.worker.scheduling.swap import Parked
+from radixkv.worker.scheduling.swap import Cut, Parked
 
 __all__ = ["RunningSet", "Sent"]
 

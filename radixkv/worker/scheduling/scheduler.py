@@ -16,7 +16,7 @@ Rules:
 - Single flight: an acquire whose next tokens another branch computes waits for them, and lends that branch its priority.
 - Blocks are requested one block ahead, so that a decode rarely reaches the end of its table before the answer.
 - A branch refused by the quota of its namespace waits for that namespace alone: see `quota_wait`.
-- For a branch that cannot run its next position for lack of blocks, the owner that holds most loses a branch: see `preempt`.
+- For a branch that cannot run its next position for lack of blocks, the owner that holds most loses a branch: see `preemption`.
   No branch of that owner is then admitted until a branch has finished, so that the rest can end.
 - Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share the rest, owners in turn, and end at absolute
   multiples of the chunk size, whatever was cached. So between two tokens of a branch lies at most one batch of that size, if no
@@ -65,11 +65,10 @@ from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
-from radixkv.worker.scheduling.preempt import Preemptor
-from radixkv.worker.scheduling.preemption import Preemption
+from radixkv.worker.scheduling.preemption import Preemptor
 from radixkv.worker.scheduling.running import RunningSet, Sent
 from radixkv.worker.scheduling.spans import LineAcquireOp
-from radixkv.worker.scheduling.swap import BlockMove
+from radixkv.worker.scheduling.swap import BlockMove, SwappedBranches
 
 __all__ = ["Applied", "Scheduler"]
 
@@ -97,17 +96,17 @@ class Scheduler:
     def __init__(
         self,
         block_size: int,
-        limits: SchedulerLimits | None = None,
+        limits: SchedulerLimits,
         *,
         clock: Callable[[], float] = time.monotonic,
         growth: OutputLengthEstimator | None = None,
         has_lines: bool = False,
     ) -> None:
         """`has_lines`: whether acquires that never fork are offered to an `Arena`."""
-        self.limits = limits or SchedulerLimits()
+        self.limits = limits
         num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
         self._running_set = RunningSet(block_size)
-        self.preemption = Preemption(block_size, num_host_blocks, self._running_set.new_seq_id)
+        self.swapped = SwappedBranches(block_size, num_host_blocks, self._running_set.new_seq_id)
         self.new_seq_id = self._running_set.new_seq_id
         self._clock = clock
         self._has_lines = has_lines
@@ -120,7 +119,7 @@ class Scheduler:
         self._newly_opened: list[Branch] = []
         self._last_ran: dict[str, int] = {}  # turn of each owner's last prefill chunk, the latest last
         self._turns = itertools.count()
-        self._preemptor = Preemptor(self._running_set, self._admission, self.preemption, block_size)
+        self._preemptor = Preemptor(self._running_set, self._admission, self.swapped, block_size)
 
     # -- input of the engine
 
@@ -148,16 +147,16 @@ class Scheduler:
 
     def lose(self, seq_ids: Collection[int]) -> None:
         """These sequences are lost: queue their branches again."""
-        self.preemption.lose(seq_ids)
+        self.swapped.lose(seq_ids)
         for branch in self._running_set:
             if branch.seq_id in seq_ids:
                 self._preemptor.requeue(branch)
 
     def lose_all(self) -> None:
         """The lease and every sequence are lost: queue all running branches again, drop unanswered Steps."""
-        for branch in list(self.preemption.parked):
-            self.preemption.unpark(branch)
-        self.preemption.take_saves()
+        for branch in list(self.swapped.parked):
+            self.swapped.unpark(branch)
+        self.swapped.take_saves()
         for branch in self._running_set:
             branch.close(Phase.QUEUED)
             self.add(branch)
@@ -183,6 +182,11 @@ class Scheduler:
         return len(self._admission.pending)
 
     @property
+    def num_preemptions(self) -> int:
+        """Running branches preempted so far."""
+        return self._preemptor.num_preemptions
+
+    @property
     def takes_blocks(self) -> bool:
         """Whether the next Step may preempt a running branch."""
         return self._preemptor.is_wanted(self._clock())
@@ -190,7 +194,7 @@ class Scheduler:
     def plan_step(self) -> list[StepOp]:
         """Ops of the next Step, in the order that the cache must apply them; empty if there are none.
 
-        Carry out the saves of `preemption` before sending them.
+        Carry out the saves of `swapped` before sending them.
         """
         now_s = self._clock()
         self._preemptor.give_way(is_answered=not self._sent)
@@ -302,7 +306,7 @@ class Scheduler:
         shares, retention = terms.shares_prefix, terms.retention
         given = (tokens, reserve, generation.namespace, branch.seq_id, shares, shares, retention)
         is_plain = shares and not retention and not generation.pinning.has_due  # pinned prefixes are in blocks
-        if not self._has_lines or not is_plain or generation.num_branches > 1 or generation.is_searching:
+        if not self._has_lines or not is_plain or generation.num_branches > 1:
             return AcquireOp(*given)
         return LineAcquireOp(*given, branch.max_room, branch.num_matched if branch.was_matched else None)
 
@@ -310,14 +314,14 @@ class Scheduler:
 
     def _opened(self, entry: Sent, answers: Sequence[AcquireResult]) -> None:
         if entry.parked is not None:
-            self.preemption.cut(entry.parked, answers[0])
+            self.swapped.cut(entry.parked, answers[0])
         for branch, answer in zip(entry.branches, answers, strict=False):
             if branch.seq_id != answer.seq_id:
                 continue  # cancelled meanwhile; its release is queued
             branch.opened(answer)
             self._admission.tenants.admitted(branch.owner)
             self._newly_opened.append(branch)
-            load = self.preemption.bring_back(branch)
+            load = self.swapped.bring_back(branch)
             if load is not None:
                 self._loads.append(load)
             self._preemptor.unpark(branch)
@@ -378,7 +382,7 @@ class Scheduler:
         if isinstance(error, QuotaError):
             was_alone, parked = entry.was_only_tenant, self._preemptor.parked_of(branch.owner)
         else:
-            was_alone, parked = entry.was_alone, list(self.preemption.parked)
+            was_alone, parked = entry.was_alone, list(self.swapped.parked)
         if not isinstance(error, (OutOfBlocksError, QuotaError)):
             self._preemptor.failures.append((branch, error))
         elif not was_alone:

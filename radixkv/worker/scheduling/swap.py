@@ -12,11 +12,14 @@ those still cached.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["BlockMove", "Parked", "SwapSpace"]
+from radixkv.core.api import AcquireResult
+from radixkv.worker.generations.branch import Branch
+
+__all__ = ["BlockMove", "Cut", "Parked", "SwapSpace", "SwappedBranches"]
 
 
 class BlockMove(NamedTuple):
@@ -45,6 +48,17 @@ class Parked:
     block_table: array[int] = field(default_factory=lambda: array("i"))
 
 
+class Cut(NamedTuple):
+    """A sequence to cut short: fork a child at `position` as the sequence of `parked`, then release it.
+
+    `position` 0: nothing is kept, so nothing is forked.
+    """
+
+    seq_id: int
+    position: int
+    parked: Parked
+
+
 class SwapSpace:
     """The free host slots, one block each. O(1) per slot."""
 
@@ -70,3 +84,97 @@ class SwapSpace:
     def give_back(self, slots: Sequence[int]) -> None:
         """Free slots."""
         self._free.extend(slots)
+
+
+class SwappedBranches:
+    """Branches preempted by swap and not yet back, and their saved blocks.
+
+    Args:
+        block_size: token slots per block.
+        num_host_blocks: host slots for saved blocks; 0 for preemption by recompute.
+        new_seq_id: source of sequence ids.
+    """
+
+    def __init__(self, block_size: int, num_host_blocks: int, new_seq_id: Callable[[], int]) -> None:
+        self.space = SwapSpace(num_host_blocks)
+        self.parked: dict[Branch, Parked] = {}
+        self._saves: list[BlockMove] = []
+        self._block_size = block_size
+        self._new_seq_id = new_seq_id
+
+    def park(self, branch: Branch, num_blocks: int) -> Cut | None:
+        """Save `num_blocks` from the end of a running branch's table; None: the branch must be recomputed."""
+        if not self.space.num_blocks or not branch.num_computed:
+            return None
+        num_filled = -(-branch.num_computed // self._block_size)
+        num_kept = min(num_filled, max(0, len(branch.block_table) - num_blocks))
+        if num_filled - num_kept > self.space.num_free:
+            return None
+        parked = Parked(self._new_seq_id() if num_kept else 0, branch.num_computed, num_kept, [])
+        parked.slots = self._save(branch.block_table[num_kept:num_filled])
+        self.parked[branch] = parked
+        return Cut(branch.seq_id, min(num_kept * self._block_size, branch.num_computed), parked)
+
+    def park_more(self, num_blocks: int, branches: Iterable[Branch]) -> Cut | None:
+        """Save more blocks from the end of a parked branch, the latest arrived first; None if none has blocks left."""
+        for branch in sorted(branches, key=lambda branch: branch.order, reverse=True):
+            parked = self.parked[branch]
+            num_held = len(parked.block_table)
+            num_kept = max(0, num_held - num_blocks)
+            if num_held and num_held - num_kept <= self.space.num_free:
+                cut = Cut(parked.seq_id, num_kept * self._block_size, parked)
+                parked.slots[:0] = self._save(parked.block_table[num_kept:])
+                parked.seq_id = self._new_seq_id() if num_kept else 0
+                parked.first_block = num_kept
+                del parked.block_table[:]
+                return cut
+        return None
+
+    def _save(self, block_ids: Iterable[int]) -> list[int]:
+        ids = list(block_ids)
+        slots = self.space.take(len(ids))
+        if ids:
+            self._saves.append(BlockMove(ids, slots))
+        return slots
+
+    def take_saves(self) -> list[BlockMove]:
+        """Blocks to save before the next Step is sent; each is returned once."""
+        saves, self._saves = self._saves, []
+        return saves
+
+    @staticmethod
+    def cut(parked: Parked, answer: AcquireResult) -> None:
+        """Apply the answer to the fork that holds the kept part."""
+        if parked.seq_id == answer.seq_id:
+            parked.block_table = answer.block_table
+
+    def lose(self, seq_ids: Collection[int]) -> None:
+        """These sequences are lost; saved blocks stay."""
+        for parked in self.parked.values():
+            if parked.seq_id in seq_ids:
+                parked.seq_id = 0
+                del parked.block_table[:]
+
+    def unpark(self, branch: Branch) -> int:
+        """Drop a branch's parked blocks. Returns the sequence to release, 0 for none."""
+        parked = self.parked.pop(branch, None)
+        if parked is None:
+            return 0
+        self.space.give_back(parked.slots)
+        return parked.seq_id
+
+    def bring_back(self, branch: Branch) -> BlockMove | None:
+        """Blocks to load into the table of a branch that has a sequence again. Their positions then count as computed.
+
+        None if there are none, or if the cached part does not end at one of the saved blocks: the rest is recomputed.
+        """
+        parked = self.parked.get(branch)
+        if parked is None or not parked.slots or branch.num_stored >= parked.num_computed:
+            return None
+        first, partial = divmod(branch.num_stored, self._block_size)
+        if partial or first < parked.first_block:
+            return None
+        end = parked.first_block + len(parked.slots)
+        branch.num_computed = parked.num_computed
+        self.space.num_loaded += end - first
+        return BlockMove(branch.block_table[first:end], parked.slots[first - parked.first_block :])

@@ -14,7 +14,7 @@ from waits import Waits
 
 from radixkv.generation.params import SamplingParams
 from radixkv.worker.sampling import sampler
-from radixkv.worker.sampling.device_sampler import launch_draws
+from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.logit_processors import Addend, Adjustment, Repetition
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
@@ -72,14 +72,14 @@ def test_draws_are_those_of_the_sampler(rows: list[SamplerRow], num_entries: int
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(rows) + 1, num_entries, generator=generator) * spread
     sources = torch.randint(len(logits), (len(rows),), generator=generator).tolist()
-    assert launch_draws(logits, rows, sources).tokens() == Sampler().sample(logits[sources], rows)
+    assert LaunchedDraws(logits, rows, sources).tokens() == Sampler().sample(logits[sources], rows)
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_rows_in_the_order_of_the_logits_are_drawn_from_as_they_lie(count: int) -> None:
     logits = torch.randn(count, 300, generator=torch.Generator().manual_seed(count))
     rows = [plain(top_p=0.9, logprobs=3)._replace(position=index) for index in range(count)]
-    assert launch_draws(logits, rows, range(count)).tokens() == Sampler().sample(logits, rows)
+    assert LaunchedDraws(logits, rows, range(count)).tokens() == Sampler().sample(logits, rows)
 
 
 def test_nothing_waits_for_the_device_before_the_answer_is_read() -> None:
@@ -92,7 +92,7 @@ def test_nothing_waits_for_the_device_before_the_answer_is_read() -> None:
         *(plain(top_p=0.5)._replace(adjustment=adjustment) for adjustment in ADJUSTMENTS[1:]),
     ]
     with Waits() as waits:
-        draws = launch_draws(logits, rows, [5, 0, 1, 2, 3, 3, 4])
+        draws = LaunchedDraws(logits, rows, [5, 0, 1, 2, 3, 3, 4])
     assert waits.found == set()
     with Waits() as waits:
         Sampler().sample(logits, rows)

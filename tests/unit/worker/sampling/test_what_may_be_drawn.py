@@ -13,7 +13,7 @@ from radixkv import InvalidArgumentError, pack_tokens
 from radixkv.generation.params import SampledToken, SamplingParams
 from radixkv.worker.generations.reply import Reply, ReplyRules
 from radixkv.worker.sampling.bad_words import BadWords, spellings
-from radixkv.worker.sampling.device_sampler import launch_draws
+from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
 VOCAB_SIZE = 24
@@ -38,7 +38,7 @@ def reply_with(token_ids: list[int], words: list[list[int]] = [], **params: Any)
 def drawn(logits: Tensor, reply: Reply, sampling: SamplingParams, num_draws: int = 1) -> list[int]:
     rows = [SamplerRow(sampling, 11, 0, position, reply.adjustment()) for position in range(num_draws)]
     tokens = Sampler().sample(logits.expand(num_draws, -1).contiguous(), rows)
-    assert launch_draws(logits, rows, [0] * num_draws).tokens() == tokens, "a device draws the same"
+    assert LaunchedDraws(logits, rows, [0] * num_draws).tokens() == tokens, "a device draws the same"
     return [token.token_id for token in tokens]
 
 

@@ -100,7 +100,7 @@ def test_a_higher_priority_takes_no_blocks_of_another_namespace() -> None:
         bench.round()
         assert high not in bench.finished
     rounds_until(bench, high, (Phase.FINISHED,))
-    assert bench.scheduler.preemption.num_preemptions == 0
+    assert bench.scheduler.num_preemptions == 0
 
 
 @pytest.mark.parametrize("limits", [{}, {"preemption": "swap", "swap_blocks": 32}], ids=["recompute", "swap"])
@@ -113,7 +113,7 @@ def test_where_blocks_are_short_the_namespace_that_holds_most_gives_way(limits: 
         bench.round()
         assert other.phase in (Phase.QUEUED, *HAS_BEGUN)
         assert other.phase is not Phase.QUEUED or not other.num_computed
-    assert bench.scheduler.preemption.num_preemptions > 0
+    assert bench.scheduler.num_preemptions > 0
     while len(bench.finished) < 5:
         bench.round()
 
@@ -139,7 +139,7 @@ def test_who_is_refused_gets_blocks_of_the_namespace_that_holds_most_until_both_
     for _ in range(5):
         bench.say()
     assert small[0].phase is Phase.RUNNING
-    assert bench.scheduler.preemption.num_preemptions == 1
+    assert bench.scheduler.num_preemptions == 1
     add(bench, *small[1:])
     for _ in range(20):
         bench.say()
@@ -165,7 +165,7 @@ def test_one_that_has_an_equal_part_gets_more_of_another_s_blocks_only_once_it_i
     for _ in range(5):
         bench.say()
     assert long.phase is Phase.QUEUED
-    assert bench.scheduler.preemption.num_preemptions == 0
+    assert bench.scheduler.num_preemptions == 0
 
 
 def test_one_large_request_is_not_made_to_give_way_time_and_again() -> None:
@@ -176,7 +176,7 @@ def test_one_large_request_is_not_made_to_give_way_time_and_again() -> None:
     add(bench, *(make_branch(1 + number, [9 + number] * 12, 4, due_s=0.0, namespace="b") for number in range(9)))
     bench.now_s = 1.0
     rounds_until(bench, large, (Phase.FINISHED,))
-    assert bench.scheduler.preemption.num_preemptions == 0
+    assert bench.scheduler.num_preemptions == 0
 
 
 def test_requests_that_never_fit_beside_what_their_own_namespace_runs_hold_nobody_up() -> None:

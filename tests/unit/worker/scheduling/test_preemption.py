@@ -10,8 +10,9 @@ from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 from radixkv.core.api import AcquireOp, Retention
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
-from radixkv.worker.scheduling.preemption import Preemption
+from radixkv.worker.scheduling.preemption import least_wanted
 from radixkv.worker.scheduling.queue import PendingPrefixes
+from radixkv.worker.scheduling.swap import SwappedBranches
 
 
 def test_the_one_with_the_least_to_lose_is_preempted_and_all_finish() -> None:
@@ -29,7 +30,7 @@ def test_the_one_with_the_least_to_lose_is_preempted_and_all_finish() -> None:
         if len(bench.finished) == 3:
             break
     assert len(bench.finished) == 3
-    assert bench.scheduler.preemption.num_preemptions > 0
+    assert bench.scheduler.num_preemptions > 0
     bench.say()
     bench.cache.check()
     assert bench.cache.stats().num_sequences == 0
@@ -45,7 +46,7 @@ def test_a_history_is_worth_what_was_said_of_it_though_its_branch_was_preempted(
     while len(bench.finished) < 3:
         bench.round()
     bench.say()
-    assert bench.scheduler.preemption.num_preemptions > 0
+    assert bench.scheduler.num_preemptions > 0
     assert {(node.position < 8, node.priority) for node in bench.cache.dump()} == {(True, 90), (False, 5)}
 
 
@@ -53,7 +54,7 @@ def test_after_a_preemption_nobody_is_admitted_until_a_branch_has_finished() -> 
     bench = Bench(6, growth=no_growth())
     for number in range(3):
         bench.scheduler.add(make_branch(number, [number + 1] * 4, 20))
-    while not bench.scheduler.preemption.num_preemptions:
+    while not bench.scheduler.num_preemptions:
         bench.round()
     while not bench.finished:
         assert AcquireOp not in op_kinds(bench.say())
@@ -67,7 +68,7 @@ def test_with_what_it_may_need_reserved_nobody_is_preempted() -> None:
     for _ in range(200):
         bench.round()
     assert len(bench.finished) == 6
-    assert bench.scheduler.preemption.num_preemptions == 0
+    assert bench.scheduler.num_preemptions == 0
 
 
 def test_a_higher_priority_takes_the_blocks_of_a_lower_one() -> None:
@@ -81,7 +82,7 @@ def test_a_higher_priority_takes_the_blocks_of_a_lower_one() -> None:
         assert low not in bench.finished
     while low not in bench.finished:
         bench.round()
-    assert bench.scheduler.preemption.num_preemptions == 1
+    assert bench.scheduler.num_preemptions == 1
 
 
 def test_by_swap_no_more_blocks_are_saved_than_are_needed_and_no_position_is_computed_twice() -> None:
@@ -95,9 +96,9 @@ def test_by_swap_no_more_blocks_are_saved_than_are_needed_and_no_position_is_com
         if len(bench.finished) == 3:
             break
     assert len(bench.finished) == 3
-    assert bench.scheduler.preemption.num_preemptions > 0
+    assert bench.scheduler.num_preemptions > 0
     assert num_computed == 3 * 23
-    space = bench.scheduler.preemption.space
+    space = bench.scheduler.swapped.space
     assert 0 < space.num_saved <= 8
     assert space.num_free == 8
     bench.say()
@@ -112,7 +113,7 @@ def test_where_the_host_slots_are_full_a_branch_is_computed_again() -> None:
     for _ in range(400):
         bench.round()
     assert len(bench.finished) == 4
-    assert bench.scheduler.preemption.space.num_free == 1
+    assert bench.scheduler.swapped.space.num_free == 1
     bench.say()
     bench.cache.check()
     assert bench.cache.stats().num_sequences == 0
@@ -141,7 +142,7 @@ UNWANTED: list[tuple[str, Branch, Branch]] = [
 @pytest.mark.parametrize(("rule", "unwanted", "wanted"), UNWANTED, ids=[rule for rule, _, _ in UNWANTED])
 def test_the_least_wanted_is_told_by_each_rule_in_turn(rule: str, unwanted: Branch, wanted: Branch) -> None:
     for branches in ([unwanted, wanted], [wanted, unwanted]):
-        assert Preemption.choose(branches, PendingPrefixes(), 10.0) is unwanted, rule
+        assert least_wanted(branches, PendingPrefixes(), 10.0) is unwanted, rule
 
 
 def test_whoever_others_wait_for_is_wanted_as_they_are() -> None:
@@ -149,7 +150,7 @@ def test_whoever_others_wait_for_is_wanted_as_they_are() -> None:
     for fields in ({"priority": 1}, {"due_s": 5.0}):
         pending = PendingPrefixes()
         pending.add(make_branch(2, [1] * 30, 8, **fields), second.seq_id, 8)  # type: ignore[arg-type]
-        assert Preemption.choose([first, second], pending, 10.0) is first
+        assert least_wanted([first, second], pending, 10.0) is first
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
@@ -170,25 +171,24 @@ def test_of_equals_the_latest_come_gives_way_and_the_first_never_does(preemption
 
 
 def test_what_is_parked_is_given_up_from_the_latest_come_and_from_its_end() -> None:
-    preemption = Preemption(4, 8, iter(range(100, 200)).__next__)
+    swapped = SwappedBranches(4, 8, iter(range(100, 200)).__next__)
     branches = [running(number, 12) for number in range(3)]
     for number, branch in enumerate(branches):
         branch.block_table.extend(range(10 * number, 10 * number + 3))
-        cut = preemption.park(branch, 1)
+        cut = swapped.park(branch, 1)
         assert cut is not None
         assert (cut.seq_id, cut.position) == (branch.seq_id, 8)
-        preemption.parked[branch].block_table.extend(branch.block_table[:2])
-    assert preemption.take_saves() == [([number * 10 + 2], [slot]) for number, slot in ((0, 0), (1, 1), (2, 2))]
-    assert preemption.space.num_free == 5
-    cut = preemption.park_more(1, [branches[0], branches[2], branches[1]])
+        swapped.parked[branch].block_table.extend(branch.block_table[:2])
+    assert swapped.take_saves() == [([number * 10 + 2], [slot]) for number, slot in ((0, 0), (1, 1), (2, 2))]
+    assert swapped.space.num_free == 5
+    cut = swapped.park_more(1, [branches[0], branches[2], branches[1]])
     assert cut is not None
-    assert (cut.parked, cut.position) == (preemption.parked[branches[2]], 4)
-    assert [move.block_ids for move in preemption.take_saves()] == [[21]]
-    assert preemption.take_saves() == []
-    assert preemption.park_more(9, branches[:1]) == (102 - 2, 0, preemption.parked[branches[0]])
-    assert preemption.parked[branches[0]].seq_id == 0, "nothing of it stays"
-    assert preemption.num_preemptions == 3
+    assert (cut.parked, cut.position) == (swapped.parked[branches[2]], 4)
+    assert [move.block_ids for move in swapped.take_saves()] == [[21]]
+    assert swapped.take_saves() == []
+    assert swapped.park_more(9, branches[:1]) == (102 - 2, 0, swapped.parked[branches[0]])
+    assert swapped.parked[branches[0]].seq_id == 0, "nothing of it stays"
     for branch in branches:
-        preemption.unpark(branch)
-    assert preemption.space.num_free == 8
-    assert preemption.unpark(branches[0]) == 0, "once"
+        swapped.unpark(branch)
+    assert swapped.space.num_free == 8
+    assert swapped.unpark(branches[0]) == 0, "once"

@@ -51,7 +51,7 @@ def test_no_more_room_is_asked_than_a_history_can_need() -> None:
     while bench.round():
         pass
     assert bench.finished == [branch]
-    assert bench.scheduler.preemption.num_preemptions == 0
+    assert bench.scheduler.num_preemptions == 0
 
 
 def test_decodes_are_in_every_batch_and_prefill_fills_what_is_left() -> None:

@@ -108,13 +108,13 @@ def test_who_cannot_go_on_makes_its_own_namespace_give_way_and_no_neighbour(limi
         bench.round()
         assert all(other.phase in (Phase.RUNNING, Phase.FINISHED) for other in others)
     finish_all(bench, 5)
-    assert bench.scheduler.preemption.num_preemptions > 0
+    assert bench.scheduler.num_preemptions > 0
 
 
 def test_after_giving_way_its_namespace_admits_nobody_until_one_has_finished_and_others_do() -> None:
     bench = bench_with_quota(6, num_blocks=24, growth=no_growth())
     add(bench, *(make_branch(number, [number + 1] * 4, 16, namespace=TENANT) for number in range(3)))
-    while not bench.scheduler.preemption.num_preemptions:
+    while not bench.scheduler.num_preemptions:
         bench.round()
     other = make_branch(9, [9] * 4, 2)
     add(bench, other)
