@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.events.subscriptions import SubscriberGate
-from radixkv.service.reading import PrefixCacheServicer
 from radixkv.wire.errors import status_of
 
 from .clears import unheard
@@ -126,7 +125,7 @@ class _StreamCall:
         self._end = end
         self._answers: list[Any] = []
         self._follows = call.method == "Events" and call.request.follow
-        self._messages = getattr(PrefixCacheServicer, call.method).__wrapped__(service.servicer, call.request)
+        self._messages = getattr(service.servicer, call.method)(call.request, None)
         self._step = self._messages.__anext__()
         self._is_over = False
         end.on_end = self._left
