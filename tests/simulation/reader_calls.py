@@ -63,17 +63,6 @@ def _park() -> Generator[object, None, None]:
     yield _PARKED
 
 
-class _RefusedError(Exception):
-    """A call ended with a status."""
-
-
-class _Context:
-    """As much of gRPC's context as a refused call needs."""
-
-    async def abort(self, status: Any, message: str, _metadata: Any) -> None:
-        raise _RefusedError(f"{status.name}: {message}")
-
-
 def serve(service: SimulatedService, call: ReaderCall, end: End) -> None:
     """Answer a call."""
     service.awake("call")
@@ -82,15 +71,15 @@ def serve(service: SimulatedService, call: ReaderCall, end: End) -> None:
         return
     if call.method == "Clear":
         before = {name: unheard(pool) for name, pool in service.table().items()}
-    serving = getattr(service.servicer, call.method)(call.request, _Context())
+    serving = getattr(service.servicer, call.method)(call.request, None)
     try:
         serving.send(None)
     except StopIteration as done:
         if call.method == "Clear":
             _note_clears(service, call.request.namespace, before)
         _answer(service, call, end, done.value)
-    except _RefusedError as refused:
-        _answer(service, call, end, str(refused))
+    except RadixKVError as error:
+        _answer(service, call, end, _refusal(error))
     else:
         raise ViolationError(f"{call.method} waits for something")
 
@@ -111,6 +100,10 @@ def _answer(service: SimulatedService, call: ReaderCall, end: End, answer: Any) 
     service.has_acted = True
     end.send(answer)
     end.finish(UnavailableError("the call is over"))
+
+
+def _refusal(error: RadixKVError) -> str:
+    return f"{status_of(error).name}: {error}"
 
 
 class _StreamCall:
@@ -144,7 +137,7 @@ class _StreamCall:
                 self._over(self._answers)
                 return
             except RadixKVError as error:
-                self._over(f"{status_of(error).name}: {error}")
+                self._over(_refusal(error))
                 return
             else:
                 if turn is _PARKED:

@@ -217,7 +217,7 @@ class _Call:
         """Serve the request. The caller has to read each answer in time."""
         behave = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         answers = behave(request, self.context)
-        if inspect.isasyncgen(answers):
+        if not inspect.isawaitable(answers):
             return await write_all(self.context, answers, self._unread_s)
         answer = await answers
         late = self._loop.call_later(self._unread_s, self._task.cancel)
