@@ -26,11 +26,11 @@ from radixkv.cli.commands import (
     worker,
 )
 from radixkv.core.errors import RadixKVError
+from radixkv.net.signals import EXIT_INTERRUPTED
 
 __all__ = ["main"]
 
 EXIT_ERROR = 1
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 COMMANDS = (

@@ -27,7 +27,6 @@ from radixkv.gateway.api.openai import chat, completions
 from radixkv.gateway.api.responses import item_list_routes
 from radixkv.gateway.api.responses import routes as responses
 from radixkv.gateway.backend.backend import Backend
-from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.backend.lately import Lately
 from radixkv.gateway.config import GatewayConfig
@@ -51,6 +50,7 @@ from radixkv.gateway.turns import models
 from radixkv.gateway.turns.openapi import ERRORS
 from radixkv.generation.request import Generator
 from radixkv.net.limits import Limiter
+from radixkv.util.calls import Calls
 from radixkv.util.fair_semaphore import FairSemaphore
 
 __all__ = ["create_app"]

@@ -11,8 +11,9 @@ rights     which role may call which method in which namespaces
 limits     requests and tokens per minute, concurrent requests
 shares     places that callers share
 metrics    Prometheus: pools, and the listener
-signals    orderly end on SIGINT or SIGTERM
+signals    end on SIGINT or SIGTERM
 streaming  server streams to slow readers
+loop_thread  an event loop on a thread of its own, for servers
 calls/     interceptors of every gRPC call
 """
 

@@ -1,24 +1,51 @@
-"""Ending by a signal: the first SIGINT or SIGTERM requests an orderly end, the second one ends the process at once."""
+"""Ending by a signal: the first SIGINT or SIGTERM requests an orderly end, the second one ends the process at once.
+
+A server that does not serve yet has nothing to end in order: `exit_at_interrupt` lets the first SIGINT end it at once.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["STOP_SIGNALS", "StopSignals", "let_the_next_kill"]
+__all__ = ["EXIT_INTERRUPTED", "STOP_SIGNALS", "StopSignals", "exit_at_interrupt", "let_the_next_kill"]
 
+EXIT_INTERRUPTED = 130
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 def let_the_next_kill() -> None:
     """Restore the default handlers, so that the next stop signal ends the process silently. On the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def exit_at_interrupt() -> Iterator[None]:
+    """Have SIGINT end the process at once and silently, with status 130, in the body, until another handler is set there.
+
+    On the main thread. Python's own handler raises KeyboardInterrupt wherever that thread is. Inside `threading` that leaves
+    locks in disorder: the process then ends by another error, or waits forever.
+    """
+    before = signal.signal(signal.SIGINT, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    if sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a progress bar has hidden it
+    os._exit(EXIT_INTERRUPTED)
 
 
 class StopSignals:

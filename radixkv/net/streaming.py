@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -24,16 +23,29 @@ async def write_all(context: Any, answers: AsyncGenerator[Any, None], unread_s: 
     Raises:
         LimitError: the caller did not read. `answers` is closed.
     """
-    async with contextlib.aclosing(answers):
+    loop, call = asyncio.get_running_loop(), asyncio.current_task()
+    assert call is not None, "a handler runs in a task"
+    cut: list[asyncio.Task[None]] = []
+
+    async def end() -> None:
+        await answers.aclose()
+        await asyncio.sleep(LONGEST_UNTOLD_S)
+        call.cancel()
+
+    def cut_off() -> None:
+        cut.append(loop.create_task(end()))
+
+    try:
         async for answer in answers:
-            writing = asyncio.ensure_future(context.write(answer))
+            late = loop.call_later(unread_s, cut_off)
             try:
-                if (await asyncio.wait((writing,), timeout=unread_s))[0]:
-                    writing.result()
-                    continue
-                await answers.aclose()
-                if not (await asyncio.wait((writing,), timeout=LONGEST_UNTOLD_S))[0]:
-                    raise asyncio.CancelledError
-                raise LimitError(f"this caller has read nothing for {unread_s:g} s; read answers as they come")
+                await context.write(answer)
             finally:
-                writing.cancel()
+                late.cancel()
+            if cut:
+                raise LimitError(f"this caller has read nothing for {unread_s:g} s; read answers as they come")
+    finally:
+        for ending in cut:
+            ending.cancel()
+            await asyncio.wait((ending,))
+        await answers.aclose()

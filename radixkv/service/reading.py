@@ -10,15 +10,13 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import CorruptionError, InvalidArgumentError, RadixKVError
+from radixkv.core.errors import CorruptionError, InvalidArgumentError
 from radixkv.net.calls.callers import current_caller
-from radixkv.net.streaming import write_all
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
-from radixkv.wire.errors import abort
 from radixkv.wire.reads import (
     event_to_proto,
     explanation_to_proto,
@@ -39,30 +37,11 @@ _Call = Callable[["PrefixCacheServicer", Any], _Answer]
 
 
 def _unary(call: _Call[_Answer]) -> Callable[[PrefixCacheServicer, Any, Any], Coroutine[Any, Any, _Answer]]:
-    """Serve a plain method as a unary call, its errors by the status table."""
+    """Serve a plain method as a unary call."""
 
     @wraps(call)
-    async def serve(self: PrefixCacheServicer, request: Any, context: Any) -> _Answer:
-        try:
-            return call(self, request)
-        except RadixKVError as error:
-            await abort(context, error)
-            raise AssertionError("abort raises") from error
-
-    return serve
-
-
-def _streaming(
-    call: Callable[[PrefixCacheServicer, Any], AsyncGenerator[_Answer, None]],
-) -> Callable[[PrefixCacheServicer, Any, Any], Coroutine[Any, Any, None]]:
-    """Serve an async generator as a server stream, its errors by the status table."""
-
-    @wraps(call)
-    async def serve(self: PrefixCacheServicer, request: Any, context: Any) -> None:
-        try:
-            await write_all(context, call(self, request), self._pools.config.unread_s)
-        except RadixKVError as error:
-            await abort(context, error)
+    async def serve(self: PrefixCacheServicer, request: Any, _context: Any) -> _Answer:
+        return call(self, request)
 
     return serve
 
@@ -255,8 +234,9 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
             ]
         )
 
-    @_streaming
-    async def Dump(self, request: readers.DumpRequest) -> AsyncGenerator[readers.DumpResponse, None]:  # noqa: N802 the proto's name
+    async def Dump(  # noqa: N802 the proto's name
+        self, request: readers.DumpRequest, _context: Any
+    ) -> AsyncGenerator[readers.DumpResponse, None]:
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         for pool in self._pools.select(request.pool):
@@ -267,8 +247,9 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                     yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
                 await asyncio.sleep(0)  # lets Steps run between two slices
 
-    @_streaming
-    async def Events(self, request: readers.EventsRequest) -> AsyncGenerator[readers.EventsResponse, None]:  # noqa: N802 the proto's name
+    async def Events(  # noqa: N802 the proto's name
+        self, request: readers.EventsRequest, _context: Any
+    ) -> AsyncGenerator[readers.EventsResponse, None]:
         """See prefix_cache.proto."""
         namespace = request.namespace if request.HasField("namespace") else None
         pools = partial(self._pools.select, request.pool)

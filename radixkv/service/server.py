@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,12 +15,12 @@ from grpc_health.v1 import health_pb2_grpc
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.net.addresses import Address, parse_address
-from radixkv.net.calls.auth import AsyncGuard
+from radixkv.net.calls.auth import Guard
 from radixkv.net.calls.cancelled_calls import new_task
-from radixkv.net.calls.health import AsyncHealth
-from radixkv.net.calls.malformed import AsyncMalformedRefuser
+from radixkv.net.calls.health import Health
 from radixkv.net.calls.reflecting import enable_reflection
 from radixkv.net.keepalive import server_keepalive
+from radixkv.net.loop_thread import LoopThread, let_calls_end
 from radixkv.net.signals import STOP_SIGNALS, let_the_next_kill
 from radixkv.net.tls import bind
 from radixkv.service.attach.servicer import WorkersServicer
@@ -47,7 +45,6 @@ SERVICE_NAMES = (
     workers_pb2.DESCRIPTOR.services_by_name["Workers"].full_name,
     prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCache"].full_name,
 )
-_LONGEST_END_OF_CALLS_S = 1.0
 _MOST_BUSY_S = 10.0
 """How long a scrape of the metrics waits for a turn of the loop."""
 
@@ -103,17 +100,15 @@ class CacheService:
         self._pools = PoolTable(self.config, self._clock)
         self._followers = SubscriberGate(self.config.max_event_subscribers)
         self._workers = WorkersServicer(self._pools, self._followers.changed)
-        self._health = AsyncHealth(SERVICE_NAMES)
+        self._health = Health(SERVICE_NAMES)
         config = self.config
-        guard = AsyncGuard(
+        guard = Guard(
             config.security.ring(),
             max_calls=config.max_calls,
             request_s=config.request_s,
             unread_s=config.unread_s,
         )
-        server = grpc.aio.server(
-            interceptors=(guard, self._calls, AsyncMalformedRefuser()), options=_server_options(config)
-        )
+        server = grpc.aio.server(interceptors=(guard, self._calls), options=_server_options(config))
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server
@@ -218,33 +213,6 @@ def _server_options(config: ServiceConfig) -> list[tuple[str, int]]:
     ]
 
 
-async def _serve(
-    config: ServiceConfig,
-    clock: Callable[[], float],
-    stopping: asyncio.Event,
-    on_ready: Callable[[tuple[str, ...]], None],
-    collector: Collector | None = None,
-) -> None:
-    asyncio.get_running_loop().set_task_factory(new_task)
-    service = CacheService(config, clock=clock, collector=collector)
-    await service.start()
-    try:
-        on_ready(service.addresses)
-        await stopping.wait()
-    finally:
-        await service.stop()
-        await _let_calls_end()
-
-
-async def _let_calls_end() -> None:
-    """Give gRPC's tasks of ended calls the turns of the loop that they still need.
-
-    A stopped server leaves them pending for a moment. A loop closed just then cancels them, and gRPC prints their tracebacks.
-    """
-    if left := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(left, timeout=_LONGEST_END_OF_CALLS_S)
-
-
 def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second one ends the process at once. Prints nothing. Call it from the main
     thread.
@@ -262,6 +230,7 @@ def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], Non
     async def serve() -> None:
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_task_factory(new_task)
 
         def stop() -> None:
             stopping.set()
@@ -269,7 +238,15 @@ def run_service(config: ServiceConfig, on_ready: Callable[[tuple[str, ...]], Non
 
         for signal_number in STOP_SIGNALS:
             loop.add_signal_handler(signal_number, stop)
-        await _serve(config, time.monotonic, stopping, on_ready or (lambda _addresses: None), collector)
+        service = CacheService(config, collector=collector)
+        await service.start()
+        try:
+            if on_ready is not None:
+                on_ready(service.addresses)
+            await stopping.wait()
+        finally:
+            await service.stop()
+            await let_calls_end()
 
     collector = Collector()
     collector.start()
@@ -297,25 +274,26 @@ class ServiceThread:
         self.config = config
         self.addresses: tuple[str, ...] = ()
         self._clock = clock
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: LoopThread | None = None
 
     def start(self) -> Self:
         """Start the thread; returns once the service listens."""
-        ready: Future[tuple[str, ...]] = Future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="radixkv-service", daemon=True)
-        self._thread.start()
-        self.addresses = ready.result()
+        self._service = CacheService(self.config, clock=self._clock)
+        self._thread = LoopThread("radixkv-service")
+        try:
+            self._thread.call(self._service.start())
+        except BaseException:
+            self.stop()
+            raise
+        self.addresses = self._service.addresses
         return self
 
     def stop(self) -> None:
         """Drain and join the thread. May be repeated."""
-        if self._loop is not None and self._stopping is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed already
-                self._loop.call_soon_threadsafe(self._stopping.set)
-        if self._thread is not None:
-            self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.call(self._service.stop())
+            thread.stop()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -324,16 +302,3 @@ class ServiceThread:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _run(self, ready: Future[tuple[str, ...]]) -> None:
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._stopping = asyncio.Event()
-            await _serve(self.config, self._clock, self._stopping, ready.set_result)
-
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
@@ -206,6 +206,7 @@ def error_from_rpc(call: Any, address: str) -> RadixKVError:
     return kind(f"the service at {address} failed with {status.name}: {call.details()}")
 
 
-async def abort(context: Any, error: RadixKVError) -> None:
+async def abort(context: Any, error: RadixKVError) -> NoReturn:
     """End a call with an error's status and details. Raises, so that the handler ends as well."""
     await context.abort(status_of(error), message_of(error), trailing_metadata(error))
+    raise AssertionError("abort raises") from error

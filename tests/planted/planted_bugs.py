@@ -229,11 +229,11 @@ PLANTED_BUGS = (
         ),
     ),
     PlantedBug(
-        "a call that has ended is ended again",
-        "net/calls/thread_calls.py",
-        "                return\n            self._is_over = True\n        self._send(None)\n",
-        "                return\n        self._send(None)\n",
-        ("unit/net/test_thread_calls.py::test_whatever_ends_a_call_first_ends_it_and_nothing_else_does",),
+        "a stream that is not read keeps what it holds",
+        "net/streaming.py",
+        "        await answers.aclose()\n        await asyncio.sleep",
+        "        await asyncio.sleep",
+        ("unit/net/test_streaming.py::test_a_late_reader_holds_nothing_meanwhile_and_gets_the_error",),
     ),
     PlantedBug(
         "a listener without room looks again at once and for ever",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.events.subscriptions import SubscriberGate
-from radixkv.service.reading import PrefixCacheServicer
 from radixkv.wire.errors import status_of
 
 from .clears import unheard
@@ -64,17 +63,6 @@ def _park() -> Generator[object, None, None]:
     yield _PARKED
 
 
-class _RefusedError(Exception):
-    """A call ended with a status."""
-
-
-class _Context:
-    """As much of gRPC's context as a refused call needs."""
-
-    async def abort(self, status: Any, message: str, _metadata: Any) -> None:
-        raise _RefusedError(f"{status.name}: {message}")
-
-
 def serve(service: SimulatedService, call: ReaderCall, end: End) -> None:
     """Answer a call."""
     service.awake("call")
@@ -83,15 +71,15 @@ def serve(service: SimulatedService, call: ReaderCall, end: End) -> None:
         return
     if call.method == "Clear":
         before = {name: unheard(pool) for name, pool in service.table().items()}
-    serving = getattr(service.servicer, call.method)(call.request, _Context())
+    serving = getattr(service.servicer, call.method)(call.request, None)
     try:
         serving.send(None)
     except StopIteration as done:
         if call.method == "Clear":
             _note_clears(service, call.request.namespace, before)
         _answer(service, call, end, done.value)
-    except _RefusedError as refused:
-        _answer(service, call, end, str(refused))
+    except RadixKVError as error:
+        _answer(service, call, end, _refusal(error))
     else:
         raise ViolationError(f"{call.method} waits for something")
 
@@ -114,6 +102,10 @@ def _answer(service: SimulatedService, call: ReaderCall, end: End, answer: Any) 
     end.finish(UnavailableError("the call is over"))
 
 
+def _refusal(error: RadixKVError) -> str:
+    return f"{status_of(error).name}: {error}"
+
+
 class _StreamCall:
     """A call that is answered by a stream: in one message at its end, or as it comes to one who follows.
 
@@ -126,7 +118,7 @@ class _StreamCall:
         self._end = end
         self._answers: list[Any] = []
         self._follows = call.method == "Events" and call.request.follow
-        self._messages = getattr(PrefixCacheServicer, call.method).__wrapped__(service.servicer, call.request)
+        self._messages = getattr(service.servicer, call.method)(call.request, None)
         self._step = self._messages.__anext__()
         self._is_over = False
         end.on_end = self._left
@@ -145,7 +137,7 @@ class _StreamCall:
                 self._over(self._answers)
                 return
             except RadixKVError as error:
-                self._over(f"{status_of(error).name}: {error}")
+                self._over(_refusal(error))
                 return
             else:
                 if turn is _PARKED:

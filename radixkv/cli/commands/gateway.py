@@ -25,6 +25,7 @@ from radixkv.cli.security_flags import (
     security_of,
     server_tls,
 )
+from radixkv.net.signals import StopSignals, exit_at_interrupt
 from radixkv.util.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
@@ -285,9 +286,9 @@ def _gateway_config(
     )
 
 
+@exit_at_interrupt()
 def _run(options: argparse.Namespace) -> int:
     from radixkv.generation.client import GenerationClient
-    from radixkv.net.signals import StopSignals
 
     keep_heaps_small()
     credentials = client_credentials(options)

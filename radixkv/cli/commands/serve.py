@@ -16,6 +16,7 @@ from radixkv.cli.flags import (
 )
 from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, kv_event_settings
 from radixkv.cli.security_flags import add_server_flags, security_of
+from radixkv.net.signals import exit_at_interrupt
 from radixkv.util.heaps import keep_heaps_small
 
 __all__ = ["add"]
@@ -54,6 +55,7 @@ def add(commands: Any) -> None:
     add_kv_event_flags(serve)
 
 
+@exit_at_interrupt()
 def _run(options: argparse.Namespace) -> int:
     from radixkv.service import ServiceConfig, run_service
 

@@ -20,6 +20,7 @@ from radixkv.cli.flags import (
 )
 from radixkv.cli.model_flags import add_model_flags, describe, worker_config
 from radixkv.cli.security_flags import add_client_flags, add_server_flags, client_credentials, security_of
+from radixkv.net.signals import exit_at_interrupt
 from radixkv.util.heaps import collector_at_rest, keep_heaps_small
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add(commands: Any) -> None:
     add_metrics_flag(worker)
 
 
+@exit_at_interrupt()
 def _run(options: argparse.Namespace) -> int:
     keep_heaps_small()
     credentials = client_credentials(options)

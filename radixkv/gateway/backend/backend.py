@@ -1,8 +1,4 @@
-"""Asynchronous access to the worker: no call blocks the event loop, and no stream holds a thread.
-
-engine's thread                     event loop
-put, put, put -> queues             _Doorbell rings once per burst, whatever the number of streams -> EventStream wakes
-"""
+"""Asynchronous access to the worker: no call blocks the event loop, and no stream holds a thread."""
 
 from __future__ import annotations
 
@@ -19,11 +15,12 @@ from typing import Any, TypeVar
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
-from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
+from radixkv.util.calls import Calls
+from radixkv.util.doorbell import Doorbell
 from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 __all__ = ["Backend", "EventStream", "Watch"]
@@ -62,7 +59,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
     """
 
     def __init__(
-        self, stream: GenerationStream, bell: _Doorbell, watch: Watch | None = None, go_on: _GoOn | None = None
+        self, stream: GenerationStream, bell: Doorbell, watch: Watch | None = None, go_on: _GoOn | None = None
     ) -> None:
         self.sampling: SamplingParams | None = None
         self._stream = stream
@@ -188,7 +185,7 @@ class Backend:
         self._asked_s = 0.0
         self._wanted_s = -math.inf  # time of the last foreground generation
         self._spelled: dict[int, bytes] = {}  # at most the vocabulary
-        self._bell: _Doorbell | None = None
+        self._bell: Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
         self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None, clock)
         self._asking_again = FairSemaphore(None, 1)
@@ -282,31 +279,22 @@ class Backend:
         """
         key = CALLER.get()
         if not self._is_remote:
-            return await self._start_now(start)
+            return await self._calls.open(start)
         if not self._asking_again.is_taken(key):
             try:
-                return await self._start_now(start)
+                return await self._calls.open(start)
             except LimitError:
                 if self._is_failing:
                     raise
         async with self._asking_again.place(key):
             while True:
                 try:
-                    return await self._start_now(start)
+                    return await self._calls.open(start)
                 except LimitError as error:
                     if self._is_failing:
                         raise
                     wait_s = error.retry_after_s or _LONGEST_WAIT_S
                 await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
-
-    async def _start_now(self, start: Callable[[], GenerationStream]) -> GenerationStream:
-        """If the caller is cancelled meanwhile, the generation is closed as soon as it exists."""
-        future = await self._calls.submit(start)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(_close_unwanted)
-            raise
 
     async def _patiently(
         self,
@@ -330,7 +318,7 @@ class Backend:
     def _listen(self, stream: GenerationStream, watch: Watch | None, go_on: _GoOn | None = None) -> EventStream:
         loop = asyncio.get_running_loop()
         if self._bell is None or self._bell.loop is not loop:
-            self._bell = _Doorbell(loop)
+            self._bell = Doorbell(loop)
         events = EventStream(_listenable(stream), self._bell, watch, go_on)
         self._streams.add(events)
         return events
@@ -374,31 +362,6 @@ def _listenable(stream: GenerationStream) -> GenerationStream:
     return stream if stream.listen(_ignore) else _pumped(stream)
 
 
-class _Doorbell:
-    """Wakes coroutines from other threads with one call into the loop per burst."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._waiting: deque[asyncio.Event] = deque()
-        self._has_rung = False
-
-    def ring(self, news: asyncio.Event) -> None:
-        """Set `news` on the loop, soon. From any thread; no effect after the loop's end."""
-        self._waiting.append(news)
-        if self._has_rung:
-            return  # the scheduled call will see what was appended before it runs
-        self._has_rung = True
-        try:
-            self.loop.call_soon_threadsafe(self._answer)
-        except RuntimeError:  # the loop is closed: no coroutine waits
-            self._waiting.clear()
-
-    def _answer(self) -> None:
-        self._has_rung = False
-        while self._waiting:
-            self._waiting.popleft().set()
-
-
 def _pumped(stream: GenerationStream) -> GenerationStream:
     """Wrap a stream that can only be iterated as a stream with a listener, at the cost of a thread."""
     queue = EventQueue(MAX_UNREAD_EVENTS)
@@ -419,11 +382,6 @@ def _pumped(stream: GenerationStream) -> GenerationStream:
 
     threading.Thread(target=pump, name="radixkv-gateway-stream", daemon=True).start()
     return GenerationStream(stream.generation_id, queue, stream.close)
-
-
-def _close_unwanted(future: Any) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
 
 
 def _ignore() -> None:

@@ -19,11 +19,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.http.refusals import refusal_of
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.api_model import ApiModel, unknown_fields
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.util.calls import Calls
 from radixkv.util.json_text import read_json
 
 __all__ = ["SMALL_BYTES", "JsonRoute", "off_loop"]

@@ -1,7 +1,10 @@
 """The guard of a gRPC server: authenticates callers, checks their rights, and bounds the calls of each.
 
-A call without a credential is rejected at once, its request unread. A call with one holds a place of its caller's share until
-it ends, and has to send its request in time. Health checks need no credential and are counted separately.
+    call -- unknown, or no place -> its status, its request unread
+         -- health ---------------> served, counted separately
+         -- a place of its share -> request, in time -> rights -> the servicer -> answers, read in time
+
+A `RadixKVError` of a servicer ends its call with that error's status and details.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NoReturn
+from contextvars import ContextVar
+from typing import Any
 
 import grpc
 
@@ -18,13 +23,14 @@ from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, Lim
 from radixkv.net.calls.callers import Caller, set_caller, share_key, unknown_caller
 from radixkv.net.calls.cancelled_calls import awaiting_request
 from radixkv.net.calls.health import MAX_CHECKS, Newest
-from radixkv.net.calls.malformed import Malformed
+from radixkv.net.calls.malformed import Malformed, reader
 from radixkv.net.rights import check_call, is_open
-from radixkv.net.shares import Shares
+from radixkv.net.shares import Place, Shares
+from radixkv.net.streaming import write_all
 from radixkv.net.tenants import KeyRing, Tenant
-from radixkv.wire.errors import message_of, status_of, trailing_metadata
+from radixkv.wire.errors import abort
 
-__all__ = ["MAX_CALLS", "REQUEST_S", "AsyncGuard", "Door", "behaviour_of", "late_request", "no_request"]
+__all__ = ["MAX_CALLS", "REQUEST_S", "Guard", "leave_calls"]
 
 MAX_CALLS = 4096
 """Default limit of concurrent calls of one server."""
@@ -42,7 +48,18 @@ off under way."""
 _ATTACH = "/radixkv.v1.Workers/Attach"
 
 
-class Door:
+_LOG = logging.getLogger(__name__)
+_PLACE: ContextVar[Place | None] = ContextVar("radixkv_place", default=None)
+
+
+def leave_calls() -> None:
+    """Stop counting the call that this task serves among those of its server: it is counted elsewhere. It goes on."""
+    place = _PLACE.get()
+    if place is not None:
+        place.close()
+
+
+class _Door:
     """Authentication of callers. `ring`: the known credentials."""
 
     def __init__(self, ring: KeyRing) -> None:
@@ -77,16 +94,6 @@ class Door:
         return lambda: self._ring.find_certificate(names)
 
 
-def late_request(request_s: float) -> DeadlineExceededError:
-    """The error of a call whose request does not arrive."""
-    return DeadlineExceededError(f"the request of this call did not come within {request_s:g} s")
-
-
-def no_request() -> InvalidArgumentError:
-    """The error of a call that ends its sending without a request."""
-    return InvalidArgumentError("request", "none", "one message")
-
-
 def _bearer_key(metadata: Any) -> str | None:
     """The key in a call's metadata, or None."""
     for name, value in metadata or ():
@@ -96,19 +103,19 @@ def _bearer_key(metadata: Any) -> str | None:
     return None
 
 
-class AsyncGuard(grpc.aio.ServerInterceptor):
-    """Guards a server of an event loop. Outermost of its interceptors.
+class Guard(grpc.aio.ServerInterceptor):
+    """Outermost of a server's interceptors.
 
     Args:
         ring: the known credentials.
-        max_calls: concurrent calls, not counting those of health and of holders.
-        request_s: how long a request may take to arrive. unread_s: how long a caller may leave a single answer unread.
+        max_calls: concurrent calls, not counting those of health, of holders, and those that called `leave_calls`.
+        request_s: how long a request may take to arrive. unread_s: how long a caller may leave an answer unread.
     """
 
     def __init__(
         self, ring: KeyRing, *, max_calls: int = MAX_CALLS, request_s: float = REQUEST_S, unread_s: float = REQUEST_S
     ) -> None:
-        self._door = Door(ring)
+        self._door = _Door(ring)
         self._calls = Shares(max_calls, "calls run")
         self._holders = Shares(MAX_HOLDERS, "holders are attached")
         self._openers = Newest(MAX_CHECKS)
@@ -132,34 +139,40 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
                     return await self._serve_open(handler, call)
                 return await self._serve(handler, method, metadata, requests, call)
             except RadixKVError as error:
-                await _abort(context, error)
+                await abort(context, error)
+            except grpc.aio.BaseError:
+                raise
+            except Exception:
+                _LOG.exception("a call failed")
+                await abort(context, RadixKVError("the server failed; its log tells why"))
 
+        parse = handler.request_deserializer
         make: Any = grpc.stream_unary_rpc_method_handler
         if handler.response_streaming:
             make = grpc.stream_stream_rpc_method_handler
-        return make(serve, handler.request_deserializer, handler.response_serializer)
+        bounded = not handler.request_streaming  # a holder's messages may list a whole pool
+        return make(serve, parse and reader(parse, is_bounded=bounded), handler.response_serializer)
 
     async def _serve_open(self, handler: Any, call: _Call) -> Any:
         """Serve a call that needs no credential."""
         token = self._openers.enter(call.give_way)
         call.at_end(lambda: self._openers.leave(token))
         request = await call.read()
-        if not handler.response_streaming:
-            return call.answer(await handler.unary_unary(request, call.context))
-        self._openers.leave(token)
-        return await _stream(handler.unary_stream, request, call.context)
+        if handler.response_streaming:
+            self._openers.leave(token)
+        return await call.answer(handler, request)
 
     async def _serve(self, handler: Any, method: str, metadata: Any, requests: Any, call: _Call) -> Any:
         caller = self._door.identify(metadata, call.context)
         is_holder = method == _ATTACH and (caller is None or caller.tenant.has_role(("holder",)))
-        call.at_end((self._holders if is_holder else self._calls).take(share_key(caller)).close)
+        place = (self._holders if is_holder else self._calls).take(share_key(caller))
+        call.at_end(place.close)
+        _PLACE.set(place)
         request = requests if handler.request_streaming else await call.read()
         if caller is not None:
             set_caller(caller)
             check_call(caller, method, request, metadata)
-        if handler.response_streaming:
-            return await _stream(behaviour_of(handler), request, call.context)
-        return call.answer(await behaviour_of(handler)(request, call.context))
+        return await call.answer(handler, request)
 
 
 class _Call:
@@ -185,7 +198,8 @@ class _Call:
         Raises:
             DeadlineExceededError: it did not arrive in time. InvalidArgumentError: it does not parse, or there is none.
         """
-        late = self._loop.call_later(self._request_s, self._end_unread, late_request(self._request_s))
+        error = DeadlineExceededError(f"the request of this call did not come within {self._request_s:g} s")
+        late = self._loop.call_later(self._request_s, self._end_unread, error)
         try:
             with awaiting_request():
                 request = await self.context.read()
@@ -194,16 +208,21 @@ class _Call:
         self._is_read = True
         if request is grpc.aio.EOF:
             await asyncio.sleep(RESET_S)
-            raise no_request()
+            raise InvalidArgumentError("request", "none", "one message")
         if isinstance(request, Malformed):
             raise request.error
         return request
 
-    def answer(self, message: Any) -> Any:
-        """Return the one answer, which its caller has to read in time."""
+    async def answer(self, handler: Any, request: Any) -> Any:
+        """Serve the request. The caller has to read each answer in time."""
+        behave = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        answers = behave(request, self.context)
+        if not inspect.isawaitable(answers):
+            return await write_all(self.context, answers, self._unread_s)
+        answer = await answers
         late = self._loop.call_later(self._unread_s, self._task.cancel)
         self.at_end(late.cancel)
-        return message
+        return answer
 
     def give_way(self) -> None:
         """End the call to make room for others."""
@@ -220,31 +239,11 @@ class _Call:
         self.at_end(ending.cancel)
 
 
-async def _stream(behaviour: Any, request: Any, context: Any) -> None:
-    """Serve a method that answers with a stream, in either form of grpc.aio."""
-    if not inspect.isasyncgenfunction(behaviour):
-        await behaviour(request, context)
-        return
-    async with contextlib.aclosing(behaviour(request, context)) as answers:
-        async for answer in answers:
-            await context.write(answer)
-
-
-def behaviour_of(handler: Any) -> Any:
-    """The function of a handler, whichever its kind."""
-    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-
-
 async def _refuse(_requests: Any, context: Any) -> None:
-    await _abort(context, unknown_caller())
+    await abort(context, unknown_caller())
 
 
 async def _end(context: Any, error: RadixKVError) -> None:
     """End a call from another task; the await in the call then raises."""
     with contextlib.suppress(grpc.aio.AbortError, grpc.aio.BaseError):
-        await _abort(context, error)
-
-
-async def _abort(context: Any, error: RadixKVError) -> NoReturn:
-    await context.abort(status_of(error), message_of(error), trailing_metadata(error))
-    raise AssertionError("abort raises") from error
+        await abort(context, error)

@@ -3,14 +3,13 @@
 Check    a call is answered at once; over the limit, the oldest call without a request is ended for the next
 Watch    few streams, shared among the addresses that they come from; streams over the limit are rejected
 
-Neither counts among the calls of a server, nor holds one of its threads. grpc_health's own servicers write to watchers under a
-lock, so that a watcher that reads nothing blocks every health check, and the end of the process.
+Neither counts among the calls of a server. grpc_health's own servicers write to watchers under a lock, so that a watcher that
+reads nothing blocks every health check, and the end of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from ipaddress import ip_address, ip_network
@@ -22,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from radixkv.net.shares import Shares
 
-__all__ = ["MAX_CHECKS", "MAX_WATCHERS", "AsyncHealth", "HealthStatus", "Newest", "address_of", "watcher_places"]
+__all__ = ["MAX_CHECKS", "MAX_WATCHERS", "Health", "HealthStatus", "Newest", "address_of"]
 
 MAX_WATCHERS = 64
 """Concurrent streams of `Watch`; of one address at most half as many, see `Shares`."""
@@ -52,34 +51,26 @@ def address_of(peer: str) -> str:
     return str(ip_network((address, _IPV6_NETWORK_BITS), strict=False))
 
 
-def watcher_places() -> Shares:
-    """The places of watchers, by `address_of` their peers."""
-    return Shares(MAX_WATCHERS, "streams watch health")
-
-
 class HealthStatus:
-    """The status of each service of a process. Thread-safe.
+    """The status of each service of a process.
 
     Args:
         names: of the services; the empty one, for the whole process, is always there.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        self._lock = threading.Lock()
         self._status = dict.fromkeys(("", *names), _NOT_SERVING)
         self._is_refusing = False
 
     def serve(self) -> None:
         """Set all services to SERVING."""
-        with self._lock:
-            if not self._is_refusing:
-                self._status = dict.fromkeys(self._status, _SERVING)
+        if not self._is_refusing:
+            self._status = dict.fromkeys(self._status, _SERVING)
 
     def refuse(self) -> None:
         """Set all services to NOT_SERVING, permanently."""
-        with self._lock:
-            self._is_refusing = True
-            self._status = dict.fromkeys(self._status, _NOT_SERVING)
+        self._is_refusing = True
+        self._status = dict.fromkeys(self._status, _NOT_SERVING)
 
     def find(self, request: Any) -> Any:
         """The response to a request; None where no service has its name."""
@@ -92,31 +83,27 @@ class HealthStatus:
 
 
 class Newest:
-    """Calls that wait for their callers: over the limit, the oldest is ended. Thread-safe."""
+    """Calls that wait for their callers: over the limit, the oldest is ended."""
 
     def __init__(self, max_calls: int) -> None:
         self._max_calls = max_calls
-        self._lock = threading.Lock()
         self._ends: OrderedDict[object, Callable[[], object]] = OrderedDict()
 
     def enter(self, end: Callable[[], object]) -> object:
         """Add a call, until `leave` is called with the returned token; `end` may be called meanwhile by a later `enter`."""
-        token, oldest = object(), None
-        with self._lock:
-            if len(self._ends) >= self._max_calls:
-                _, oldest = self._ends.popitem(last=False)
-            self._ends[token] = end
-        if oldest is not None:
-            oldest()
+        if len(self._ends) >= self._max_calls:
+            _, end_oldest = self._ends.popitem(last=False)
+            end_oldest()
+        token = object()
+        self._ends[token] = end
         return token
 
     def leave(self, token: object) -> None:
         """Remove a call; may be repeated."""
-        with self._lock:
-            self._ends.pop(token, None)
+        self._ends.pop(token, None)
 
 
-class AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
     """Health of a server on an event loop; used on its thread.
 
     Args:
@@ -125,7 +112,7 @@ class AsyncHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ship
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._status = HealthStatus(names)
-        self._watchers = watcher_places()
+        self._watchers = Shares(MAX_WATCHERS, "streams watch health")
         self._changed = asyncio.Event()
 
     def serve(self) -> None:

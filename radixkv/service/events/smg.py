@@ -17,9 +17,8 @@ import grpc
 from google.protobuf import empty_pb2
 
 from radixkv.core.api import CacheEvent
-from radixkv.core.errors import LimitError, RadixKVError
+from radixkv.core.errors import RadixKVError
 from radixkv.net.rights import SERVICE_NAMES, narrowed
-from radixkv.net.streaming import write_all
 from radixkv.service.events.batches import change_to_proto, snapshot_to_protos
 from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate, one_pool
 from radixkv.service.pools.table import PoolTable
@@ -55,19 +54,13 @@ class KvEventsServicer:
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The method under each of its names."""
         method = grpc.unary_stream_rpc_method_handler(
-            self._serve,
+            self.subscribe,
             request_deserializer=kv.SubscribeKvEventsRequest.FromString,
             response_serializer=kv.KvEventBatch.SerializeToString,
         )
         check: Any = grpc.unary_unary_rpc_method_handler(_refuse_worker, empty_pb2.Empty.FromString)
         methods = {"SubscribeKvEvents": method, "HealthCheck": check}
         return tuple(grpc.method_handlers_generic_handler(name, methods) for name in SERVICE_NAMES)
-
-    async def _serve(self, request: kv.SubscribeKvEventsRequest, context: Any) -> None:
-        try:
-            await write_all(context, self.subscribe(request, context), self._pools.config.unread_s)
-        except LimitError as error:
-            await abort(context, error)
 
     async def subscribe(
         self, request: kv.SubscribeKvEventsRequest, context: Any

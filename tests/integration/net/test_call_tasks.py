@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from bench.bad_input.http2 import ATTACKS
-from radixkv.net.calls.auth import AsyncGuard
+from radixkv.net.calls.auth import Guard
 from radixkv.net.calls.cancelled_calls import CallTask, awaiting_request, new_task
 from radixkv.net.tenants import KeyRing
 
@@ -75,7 +75,7 @@ async def bytes_lost_per_call() -> float:
     """By a server on a loop with our tasks, in calls that never brought a request."""
     asyncio.get_running_loop().set_task_factory(new_task)
     served = Served(answer)
-    server = grpc.aio.server(interceptors=(AsyncGuard(KeyRing(None)),))
+    server = grpc.aio.server(interceptors=(Guard(KeyRing(None)),))
     server.add_generic_rpc_handlers((served,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

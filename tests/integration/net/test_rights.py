@@ -32,7 +32,7 @@ from radixkv import (
     pack_tokens,
 )
 from radixkv.client import Credentials
-from radixkv.net.calls.auth import AsyncGuard
+from radixkv.net.calls.auth import Guard
 from radixkv.net.tenants import KeyRing
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
@@ -104,7 +104,7 @@ def test_a_method_without_a_rule_is_denied_to_everybody(site: Site) -> None:
         async def planted(_request: bytes, _context: Any) -> bytes:
             return b"reached"
 
-        server = grpc.aio.server(interceptors=[AsyncGuard(KeyRing(site.keys))])
+        server = grpc.aio.server(interceptors=[Guard(KeyRing(site.keys))])
         handler = grpc.unary_unary_rpc_method_handler(planted)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("radixkv.v1.PrefixCache", {"Planted": handler}),)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from radixkv import connect
-from radixkv.net.signals import StopSignals
+from radixkv.net.signals import StopSignals, exit_at_interrupt
 from radixkv.worker.server import GenerationServer
 
 pytestmark = pytest.mark.thorough
@@ -38,6 +38,14 @@ with StopSignals() as signals:
     threading.Timer(0.2, lambda: signal.pthread_kill(other.ident, signal.SIGTERM)).start()
     assert signals.wait()
     print("drains")
+"""
+STARTER = """
+import threading
+from radixkv.net.signals import exit_at_interrupt
+with exit_at_interrupt():
+    print("starts", flush=True)
+    while True:  # Python's own handler breaks the lock of a thread that starts, now and then
+        threading.Thread(target=int).start()
 """
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -87,6 +95,22 @@ def test_signals_do_what_they_did_before_and_afterwards() -> None:
         assert signals.wait(10)
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_ctrl_c_ends_a_server_that_starts_at_once_and_without_a_word() -> None:
+    for _ in range(3):
+        with running("-c", STARTER) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "starts\n"
+            process.send_signal(signal.SIGINT)
+            assert rest(process) == ("", 130)
+
+
+def test_ctrl_c_does_what_it_did_before_once_a_server_has_started() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with exit_at_interrupt():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway.backend import calls as calls_module
-from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.backend.lately import Lately
+from radixkv.util import calls as calls_module
+from radixkv.util.calls import Calls
 from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 

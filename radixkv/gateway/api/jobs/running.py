@@ -32,11 +32,11 @@ from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.lines import LineError
 from radixkv.gateway.api.jobs.validating import MAX_ERRORS, error_entry, read_lines
 from radixkv.gateway.backend.backend import Backend
-from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.inner_calls import Answer, post
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.tenants import KeyRing
+from radixkv.util.calls import Calls
 from radixkv.util.fair_semaphore import CALLER
 
 __all__ = ["JobRunner"]

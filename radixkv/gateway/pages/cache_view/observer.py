@@ -16,7 +16,6 @@ from radixkv.client import Credentials, RemoteReader
 from radixkv.core.api import NodeInfo
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
 from radixkv.gateway.backend.backend import Backend
-from radixkv.gateway.backend.calls import Calls
 from radixkv.gateway.pages.cache_view import gauges
 from radixkv.gateway.pages.cache_view.departures import with_kinds
 from radixkv.gateway.pages.cache_view.gauges import Gauges
@@ -24,6 +23,7 @@ from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
 from radixkv.gateway.pages.cache_view.removals import Removals
 from radixkv.gateway.pages.cache_view.viewer import Viewer
 from radixkv.generation.stats import WorkerStats
+from radixkv.util.calls import Calls
 from radixkv.util.fair_semaphore import own_work
 
 __all__ = ["CacheObserver"]

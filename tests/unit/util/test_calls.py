@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.gateway.backend.calls import Calls
+from radixkv.util.calls import Calls
 from radixkv.util.fair_semaphore import CALLER
 
 

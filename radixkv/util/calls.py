@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
@@ -21,7 +21,13 @@ LOOK_S = 5.0
 
 _NUM_LOOKS = 4
 
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
 _Result = TypeVar("_Result")
+_Closable = TypeVar("_Closable", bound=_Closes)
 
 
 class Calls:
@@ -34,9 +40,9 @@ class Calls:
     """
 
     def __init__(self, num_threads: int, each: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="radixkv-gateway")
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="radixkv-call")
         self._shares = FairSemaphore(num_threads, each, clock)
-        self._looking = ThreadPoolExecutor(_NUM_LOOKS, thread_name_prefix="radixkv-gateway-look")
+        self._looking = ThreadPoolExecutor(_NUM_LOOKS, thread_name_prefix="radixkv-look")
         self._looks: dict[str, Future[Any]] = {}
 
     @property
@@ -65,6 +71,15 @@ class Calls:
         """Return the function's result."""
         return await asyncio.wrap_future(await self.submit(function))
 
+    async def open(self, function: Callable[[], _Closable]) -> _Closable:
+        """Return the function's result, which is closed if the caller is cancelled before."""
+        future = await self.submit(function)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_unwanted)
+            raise
+
     async def look(self, name: str, function: Callable[[], _Result]) -> _Result:
         """Return the function's result from a probe thread. Concurrent calls of the same name share one run.
 
@@ -84,6 +99,11 @@ class Calls:
         """Shut the threads down."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._looking.shutdown(wait=False, cancel_futures=True)
+
+
+def _close_unwanted(opened: Future[Any]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
 
 
 def _take_no_notice(answer: asyncio.Future[Any]) -> None:
