@@ -231,7 +231,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             yield from self._events(stream, context, slot, pb.ForkGenerationResponse)
 
     def GetModel(self, request: Any, context: grpc.ServicerContext) -> pb.GetModelResponse:  # noqa: ARG002, N802
-        return wire.model_to_proto(self._generator.model())
+        return wire.MODEL.to_proto(self._generator.model())
 
     def Tokenize(self, request: Any, context: grpc.ServicerContext) -> pb.TokenizeResponse:  # noqa: ARG002, N802
         with self._limited():
@@ -252,7 +252,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     def VerifyBlock(self, request: Any, context: grpc.ServicerContext) -> pb.VerifyBlockResponse:  # noqa: ARG002, N802
         namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
-        return wire.verification_to_proto(self._generator.verify_block(request.token_ids, namespace))
+        return wire.VERIFICATION.to_proto(self._generator.verify_block(request.token_ids, namespace))
 
     @contextlib.contextmanager
     def _limited(self) -> Iterator[Slot | None]:
