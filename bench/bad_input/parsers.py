@@ -26,9 +26,8 @@ from radixkv.service.pools.table import HolderStream, Pool, PoolTable
 from radixkv.v1 import generation_pb2, prefix_cache_pb2, types_pb2, workers_pb2
 from radixkv.wire import reads as reader_conversion
 from radixkv.wire import steps as conversion
-from radixkv.wire import values as value_conversion
 from radixkv.wire.errors import error_from_proto, error_to_proto
-from radixkv.wire.pool_ops import journal_from_proto
+from radixkv.wire.journal import journal_from_proto
 
 __all__ = ["Parsers"]
 
@@ -73,15 +72,15 @@ class Parsers:
             _Target(generation_pb2.GenerateRequest, wire.generate_from_proto),
             _Target(generation_pb2.ForkGenerationRequest, wire.fork_from_proto),
             _Target(generation_pb2.TokenizeRequest, lambda proto: wire.prompt_from_proto(proto.prompt)),
-            _Target(cache_pb.RetainRequest, lambda proto: value_conversion.retention_from_proto(proto.retention)),
+            _Target(cache_pb.RetainRequest, readers.RETAIN.read),
             _Target(worker_pb.OpResult, partial(convert.result_from_proto, MatchOp(b""))),
             _Target(worker_pb.Notices, lambda proto: (convert.notices_from_proto(proto), journal_from_proto(proto))),
             _Target(generation_pb2.GenerateResponse, wire.event_from_proto),
-            _Target(generation_pb2.GetModelResponse, wire.model_from_proto),
+            _Target(generation_pb2.GetModelResponse, wire.MODEL.read),
             _Target(generation_pb2.GetStatsResponse, wire.stats_from_proto),
-            _Target(cache_pb.Explanation, readers.explanation_from_proto),
-            _Target(cache_pb.Event, readers.event_from_proto),
-            _Target(cache_pb.Node, readers.node_from_proto),
+            _Target(cache_pb.Explanation, readers.EXPLANATION.read),
+            _Target(cache_pb.Event, readers.EVENT.read),
+            _Target(cache_pb.Node, readers.NODE.read),
             _Target(types_pb2.Error, lambda proto: error_to_proto(error_from_proto(proto))),
         )
 
@@ -156,7 +155,7 @@ def main() -> int:
         if data and (fault := parsers.attempt(data[0], data[1:])):
             raise AssertionError(fault)
 
-    for module in (conversion, reader_conversion, value_conversion, wire):
+    for module in (conversion, reader_conversion, wire):
         for value in vars(module).values():
             if callable(value) and getattr(value, "__module__", "") == module.__name__:
                 setattr(module, value.__name__, atheris.instrument_func(value))

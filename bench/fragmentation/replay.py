@@ -150,7 +150,7 @@ class Sharing:
     def start(self, request: Request, known: int) -> int | Literal["wait"] | None:
         self.cache.take_notices()
         try:
-            opened = self.cache.acquire(request.history[: 4 * known], waits=True)
+            opened = self.cache.acquire_or_wait(request.history[: 4 * known])
         except OutOfBlocksError:
             return None
         if isinstance(opened, Pending):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, overload
+from typing import Any, Unpack
 
 from radixkv.client.notices import NoticeBox
 from radixkv.client.reader import RemoteReader
@@ -13,8 +13,7 @@ from radixkv.client.session import HolderSession
 from radixkv.client.stream import StepStream
 from radixkv.core import validation
 from radixkv.core.api import (
-    DEFAULT_NAMESPACE,
-    AcquireOp,
+    AcquireOptions,
     AcquireResult,
     ExtendOp,
     ExtendResult,
@@ -24,7 +23,6 @@ from radixkv.core.api import (
     Pending,
     PoolShape,
     ReleaseOp,
-    Retention,
     StepOp,
     StepResult,
 )
@@ -76,48 +74,14 @@ class RemoteHolder(RemoteReader):
             super().close()
             raise
 
-    @overload
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: Literal[False] = False,
-        share_prefix: bool = True,
-        retention: Sequence[Retention] = (),
-    ) -> AcquireResult: ...
-
-    @overload
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: bool = False,
-        share_prefix: bool = True,
-        retention: Sequence[Retention] = (),
-    ) -> AcquireResult | Pending: ...
-
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: bool = False,
-        share_prefix: bool = True,
-        retention: Sequence[Retention] = (),
-    ) -> AcquireResult | Pending:
+    def acquire(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult:
         """See `PrefixCache.acquire`."""
-        ranges = validation.check_retention(retention) if retention else ()
-        answer: AcquireResult | Pending = self._one(
-            AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, share_prefix, ranges)
-        )
+        opened: AcquireResult = self._one(validation.acquire_op(tokens, options, waits=False))
+        return opened
+
+    def acquire_or_wait(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult | Pending:
+        """See `PrefixCache.acquire_or_wait`."""
+        answer: AcquireResult | Pending = self._one(validation.acquire_op(tokens, options, waits=True))
         return answer
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult:

@@ -21,6 +21,7 @@ from radixkv.core.api import (
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    RetainOp,
     Retention,
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
@@ -31,17 +32,17 @@ from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 from radixkv.wire.errors import error_from_rpc
 from radixkv.wire.reads import (
-    block_times_from_proto,
-    event_from_proto,
-    event_stats_from_proto,
-    explanation_from_proto,
-    match_from_proto,
-    node_from_proto,
-    pin_from_proto,
-    stats_from_proto,
-    usage_from_proto,
+    BLOCK_TIMES,
+    EVENT,
+    EVENT_STATS,
+    EXPLANATION,
+    MATCH,
+    NODE,
+    PIN,
+    RETAIN,
+    STATS,
+    USAGE,
 )
-from radixkv.wire.values import retention_to_proto
 
 __all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 
@@ -105,11 +106,11 @@ class RemoteReader:
 
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """See `PrefixCache.match`."""
-        return match_from_proto(self._only(self._match(self.pool_name, tokens, namespace)))
+        return MATCH.read(self._only(self._match(self.pool_name, tokens, namespace)))
 
     def match_all(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> dict[str, MatchResult]:
         """`match` in every pool of the service, by name, for a router."""
-        return {pool.pool: match_from_proto(pool) for pool in self._match("", tokens, namespace).pools}
+        return {pool.pool: MATCH.read(pool) for pool in self._match("", tokens, namespace).pools}
 
     def _match(self, pool_name: str, tokens: TokensLike, namespace: str) -> readers.MatchResponse:
         packed = pack_tokens(tokens)
@@ -124,14 +125,14 @@ class RemoteReader:
     ) -> Explanation:
         """See `PrefixCache.explain`."""
         response = self._explain(self.pool_name, tokens, namespace, other_namespaces)
-        return explanation_from_proto(self._only(response).explanation)
+        return EXPLANATION.read(self._only(response).explanation)
 
     def explain_all(
         self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
     ) -> dict[str, Explanation]:
         """`explain` by every pool of the service, by name."""
         response = self._explain("", tokens, namespace, other_namespaces)
-        return {pool.pool: explanation_from_proto(pool.explanation) for pool in response.pools}
+        return {pool.pool: EXPLANATION.read(pool.explanation) for pool in response.pools}
 
     def _explain(
         self, pool_name: str, tokens: TokensLike, namespace: str, other_namespaces: Sequence[str]
@@ -177,7 +178,7 @@ class RemoteReader:
             tokens=packed,
             ttl_s=validation.check_ttl(ttl),
         )
-        pin = pin_from_proto(self._only(self._call(self._stub.Pin, request)).pin)
+        pin = PIN.read(self._only(self._call(self._stub.Pin, request)).pin)
         return pin._replace(tokens=packed[: pin.num_tokens * TOKEN_BYTES])
 
     def unpin(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> bool:
@@ -191,14 +192,12 @@ class RemoteReader:
     def pins(self, namespace: str | None = None) -> list[PinInfo]:
         """See `PrefixCache.pins`."""
         request = readers.PinsRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
-        return [pin_from_proto(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
+        return [PIN.read(pin) for pin in self._only(self._call(self._stub.Pins, request)).pins]
 
     def retain(self, tokens: TokensLike, *, retention: Sequence[Retention], namespace: str = DEFAULT_NAMESPACE) -> int:
         """See `PrefixCache.retain`."""
-        request = readers.RetainRequest(
-            pool=self.pool_name, namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens)
-        )
-        retention_to_proto(validation.check_retention(retention), request.retention)
+        op = RetainOp(pack_tokens(tokens), validation.check_retention(retention), validation.check_namespace(namespace))
+        request = RETAIN.to_proto(op, pool=self.pool_name)
         return int(self._only(self._call(self._stub.Retain, request)).num_tokens)
 
     def set_quota(
@@ -216,32 +215,32 @@ class RemoteReader:
         if blocks is not None:
             validation.check_int("blocks", blocks, 0, validation.MAX_SEQ_ID)
         request = readers.SetQuotaRequest(pool=self.pool_name, namespace=namespace, blocks=blocks, sequences=sequences)
-        return usage_from_proto(self._only(self._call(self._stub.SetQuota, request)).usage)
+        return USAGE.read(self._only(self._call(self._stub.SetQuota, request)).usage)
 
     def usage(self, namespace: str | None = None) -> list[NamespaceUsage]:
         """See `PrefixCache.usage`."""
         request = readers.UsageRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
-        return [usage_from_proto(usage) for usage in self._only(self._call(self._stub.Usage, request)).usages]
+        return [USAGE.read(usage) for usage in self._only(self._call(self._stub.Usage, request)).usages]
 
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""
-        return stats_from_proto(self._pool_stats())
+        return STATS.read(self._pool_stats())
 
     def block_times(self) -> BlockTimes:
         """See `PrefixCache.block_times`."""
-        return block_times_from_proto(self._pool_stats())
+        return BLOCK_TIMES.read(self._pool_stats())
 
     def event_stats(self) -> EventStats:
         """See `PrefixCache.event_stats`."""
-        return event_stats_from_proto(self._pool_stats())
+        return EVENT_STATS.read(self._pool_stats())
 
     def stats_all(self) -> dict[str, CacheStats]:
         """`stats` of every pool of the service, by name."""
-        return {pool.pool: stats_from_proto(pool) for pool in self._all_stats()}
+        return {pool.pool: STATS.read(pool) for pool in self._all_stats()}
 
     def event_stats_all(self) -> dict[str, EventStats]:
         """`event_stats` of every pool of the service, by name."""
-        return {pool.pool: event_stats_from_proto(pool) for pool in self._all_stats()}
+        return {pool.pool: EVENT_STATS.read(pool) for pool in self._all_stats()}
 
     def check(self) -> None:
         """See `PrefixCache.check`.
@@ -269,7 +268,7 @@ class RemoteReader:
         nodes: list[NodeInfo] = []
         for response in self._stream(self._stub.Dump, request, self._timeout_s):
             now_s = response.now_s
-            nodes.extend(map(node_from_proto, response.nodes))
+            nodes.extend(map(NODE.read, response.nodes))
         return now_s, nodes
 
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
@@ -291,7 +290,7 @@ class RemoteReader:
             pool=self.pool_name, start=start, namespace=_optional_namespace(namespace), follow=follow
         )
         for response in self._stream(self._stub.Events, request, None if follow else self._timeout_s):
-            yield from map(event_from_proto, response.events)
+            yield from map(EVENT.read, response.events)
 
     def close(self) -> None:
         """Close the connection. May be repeated."""

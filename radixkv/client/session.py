@@ -34,9 +34,9 @@ from radixkv.core.api import (
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.pool_ops import journal_from_proto
+from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import op_to_proto, result_from_proto
-from radixkv.wire.values import shape_to_proto
+from radixkv.wire.values import SHAPE
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
@@ -89,7 +89,7 @@ class HolderSession:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
         self._hello = workers.Hello(
-            pool=shape_to_proto(pool), incarnation=incarnation, holder_name=holder_name, can_adopt=True
+            pool=SHAPE.to_proto(pool), incarnation=incarnation, holder_name=holder_name, can_adopt=True
         )
         self._notices = notices
         self._pool = pool

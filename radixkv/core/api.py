@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, overload
+from typing import Literal, NamedTuple, Protocol, TypedDict, Unpack
 
 from radixkv.core.errors import RadixKVError
 from radixkv.core.explanation import EvictedTokens, EvictionReason, Explanation, MissCause, NamespaceMatch
@@ -40,6 +40,7 @@ __all__ = [
     "DEFAULT_PRIORITY",
     "MAX_PRIORITY",
     "AcquireOp",
+    "AcquireOptions",
     "AcquireResult",
     "AdoptOp",
     "AdoptResult",
@@ -189,9 +190,22 @@ class Retention(NamedTuple):
     duration_s: float | None = None
 
 
+class AcquireOptions(TypedDict, total=False):
+    """Options of `acquire` and `acquire_or_wait`; see `PrefixCache.acquire`. Their defaults are those of `AcquireOp`."""
+
+    reserve: int
+    namespace: str
+    seq_id: int | None
+    share_prefix: bool
+    retention: Sequence[Retention]
+
+
 @dataclass(frozen=True, slots=True)
 class AcquireOp:
-    """Open a sequence on `tokens`; see `PrefixCache.acquire`. `seq_id` is chosen by the caller."""
+    """Open a sequence on `tokens`; see `PrefixCache.acquire`. `seq_id` is chosen by the caller.
+
+    `waits`: the op is that of `PrefixCache.acquire_or_wait`.
+    """
 
     tokens: bytes
     reserve: int = 0
@@ -416,31 +430,9 @@ class CacheReader(Protocol):
 class CacheHolder(CacheReader, Protocol):
     """Calls on a pool for its holder: the one worker attached to it."""
 
-    @overload
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: Literal[False] = False,
-        share_prefix: bool = True,
-        retention: Sequence[Retention] = (),
-    ) -> AcquireResult: ...
+    def acquire(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult: ...
 
-    @overload
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: bool = False,
-        share_prefix: bool = True,
-        retention: Sequence[Retention] = (),
-    ) -> AcquireResult | Pending: ...
+    def acquire_or_wait(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult | Pending: ...
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult: ...
 

@@ -62,5 +62,5 @@ class Explanation(NamedTuple):
     wanted: bytes
     found: bytes
     num_siblings: int
-    evicted: EvictedTokens | None
-    elsewhere: NamespaceMatch | None
+    evicted: EvictedTokens | None = None
+    elsewhere: NamespaceMatch | None = None

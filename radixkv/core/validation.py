@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from radixkv.core.api import MAX_PRIORITY, Retention
+from radixkv.core.api import MAX_PRIORITY, AcquireOp, AcquireOptions, Retention
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.tokens import TokensLike, pack_tokens
 
 __all__ = [
     "MAX_BLOCK_SIZE",
@@ -18,6 +19,7 @@ __all__ = [
     "MAX_SEQ_ID",
     "MAX_TTL_S",
     "PIN_CLASSES",
+    "acquire_op",
     "check_computed",
     "check_int",
     "check_namespace",
@@ -129,6 +131,13 @@ def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
             bound = f"above 0 and at most {MAX_TTL_S:.0f} seconds, or None"
             raise InvalidArgumentError(f"{name}.duration_s", duration_s, bound)
     return tuple(ranges)
+
+
+def acquire_op(tokens: TokensLike, options: AcquireOptions, *, waits: bool) -> AcquireOp:
+    """The op of an acquire. Checks that it can be one; the cache checks its bounds."""
+    if "retention" in options:
+        options["retention"] = check_retention(options["retention"])
+    return AcquireOp(pack_tokens(tokens), waits=waits, **options)  # type: ignore[arg-type]  # a tuple, once checked
 
 
 def check_computed(num_computed: object, already: int, room: int, history: int) -> None:

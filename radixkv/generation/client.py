@@ -68,7 +68,7 @@ class GenerationClient:
 
     def model(self) -> ModelInfo:
         """Facts of the model served."""
-        return wire.model_from_proto(self._ask(self._stub.GetModel, pb.GetModelRequest()))
+        return wire.MODEL.read(self._ask(self._stub.GetModel, pb.GetModelRequest()))
 
     def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
         """Packed token ids of `history` with the prompt appended; `namespace`: whose turn to use, None: the caller's own."""
@@ -96,7 +96,7 @@ class GenerationClient:
     def verify_block(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Verification:
         """Recompute the last block of a cached branch and compare; see `Engine.verify_block`."""
         request = pb.VerifyBlockRequest(token_ids=pack_tokens(tokens), namespace=namespace)
-        return wire.verification_from_proto(self._ask(self._stub.VerifyBlock, request))
+        return wire.VERIFICATION.read(self._ask(self._stub.VerifyBlock, request))
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue or score a prompt; see `Engine.generate`. Returns once the worker has accepted it."""

@@ -6,10 +6,11 @@ Only the form of a message is checked here; bounds are checked where the values 
 from __future__ import annotations
 
 import json
-from itertools import islice
+from dataclasses import fields, replace
+from operator import not_
 from typing import Any, TypeVar
 
-from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
 from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
@@ -38,12 +39,14 @@ from radixkv.generation.thinking import ThinkingMarks
 from radixkv.generation.verification import BlockDifference, BlockVerdict, Verification
 from radixkv.util.json_text import MAX_VALUES, SHORT_CHARACTERS, num_values, read_json
 from radixkv.v1 import generation_pb2 as pb
-from radixkv.wire.reads import block_times_from_proto
-from radixkv.wire.reads import stats_from_proto as cache_from_proto
+from radixkv.wire.codec import Codec, Form, OneOf
+from radixkv.wire.reads import BLOCK_TIMES, STATS
 from radixkv.wire.reads import stats_to_proto as cache_to_proto
-from radixkv.wire.values import retention_from_proto, retention_to_proto
+from radixkv.wire.values import RETENTION
 
 __all__ = [
+    "MODEL",
+    "VERIFICATION",
     "event_from_proto",
     "event_to_proto",
     "fork_from_proto",
@@ -51,62 +54,14 @@ __all__ = [
     "generate_from_proto",
     "generate_to_proto",
     "ids_from_proto",
-    "model_from_proto",
-    "model_to_proto",
     "prompt_from_proto",
     "prompt_to_proto",
     "stats_from_proto",
     "stats_to_proto",
-    "verification_from_proto",
-    "verification_to_proto",
 ]
 
 _Response = TypeVar("_Response", pb.GenerateResponse, pb.ForkGenerationResponse)
 
-_REASON_TO_PROTO = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-}
-_VERDICT_TO_PROTO = {
-    BlockVerdict.AGREES: pb.BLOCK_VERDICT_AGREES,
-    BlockVerdict.DIFFERS: pb.BLOCK_VERDICT_DIFFERS,
-    BlockVerdict.GONE: pb.BLOCK_VERDICT_GONE,
-    BlockVerdict.NO_ROOM: pb.BLOCK_VERDICT_NO_ROOM,
-}
-_VERDICT_FROM_PROTO = {value: verdict for verdict, value in _VERDICT_TO_PROTO.items()}
-_REASON_FROM_PROTO = {value: reason for reason, value in _REASON_TO_PROTO.items()}
-
-_STOPPING_TO_PROTO = {
-    EarlyStopping.HEURISTIC: pb.EARLY_STOPPING_HEURISTIC,
-    EarlyStopping.ALWAYS: pb.EARLY_STOPPING_ALWAYS,
-    EarlyStopping.NEVER: pb.EARLY_STOPPING_NEVER,
-}
-_STOPPING_FROM_PROTO = {value: stopping for stopping, value in _STOPPING_TO_PROTO.items()}
-
-_WITH_PRESENCE = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "n",
-    "logprobs",
-    "prompt_logprobs",
-    "best_of",
-    "num_beams",
-    "length_penalty",
-    "repetition_penalty",
-)
-_WITHOUT_PRESENCE = (
-    "ignore_eos",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "include_stop",
-    "keep_special_tokens",
-    "prompt_logprobs_start",
-)
 MAX_IDS = 500_000
 """Most token ids of a call that are converted one by one."""
 
@@ -178,193 +133,182 @@ def ids_from_proto(argument: str, token_ids: bytes, max_ids: int = MAX_IDS) -> b
 
 def prompt_from_proto(proto: pb.Prompt) -> Prompt:
     """The prompt of a message."""
+    return Prompt(**_read_prompt(proto))
+
+
+def _read_prompt(proto: pb.Prompt) -> dict[str, Any]:
+    """The fields of a prompt that its message gives."""
     match proto.WhichOneof("form"):
         case "token_ids":
-            return Prompt(token_ids=proto.token_ids)
+            return {"token_ids": proto.token_ids}
         case "text":
-            return Prompt(text=proto.text)
+            return {"text": proto.text}
         case "messages":
             chat = proto.messages
             _check_json_of(chat)
-            return Prompt(
-                messages=[_message_from_proto(message) for message in chat.messages],
-                tools=_read_json("messages.tools_json", chat.tools_json, list),
-                template_arguments=_read_json("messages.template_arguments_json", chat.template_arguments_json, dict),
-                continue_final_message=chat.continue_final_message,
-            )
+            return {
+                "messages": [_message_from_proto(message) for message in chat.messages],
+                "tools": _read_json("messages.tools_json", chat.tools_json, list),
+                "template_arguments": _read_json(
+                    "messages.template_arguments_json", chat.template_arguments_json, dict
+                ),
+                "continue_final_message": chat.continue_final_message,
+            }
         case _:
-            return Prompt()
+            return {}
 
 
-def _sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
-    proto = pb.SamplingParams(
-        stop=sampling.stop,
-        stop_token_ids=pack_tokens(sampling.stop_token_ids),
-        early_stopping=_STOPPING_TO_PROTO[sampling.early_stopping],
-        logit_bias=dict(sampling.logit_bias),
-        forced_token_ids=pack_tokens(sampling.forced_token_ids),
-        bad_words=sampling.bad_words,
-    )
-    if sampling.allowed_token_ids is not None:
-        proto.allowed_token_ids = pack_tokens(sampling.allowed_token_ids)
+def _token_ids(argument: str, max_ids: int) -> Form:
+    """The form of unpacked token ids, of which a message may have at most `max_ids`."""
+    return Form(pack_tokens, lambda packed: tuple(unpack_tokens(ids_from_proto(argument, packed, max_ids))))
+
+
+_UNPACKED = Form(pack_tokens, lambda packed: tuple(unpack_tokens(packed)))
+
+_STOPPING = {getattr(pb, f"EARLY_STOPPING_{stopping.name}"): stopping for stopping in EarlyStopping}
+_STOPPING_NUMBERS = {stopping: number for number, stopping in _STOPPING.items()}
+
+_SAMPLING = Codec(
+    SamplingParams,
+    pb.SamplingParams,
+    left_out=(*SamplingDefaults._fields, "grammar"),
+    bound="small enough for its field",
+    stop_token_ids=_token_ids("stop_token_ids", MAX_STOPS),
+    early_stopping=Form(_STOPPING_NUMBERS.__getitem__, lambda number: _STOPPING.get(number, EarlyStopping.HEURISTIC)),
+    forced_token_ids=_token_ids("forced_token_ids", MAX_IDS),
+    bad_words=Form(most=MAX_BAD_WORDS + 1),
+    allowed_token_ids=_token_ids("allowed_token_ids", MAX_ALLOWED_IDS),
+)
+_DRAWS = Codec(SamplingDefaults, pb.SamplingParams, bound="small enough for its field")
+"""The parameters of a request for which a model may have defaults."""
+
+
+def _write_sampling(sampling: SamplingParams, proto: pb.SamplingParams) -> None:
+    _SAMPLING.write(sampling, proto)
+    _DRAWS.write(SamplingDefaults(*(getattr(sampling, name) for name in SamplingDefaults._fields)), proto)
     if sampling.grammar is not None:
-        text: str | bool = sampling.grammar.text or True
-        proto.grammar.CopyFrom(pb.Grammar(**{sampling.grammar.kind: text}))  # type: ignore[arg-type]  # of its field
-    for name in (*_WITH_PRESENCE, *_WITHOUT_PRESENCE):
-        value = getattr(sampling, name)
-        if value is not None:
-            try:
-                setattr(proto, name, value)
-            except ValueError:
-                raise InvalidArgumentError(name, value, "small enough for its field") from None
-    return proto
+        setattr(proto.grammar, sampling.grammar.kind, sampling.grammar.text or True)
 
 
-def _ids(argument: str, token_ids: bytes, max_ids: int) -> tuple[int, ...]:
-    return tuple(unpack_tokens(ids_from_proto(argument, token_ids, max_ids)))
-
-
-def _sampling_from_proto(proto: pb.SamplingParams, defaults: SamplingDefaults) -> SamplingParams:
-    given = {name: getattr(proto, name) for name in _WITH_PRESENCE if proto.HasField(name)}
-    given |= {name: getattr(proto, name) for name in _WITHOUT_PRESENCE}
+def _read_sampling(proto: pb.SamplingParams, defaults: SamplingDefaults) -> SamplingParams:
+    given = _DRAWS.read(proto)
+    draws = {name: value for name, value in given._asdict().items() if value is not None}
     if proto.num_beams <= 1:
-        given |= defaults.fill(*map(given.get, SamplingDefaults._fields))
+        draws = defaults.fill(*given)
     kind = proto.grammar.WhichOneof("form")
-    return SamplingParams(
-        stop=tuple(proto.stop),
-        stop_token_ids=_ids("stop_token_ids", proto.stop_token_ids, MAX_STOPS),
-        early_stopping=_STOPPING_FROM_PROTO.get(proto.early_stopping, EarlyStopping.HEURISTIC),
-        logit_bias=dict(proto.logit_bias),
-        forced_token_ids=_ids("forced_token_ids", proto.forced_token_ids, MAX_IDS),
-        bad_words=tuple(islice(proto.bad_words, MAX_BAD_WORDS + 1)),
-        allowed_token_ids=_ids("allowed_token_ids", proto.allowed_token_ids, MAX_ALLOWED_IDS)
-        if proto.HasField("allowed_token_ids")
-        else None,
-        grammar=Grammar(kind, "" if kind == "json_object" else getattr(proto.grammar, kind)) if kind else None,
-        **given,
-    )
+    grammar = Grammar(kind, "" if kind == "json_object" else getattr(proto.grammar, kind)) if kind else None
+    return _SAMPLING.read(proto, grammar=grammar, **draws)
+
+
+_UNSHARED = Form(not_, not_, "no_prefix_sharing")
+_PIN = Codec(PrefixPin, pb.PrefixPin)
+_ELSEWHERE = (*(field.name for field in fields(Prompt)), "sampling")
+"""Fields of a request that a message has in `prompt`, and those that depend on the model's defaults."""
+
+_GENERATE = Codec(
+    GenerateParams,
+    pb.GenerateRequest,
+    left_out=_ELSEWHERE,
+    shares_prefix=_UNSHARED,
+    retention=RETENTION,
+    pins=Form(_PIN.write, _PIN.read, most=MAX_PINS + 1),
+)
+_FORK = Codec(ForkParams, pb.ForkGenerationRequest, left_out=(*_ELSEWHERE, "sees"), retention=RETENTION)
 
 
 def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:
     """The request for these parameters."""
-    request = pb.GenerateRequest(
-        prompt=prompt_to_proto(params),
-        history=pack_tokens(params.history),
-        sampling=_sampling_to_proto(params.sampling),
-        namespace=params.namespace,
-        priority=params.priority,
-        timeout_s=params.timeout_s,
-        request_id=params.request_id,
-        no_prefix_sharing=not params.shares_prefix,
-        adapter=params.adapter,
-        cache_salt=params.cache_salt,
-        truncate_prompt_tokens=params.truncate_prompt_tokens,
-    )
-    retention_to_proto(params.retention, request.retention)
-    for pin in params.pins:
-        request.pins.add(num_tokens=pin.num_tokens, ttl_s=pin.ttl_s)
+    request = _GENERATE.to_proto(params, prompt=prompt_to_proto(params))
+    _write_sampling(params.sampling, request.sampling)
     return request
 
 
 def generate_from_proto(proto: pb.GenerateRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> GenerateParams:
     """The parameters of a request; `defaults`: sampling parameters that it leaves out."""
-    prompt = prompt_from_proto(proto.prompt)
-    return GenerateParams(
-        token_ids=prompt.token_ids,
-        text=prompt.text,
-        messages=prompt.messages,
-        tools=prompt.tools,
-        template_arguments=prompt.template_arguments,
-        continue_final_message=prompt.continue_final_message,
-        history=proto.history,
-        sampling=_sampling_from_proto(proto.sampling, defaults),
-        namespace=proto.namespace if proto.HasField("namespace") else None,
-        priority=proto.priority,
-        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
-        request_id=proto.request_id,
-        shares_prefix=not proto.no_prefix_sharing,
-        retention=retention_from_proto(proto.retention),
-        adapter=proto.adapter,
-        cache_salt=proto.cache_salt,
-        truncate_prompt_tokens=proto.truncate_prompt_tokens,
-        pins=tuple(PrefixPin(pin.num_tokens, pin.ttl_s) for pin in islice(proto.pins, MAX_PINS + 1)),
-    )
+    return _GENERATE.read(proto, **_read_prompt(proto.prompt), sampling=_read_sampling(proto.sampling, defaults))
 
 
 def fork_to_proto(params: ForkParams) -> pb.ForkGenerationRequest:
     """The request for these parameters."""
-    request = pb.ForkGenerationRequest(
-        generation_id=params.generation_id,
-        branch=params.branch,
-        position=params.position,
-        prompt=prompt_to_proto(params),
-        sampling=_sampling_to_proto(params.sampling),
-        priority=params.priority,
-        timeout_s=params.timeout_s,
-        request_id=params.request_id,
-    )
-    retention_to_proto(params.retention, request.retention)
+    request = _FORK.to_proto(params, prompt=prompt_to_proto(params))
+    _write_sampling(params.sampling, request.sampling)
     return request
 
 
 def fork_from_proto(proto: pb.ForkGenerationRequest, defaults: SamplingDefaults = NO_DEFAULTS) -> ForkParams:
     """The parameters of a request; `defaults`: sampling parameters that it leaves out."""
-    prompt = prompt_from_proto(proto.prompt)
-    return ForkParams(
-        generation_id=proto.generation_id,
-        branch=proto.branch,
-        position=proto.position if proto.HasField("position") else None,
-        token_ids=prompt.token_ids,
-        text=prompt.text,
-        messages=prompt.messages,
-        tools=prompt.tools,
-        template_arguments=prompt.template_arguments,
-        continue_final_message=prompt.continue_final_message,
-        sampling=_sampling_from_proto(proto.sampling, defaults),
-        priority=proto.priority,
-        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,
-        request_id=proto.request_id,
-        retention=retention_from_proto(proto.retention),
-    )
+    return _FORK.read(proto, **_read_prompt(proto.prompt), sampling=_read_sampling(proto.sampling, defaults))
+
+
+_PERCENTILES = Codec(Percentiles, pb.Percentiles)
+_ENGINE = Codec(
+    EngineStats,
+    pb.EngineStats,
+    time_to_first_token=_PERCENTILES,
+    inter_token=_PERCENTILES,
+    waited=_PERCENTILES,
+)
+_MARKS = Codec(ThinkingMarks, pb.ThinkingMarks, close_ids=_UNPACKED)
+
+MODEL = Codec(
+    ModelInfo,
+    pb.GetModelResponse,
+    eos_token_ids=_UNPACKED,
+    sampling=Codec(SamplingDefaults, pb.SamplingDefaults),
+    thinking=Form(_MARKS.write, lambda proto: _MARKS.read(proto) if proto.opens and proto.closes else None),
+)
+VERIFICATION = Codec(
+    Verification,
+    pb.VerifyBlockResponse,
+    verdict=BlockVerdict,
+    difference=Codec(BlockDifference, pb.BlockDifference),
+)
+
+
+def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:
+    """A worker's stats, as a message."""
+    response = pb.GetStatsResponse(engine=_ENGINE.to_proto(stats.engine))
+    if stats.cache is not None:
+        response.cache.CopyFrom(cache_to_proto("", stats.cache, stats.block_times))
+    return response
+
+
+def stats_from_proto(proto: pb.GetStatsResponse) -> WorkerStats:
+    """The worker's stats of a message."""
+    engine = _ENGINE.read(proto.engine)
+    if not proto.HasField("cache"):
+        return WorkerStats(engine, None)
+    return WorkerStats(engine, STATS.read(proto.cache), BLOCK_TIMES.read(proto.cache))
+
+
+def _write_ranked(ranked: tuple[int, float], proto: pb.TokenLogprob) -> None:
+    proto.token_id, proto.logprob = ranked
+
+
+_SAMPLED = Codec(
+    SampledToken,
+    pb.TokenLogprobs,
+    logprob=Form(lambda logprob: logprob or 0.0),
+    top=Form(_write_ranked, lambda proto: (proto.token_id, proto.logprob)),
+)
+_EVENTS = OneOf(
+    pb.GenerateResponse,
+    Codec(Started, pb.Started),
+    Codec(PromptLogprobs, pb.PromptLogprobs, top_ids=_UNPACKED._replace(name="top_token_ids")),
+    Codec(Delta, pb.Delta, token_ids=_UNPACKED, logprobs=_SAMPLED),
+    Codec(BranchFinished, pb.BranchFinished, left_out=("stop",), reason=FinishReason),
+    Codec(Completed, pb.Completed, usage=Codec(Usage, pb.Usage), pinned=Form(name="pinned_tokens")),
+)
 
 
 def event_to_proto(event: GenerationEvent, response: type[_Response]) -> _Response:
     """An event as a message of its stream."""
-    match event:
-        case Started():
-            return response(started=pb.Started(generation_id=event.generation_id, prompt=event.prompt))
-        case PromptLogprobs():
-            return response(
-                prompt_logprobs=pb.PromptLogprobs(
-                    start=event.start,
-                    logprobs=event.logprobs,
-                    ranks=event.ranks,
-                    top_token_ids=pack_tokens(event.top_ids),
-                    top_logprobs=event.top_logprobs,
-                )
-            )
-        case Delta():
-            logprobs = [_logprobs_to_proto(sampled) for sampled in event.logprobs]
-            token_ids = pack_tokens(event.token_ids)
-            delta = pb.Delta(branch=event.branch, token_ids=token_ids, text=event.text, logprobs=logprobs)
-            if event.num_cached_tokens is not None:
-                delta.num_cached_tokens = event.num_cached_tokens
-            return response(delta=delta)
-        case BranchFinished():
-            finished = pb.BranchFinished(branch=event.branch, reason=_REASON_TO_PROTO[event.reason], score=event.score)
-            if isinstance(event.stop, str):
-                finished.stop_text = event.stop
-            elif event.stop is not None:
-                finished.stop_token_id = event.stop
-            return response(branch_finished=finished)
-        case Completed():
-            usage = pb.Usage(**event.usage._asdict())
-            return response(completed=pb.Completed(usage=usage, pinned_tokens=event.pinned))
-
-
-def _logprobs_to_proto(sampled: SampledToken) -> pb.TokenLogprobs:
-    top = [pb.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in sampled.top]
-    return pb.TokenLogprobs(token_id=sampled.token_id, logprob=sampled.logprob or 0.0, top=top)
+    message = response()
+    _EVENTS.write(event, message)
+    if isinstance(event, BranchFinished) and event.stop is not None:
+        name = "stop_text" if isinstance(event.stop, str) else "stop_token_id"
+        setattr(message.branch_finished, name, event.stop)
+    return message
 
 
 def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> GenerationEvent | None:
@@ -373,105 +317,8 @@ def event_from_proto(proto: pb.GenerateResponse | pb.ForkGenerationResponse) -> 
     Raises:
         InvalidArgumentError: a reason of a later version, or truncated token ids.
     """
-    match proto.WhichOneof("event"):
-        case "started":
-            return Started(proto.started.generation_id, proto.started.prompt)
-        case "prompt_logprobs":
-            told = proto.prompt_logprobs
-            top_ids = tuple(unpack_tokens(told.top_token_ids))
-            return PromptLogprobs(
-                told.start, tuple(told.logprobs), tuple(told.ranks), top_ids, tuple(told.top_logprobs)
-            )
-        case "delta":
-            logprobs = tuple(
-                SampledToken(p.token_id, p.logprob, tuple((t.token_id, t.logprob) for t in p.top))
-                for p in proto.delta.logprobs
-            )
-            delta = proto.delta
-            num_cached = delta.num_cached_tokens if delta.HasField("num_cached_tokens") else None
-            return Delta(delta.branch, tuple(unpack_tokens(delta.token_ids)), delta.text, logprobs, num_cached)
-        case "branch_finished":
-            finished = proto.branch_finished
-            kind = finished.WhichOneof("stop")
-            stop = getattr(finished, kind) if kind else None
-            if finished.reason not in _REASON_FROM_PROTO:
-                raise InvalidArgumentError("reason", finished.reason, "a reason of an end that this version knows")
-            score = finished.score if finished.HasField("score") else None
-            return BranchFinished(finished.branch, _REASON_FROM_PROTO[finished.reason], stop, score)
-        case "completed":
-            usage = proto.completed.usage
-            pinned = tuple(proto.completed.pinned_tokens)
-            return Completed(Usage(**{name: getattr(usage, name) for name in Usage._fields}), pinned)
-        case _:
-            return None
-
-
-def verification_to_proto(found: Verification) -> pb.VerifyBlockResponse:
-    """A verification, as a message."""
-    message = pb.VerifyBlockResponse(verdict=_VERDICT_TO_PROTO[found.verdict], block_id=found.block_id)
-    if found.difference is not None:
-        message.difference.CopyFrom(pb.BlockDifference(**found.difference._asdict()))
-    return message
-
-
-def verification_from_proto(proto: pb.VerifyBlockResponse) -> Verification:
-    """The verification of a message.
-
-    Raises:
-        RadixKVError: a verdict unknown to this version.
-    """
-    verdict = _VERDICT_FROM_PROTO.get(proto.verdict)
-    if verdict is None:
-        raise RadixKVError(f"the worker answered with verdict {proto.verdict}, which is not known here")
-    told = proto.difference
-    difference = BlockDifference(told.layer, told.relative, told.largest) if proto.HasField("difference") else None
-    return Verification(verdict, proto.block_id, difference)
-
-
-def model_to_proto(info: ModelInfo) -> pb.GetModelResponse:
-    """A model's facts, as a message."""
-    sampling = pb.SamplingDefaults(**info.sampling._asdict())
-    told: dict[str, Any] = {"eos_token_ids": pack_tokens(info.eos_token_ids), "sampling": sampling}
-    if info.thinking is not None:
-        opens, closes, close_ids = info.thinking
-        told["thinking"] = pb.ThinkingMarks(opens=opens, closes=closes, close_ids=pack_tokens(close_ids))
-    return pb.GetModelResponse(**{**info._asdict(), **told})
-
-
-def model_from_proto(proto: pb.GetModelResponse) -> ModelInfo:
-    """The model's facts of a message."""
-    values = {name: getattr(proto, name) for name in ModelInfo._fields}
-    values["eos_token_ids"] = tuple(unpack_tokens(proto.eos_token_ids))
-    values["adapters"] = tuple(proto.adapters)
-    values["template_variables"] = tuple(proto.template_variables)
-    marks = proto.thinking
-    close_ids = tuple(unpack_tokens(marks.close_ids))
-    values["thinking"] = ThinkingMarks(marks.opens, marks.closes, close_ids) if marks.opens and marks.closes else None
-    names = [field.name for field, _ in proto.sampling.ListFields()]
-    values["sampling"] = SamplingDefaults(**{name: getattr(proto.sampling, name) for name in names})
-    return ModelInfo(**values)
-
-
-def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:
-    """A worker's stats, as a message."""
-    values = {
-        name: pb.Percentiles(**value._asdict()) if isinstance(value, Percentiles) else value
-        for name, value in stats.engine._asdict().items()
-    }
-    engine = pb.EngineStats(**values)  # type: ignore[arg-type]  # each of its field's type
-    response = pb.GetStatsResponse(engine=engine)
-    if stats.cache is not None:
-        response.cache.CopyFrom(cache_to_proto("", stats.cache, stats.block_times))
-    return response
-
-
-def stats_from_proto(proto: pb.GetStatsResponse) -> WorkerStats:
-    """The worker's stats of a message."""
-    values: dict[str, Any] = {name: getattr(proto.engine, name) for name in EngineStats._fields}
-    for name, value in values.items():
-        if isinstance(value, pb.Percentiles):
-            values[name] = Percentiles(value.p50_s, value.p90_s, value.p99_s)
-    engine = EngineStats(**values)
-    if not proto.HasField("cache"):
-        return WorkerStats(engine, None)
-    return WorkerStats(engine, cache_from_proto(proto.cache), block_times_from_proto(proto.cache))
+    if proto.WhichOneof("event") is None:
+        return None
+    event: GenerationEvent = _EVENTS.read(proto)
+    kind = proto.branch_finished.WhichOneof("stop") if isinstance(event, BranchFinished) else None
+    return replace(event, stop=getattr(proto.branch_finished, kind)) if kind else event

@@ -17,16 +17,7 @@ from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
-from radixkv.wire.reads import (
-    event_to_proto,
-    explanation_to_proto,
-    match_to_proto,
-    node_to_proto,
-    pin_to_proto,
-    stats_to_proto,
-    usage_to_proto,
-)
-from radixkv.wire.values import retention_from_proto
+from radixkv.wire.reads import EVENT, EXPLANATION, MATCH, NODE, PIN, RETAIN, USAGE, stats_to_proto
 
 __all__ = ["PrefixCacheServicer"]
 
@@ -60,7 +51,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace = _namespace(request)
         return readers.MatchResponse(
             pools=[
-                match_to_proto(pool.shape.name, pool.cache.match(request.tokens, namespace=namespace))
+                MATCH.to_proto(pool.cache.match(request.tokens, namespace=namespace), pool=pool.shape.name)
                 for pool in self._pools.select(request.pool)
             ]
         )
@@ -70,7 +61,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         """See prefix_cache.proto."""
         namespace, others, answers = _namespace(request), list(request.also), []
         for pool in self._pools.select(request.pool):
-            explanation = explanation_to_proto(
+            explanation = EXPLANATION.to_proto(
                 pool.cache.explain(request.tokens, namespace=namespace, other_namespaces=others)
             )
             answers.append(readers.PoolExplanation(pool=pool.shape.name, explanation=explanation))
@@ -127,7 +118,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace, answers = _namespace(request), []
         for pool in self._pools.select(request.pool):
             pin = pool.change(lambda cache: cache.pin(request.tokens, ttl=request.ttl_s, namespace=namespace))
-            answers.append(readers.PoolPin(pool=pool.shape.name, pin=pin_to_proto(pin._replace(tokens=b""))))
+            answers.append(readers.PoolPin(pool=pool.shape.name, pin=PIN.to_proto(pin._replace(tokens=b""))))
         return readers.PinResponse(pools=answers)
 
     @_unary
@@ -145,7 +136,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace = request.namespace if request.HasField("namespace") else None
         return readers.PinsResponse(
             pools=[
-                readers.PoolPins(pool=pool.shape.name, pins=map(pin_to_proto, pool.cache.pins(namespace)))
+                readers.PoolPins(pool=pool.shape.name, pins=map(PIN.to_proto, pool.cache.pins(namespace)))
                 for pool in self._pools.select(request.pool)
             ]
         )
@@ -153,13 +144,13 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Retain(self, request: readers.RetainRequest) -> readers.RetainResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, ranges = _namespace(request), retention_from_proto(request.retention)
+        op = RETAIN.read(request)
         return readers.RetainResponse(
             pools=[
                 readers.PoolRetained(
                     pool=pool.shape.name,
                     num_tokens=pool.change(
-                        lambda cache: cache.retain(request.tokens, retention=ranges, namespace=namespace)
+                        lambda cache: cache.retain(op.tokens, retention=op.retention, namespace=op.namespace)
                     ),
                 )
                 for pool in self._pools.select(request.pool)
@@ -180,7 +171,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         )
         for pool in pools:
             pool.tell()
-        answers = [readers.PoolQuota(pool=name, usage=usage_to_proto(usage)) for name, usage in usages.items()]
+        answers = [readers.PoolQuota(pool=name, usage=USAGE.to_proto(usage)) for name, usage in usages.items()]
         return readers.SetQuotaResponse(pools=answers)
 
     @_unary
@@ -189,7 +180,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace = request.namespace if request.HasField("namespace") else None
         return readers.UsageResponse(
             pools=[
-                readers.PoolUsage(pool=pool.shape.name, usages=map(usage_to_proto, pool.cache.usage(namespace)))
+                readers.PoolUsage(pool=pool.shape.name, usages=map(USAGE.to_proto, pool.cache.usage(namespace)))
                 for pool in self._pools.select(request.pool)
             ]
         )
@@ -243,7 +234,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
             listing = pool.cache.list_nodes(namespace)
             while not listing.is_done:
                 now_s = self._pools.clock()
-                for chunk in _chunks(map(node_to_proto, listing.take())):
+                for chunk in _chunks(map(NODE.to_proto, listing.take())):
                     yield readers.DumpResponse(pool=pool.shape.name, nodes=chunk, now_s=now_s)
                 await asyncio.sleep(0)  # lets Steps run between two slices
 
@@ -259,7 +250,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         ):
             while True:
                 for pool, events, _ in stream.take():
-                    for chunk in _chunks(map(event_to_proto, events)):
+                    for chunk in _chunks(map(EVENT.to_proto, events)):
                         yield readers.EventsResponse(pool=pool.shape.name, incarnation=pool.incarnation, events=chunk)
                 if stream.is_current and not request.follow:
                     return

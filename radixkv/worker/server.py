@@ -267,7 +267,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         return self._events(begin, pb.ForkGenerationResponse)
 
     async def GetModel(self, request: Any, context: Any) -> pb.GetModelResponse:  # noqa: ARG002, N802
-        return wire.model_to_proto(self._generator.model())
+        return wire.MODEL.to_proto(self._generator.model())
 
     async def Tokenize(self, request: Any, context: Any) -> pb.TokenizeResponse:  # noqa: ARG002, N802
         namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
@@ -293,7 +293,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
     async def VerifyBlock(self, request: Any, context: Any) -> pb.VerifyBlockResponse:  # noqa: ARG002, N802
         namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
         verify = partial(self._generator.verify_block, request.token_ids, namespace)
-        return wire.verification_to_proto(await self._on_thread(verify))
+        return wire.VERIFICATION.to_proto(await self._on_thread(verify))
 
     async def _on_thread(self, function: Callable[[], _Result], namespace: str = "") -> _Result:
         _take_own_turns(namespace)

@@ -203,10 +203,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "the time that a request is given is not told to the worker",
         "generation/wire.py",
-        "        priority=proto.priority,\n"
-        '        timeout_s=proto.timeout_s if proto.HasField("timeout_s") else None,\n'
-        "        request_id=proto.request_id,\n        shares_prefix",
-        "        priority=proto.priority,\n        request_id=proto.request_id,\n        shares_prefix",
+        "    left_out=_ELSEWHERE,\n",
+        '    left_out=(*_ELSEWHERE, "timeout_s"),\n',
         ("unit/service/test_wire.py::test_all_that_a_request_says_comes_through",),
     ),
     PlantedBug(

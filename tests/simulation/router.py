@@ -8,7 +8,7 @@ from radixkv.core.api import PoolShape
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import RadixKVError
 from radixkv.v1 import prefix_cache_pb2 as readers
-from radixkv.wire.reads import event_from_proto
+from radixkv.wire.reads import EVENT
 from tests.stateful.event_follower import EventFollower
 from tests.stateful.snapshot import read_snapshot
 
@@ -61,7 +61,7 @@ class Router:
     def _told(self, answer: Any) -> None:
         if not isinstance(answer, readers.EventsResponse):
             return  # what the call has ended with
-        events = list(map(event_from_proto, answer.events))
+        events = list(map(EVENT.read, answer.events))
         if self._was_synced:
             self._simulator.count("events anew" if events[0].kind == "reset" else "events resumed")
             self._was_synced = False

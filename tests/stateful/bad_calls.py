@@ -22,7 +22,7 @@ def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], o
         lambda: holder.acquire(b"\0\0\0"),
         lambda: holder.acquire(some, reserve=-1),
         lambda: holder.acquire(some, namespace=""),
-        lambda: holder.acquire(b"", waits=True),
+        lambda: holder.acquire_or_wait(b""),
         lambda: holder.acquire(b"", share_prefix=False),
         lambda: holder.acquire(some, retention=[Retention(2, 2)]),
         lambda: holder.retain(some, retention=[Retention(priority=101)]),
@@ -46,7 +46,7 @@ def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], o
     return [
         *calls,
         lambda: holder.acquire(some, seq_id=seq_id),
-        lambda: holder.acquire(some, seq_id=seq_id, waits=True),
+        lambda: holder.acquire_or_wait(some, seq_id=seq_id),
         lambda: holder.extend(seq_id, 0),
         lambda: holder.insert(seq_id, computed - 1),
         lambda: holder.insert(seq_id, len(branch.tokens) + 1),

@@ -81,9 +81,7 @@ class Crowd:
         while self.queued:
             request = self.queued[0]
             try:
-                answer = self.holder.acquire(
-                    pack_tokens(request.tokens), reserve=min(request.num_to_decode, 1), waits=True
-                )
+                answer = self.holder.acquire_or_wait(pack_tokens(request.tokens), reserve=min(request.num_to_decode, 1))
             except OutOfBlocksError:
                 assert self.running, "what fits the pool alone finds no blocks though nobody holds any"
                 break

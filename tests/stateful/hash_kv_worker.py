@@ -277,12 +277,12 @@ def _fallible_ids(op: StepOp) -> list[int | None]:
 def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
     match op:
         case AcquireOp():
-            return holder.acquire(
+            acquire = holder.acquire_or_wait if op.waits else holder.acquire
+            return acquire(
                 op.tokens,
                 reserve=op.reserve,
                 namespace=op.namespace,
                 seq_id=op.seq_id,
-                waits=op.waits,
                 share_prefix=op.share_prefix,
                 retention=op.retention,
             )

@@ -115,7 +115,7 @@ PLANTED_WAITS = (
         "an acquire that waits opens a sequence all the same",
         "cache/prefix_cache.py",
         "            if pending is not None:\n",
-        "            if pending is not None:\n                self.acquire(packed, reserve, namespace, seq_id)\n",
+        "            if pending is not None:\n                self.acquire(packed, namespace=namespace, seq_id=seq_id)\n",
     ),
     PlantedBug(
         "ops go on upon a sequence that waits to be opened",

@@ -6,18 +6,18 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
-from typing import Literal, overload
+from typing import Unpack
 
 from radixkv.core import validation
 from radixkv.core.api import (
-    DEFAULT_NAMESPACE,
+    AcquireOp,
+    AcquireOptions,
     AcquireResult,
     AdoptionOp,
     Copy,
     ExtendResult,
     Notice,
     Pending,
-    Retention,
     StepOp,
     StepResult,
 )
@@ -67,69 +67,49 @@ class PrefixCache(Reads, Management, Adoption):
 
     # -- sequences ----------------------------------------------------------------------------------------------------
 
-    @overload
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: Literal[False] = False,
-        share_prefix: bool = True,
-        retention: SequenceOf[Retention] = (),
-    ) -> AcquireResult: ...
-
-    @overload
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: bool = False,
-        share_prefix: bool = True,
-        retention: SequenceOf[Retention] = (),
-    ) -> AcquireResult | Pending: ...
-
-    def acquire(
-        self,
-        tokens: TokensLike,
-        *,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        seq_id: int | None = None,
-        waits: bool = False,
-        share_prefix: bool = True,
-        retention: SequenceOf[Retention] = (),
-    ) -> AcquireResult | Pending:
+    def acquire(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult:
         """Open a sequence on a prompt: lock its cached prefix, take private blocks for the rest.
 
         Of the block in which the prompt parts from the cached history the common part is reused: by taking its append right,
-        or by the COPY in `ops`. `reserve` more tokens are promised and take no blocks until `extend` asks for them.
-        O(path) + O(evicted · log n); may evict unlocked leaves.
+        or by the COPY in `ops`. O(path) + O(evicted · log n); may evict unlocked leaves.
 
-        With `waits`: where an open sequence with a block or more left to compute will publish a block or more of the prompt
-        beyond the present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one
-        that gets furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
-
-        Without `share_prefix`: the sequence matches nothing, and only its own forks match its computed tokens. It never waits,
-        and its release frees all of it.
-
-        `retention` sets the priority of ranges of the history, prompt and generated tokens alike, once it is released with
-        `keep`; its forks bear it too. See `retain`.
+        Args:
+            tokens: the prompt.
+            reserve: so many more tokens are promised; they take no blocks until `extend` asks for them. 0 by default.
+            namespace: the isolation domain; ``"default"`` by default.
+            seq_id: id of the sequence; None: one is chosen.
+            share_prefix: False: the sequence matches nothing, and only its own forks match its computed tokens. Its release
+                frees all of it. True by default.
+            retention: sets the priority of ranges of the history, prompt and generated tokens alike, once it is released with
+                `keep`; its forks bear it too. See `retain`. None by default.
 
         Raises:
             InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
             OutOfBlocksError: it does not fit next to the locked and promised blocks; nothing was evicted.
         """
+        answer = self.apply_acquire(validation.acquire_op(tokens, options, waits=False))
+        assert isinstance(answer, AcquireResult), "it does not wait"
+        return answer
+
+    def acquire_or_wait(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult | Pending:
+        """Like `acquire`, but wait for the computation of another sequence in place of repeating it.
+
+        Where an open sequence with a block or more left to compute will publish a block or more of the prompt beyond the
+        present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one that gets
+        furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
+
+        Without `share_prefix` it never waits.
+        """
+        return self.apply_acquire(validation.acquire_op(tokens, options, waits=True))
+
+    def apply_acquire(self, op: AcquireOp) -> AcquireResult | Pending:
+        """`acquire`, or `acquire_or_wait`, as an op."""
         self._enter()
-        packed = pack_tokens(tokens)
+        packed, namespace, seq_id, share_prefix = pack_tokens(op.tokens), op.namespace, op.seq_id, op.share_prefix
         validation.check_prompt(packed)
-        validation.check_int("reserve", reserve, 0)
+        validation.check_int("reserve", op.reserve, 0)
         validation.check_namespace(namespace)
-        ranges = validation.check_retention(retention) if retention else ()
+        ranges = validation.check_retention(op.retention) if op.retention else ()
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
@@ -138,11 +118,11 @@ class PrefixCache(Reads, Management, Adoption):
         known_root = forest.roots.get(namespace) if share_prefix else None
         root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = forest.walk(root, packed)
-        if waits and share_prefix:
+        if op.waits and share_prefix:
             pending = self._join(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
             if pending is not None:
                 return pending
-        plan = plan_acquire(forest, walk, length, reserve)
+        plan = plan_acquire(forest, walk, length, op.reserve)
         allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)
         if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, walk)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireOp,
+    AcquireResult,
     AdoptionOp,
     AdoptOp,
     AdoptResult,
@@ -38,6 +39,8 @@ __all__ = ["apply_step"]
 
 class Adopter(CacheHolder, Protocol):
     """A `CacheHolder` that adopts the tree and sequences of a lost cache."""
+
+    def apply_acquire(self, op: AcquireOp) -> AcquireResult | Pending: ...
 
     def adopt(
         self,
@@ -97,18 +100,6 @@ def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
     return call(cache, op)
 
 
-def _acquire(cache: Adopter, op: AcquireOp) -> StepResult:
-    return cache.acquire(
-        op.tokens,
-        reserve=op.reserve,
-        namespace=op.namespace,
-        seq_id=op.seq_id,
-        waits=op.waits,
-        share_prefix=op.share_prefix,
-        retention=op.retention,
-    )
-
-
 def _adopt_sequence(cache: Adopter, op: AdoptSequenceOp) -> StepResult:
     cache.adopt_sequence(
         op.seq_id,
@@ -127,7 +118,7 @@ def _adopt_sequence(cache: Adopter, op: AdoptSequenceOp) -> StepResult:
 
 
 _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
-    AcquireOp: _acquire,
+    AcquireOp: lambda cache, op: cache.apply_acquire(op),
     ExtendOp: lambda cache, op: cache.extend(op.seq_id, op.num_tokens),
     InsertOp: lambda cache, op: cache.insert(op.seq_id, op.num_computed, op.new_tokens),
     ForkOp: lambda cache, op: cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids),

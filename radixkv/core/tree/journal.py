@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from typing import NamedTuple
@@ -14,11 +15,11 @@ _ENTRY_BYTES = 256  # of each entry, without its tokens and blocks
 
 
 class Retained(NamedTuple):
-    """The current retention of blocks; see `Retention`. `priority` 35: the default."""
+    """The current retention of blocks; see `Retention`. `priority` 35: the default. `duration_s`: infinite if without end."""
 
     block_ids: array[int]
     priority: int
-    duration_s: float
+    duration_s: float = math.inf
 
 
 class Dropped(NamedTuple):

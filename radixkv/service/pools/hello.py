@@ -6,7 +6,7 @@ from radixkv.core.api import PoolShape
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.values import shape_from_proto
+from radixkv.wire.values import SHAPE
 
 __all__ = ["check_hello"]
 
@@ -20,7 +20,7 @@ def check_hello(hello: workers.Hello, config: ServiceConfig) -> PoolShape:
     Raises:
         InvalidArgumentError: a shape, name, number or incarnation out of bounds.
     """
-    shape = shape_from_proto(hello.pool)
+    shape = SHAPE.read(hello.pool)
     if not 1 <= len(shape.name) <= MAX_NAME_CHARACTERS:
         raise InvalidArgumentError("name", shape.name[:256], f"of 1 to {MAX_NAME_CHARACTERS} characters")
     if len(hello.holder_name) > MAX_NAME_CHARACTERS:

@@ -37,7 +37,7 @@ from radixkv.service.pools.hello import check_hello
 from radixkv.service.pools.stalls import StallWatch
 from radixkv.service.quotas import QuotaBook
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.pool_ops import journal_to_proto
+from radixkv.wire.journal import journal_to_proto
 from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from radixkv.core.api import AcquireOp, AcquireResult, Copy
@@ -35,8 +35,7 @@ class LineAcquireOp(AcquireOp):
 
     def in_blocks(self) -> AcquireOp:
         """The same acquire in blocks."""
-        given = (self.tokens, self.reserve, self.namespace, self.seq_id)
-        return AcquireOp(*given, self.waits, self.share_prefix, self.retention)
+        return AcquireOp(*(getattr(self, each.name) for each in fields(AcquireOp)))
 
 
 def is_worth_sharing(num_shared: int, length: int) -> bool:

@@ -18,7 +18,7 @@ from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc, workers_pb2_grpc
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.steps import notices_from_proto, op_to_proto
-from radixkv.wire.values import shape_to_proto
+from radixkv.wire.values import SHAPE
 
 PROMPT = pack_tokens(range(100))
 WAIT_S = 20.0
@@ -73,7 +73,7 @@ class Stream:
         self._requests: SimpleQueue[workers.AttachRequest | None] = SimpleQueue()
         stub: Any = workers_pb2_grpc.WorkersStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._call: Any = stub.Attach(iter(self._requests.get, None))
-        pool = shape_to_proto(PoolShape(64))
+        pool = SHAPE.to_proto(PoolShape(64))
         hello = workers.Hello(
             pool=pool, incarnation=7, acknowledged_through=acknowledged, notices_acknowledged_through=notices
         )

@@ -28,11 +28,11 @@ from radixkv.v1 import prefix_cache_pb2_grpc, workers_pb2_grpc
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.errors import error_from_rpc
 from radixkv.wire.steps import op_to_proto
-from radixkv.wire.values import shape_to_proto
+from radixkv.wire.values import SHAPE
 
 LOCAL = "127.0.0.1:0"
 PROMPT = pack_tokens(range(100))
-HELLO = workers.AttachRequest(hello=workers.Hello(pool=shape_to_proto(PoolShape(64)), incarnation=7))
+HELLO = workers.AttachRequest(hello=workers.Hello(pool=SHAPE.to_proto(PoolShape(64)), incarnation=7))
 
 # The generated stubs carry no types.
 WorkersStub: Any = workers_pb2_grpc.WorkersStub

@@ -1,4 +1,4 @@
-"""Who waits for whom, and what they are told: `waits`, `Pending` and notices of a cache in process."""
+"""Who waits for whom, and what they are told: `acquire_or_wait`, `Pending` and notices of a cache in process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache() -> PrefixCache:
 
 def wait(cache: PrefixCache, tokens: Sequence[int], namespace: str = "default") -> AcquireResult | Pending:
     """Acquire, or wait; whatever it answers, every invariant holds after it."""
-    answer = cache.acquire(tokens, namespace=namespace, waits=True)
+    answer = cache.acquire_or_wait(tokens, namespace=namespace)
     cache.check()
     return answer
 
@@ -181,7 +181,7 @@ def test_nobody_waits_for_a_sequence_that_shares_nothing(cache: PrefixCache) -> 
 
 def test_who_shares_nothing_never_waits(cache: PrefixCache) -> None:
     cache.acquire(PROMPT)
-    assert isinstance(cache.acquire(PROMPT, waits=True, share_prefix=False), AcquireResult)
+    assert isinstance(cache.acquire_or_wait(PROMPT, share_prefix=False), AcquireResult)
 
 
 def test_a_wait_needs_no_blocks(cache: PrefixCache) -> None:
@@ -189,13 +189,13 @@ def test_a_wait_needs_no_blocks(cache: PrefixCache) -> None:
     assert cache.stats().num_free_blocks == 0
     assert wait(cache, [0] * 128) == Pending(provider.seq_id, 128)
     with pytest.raises(OutOfBlocksError):
-        cache.acquire([1] * 8, waits=True)
+        cache.acquire_or_wait([1] * 8)
 
 
 def test_a_bad_acquire_is_refused_though_it_might_wait(cache: PrefixCache) -> None:
     provider = cache.acquire(PROMPT)
     with pytest.raises(InvalidArgumentError, match="seq_id"):
-        cache.acquire(PROMPT, seq_id=provider.seq_id, waits=True)
+        cache.acquire_or_wait(PROMPT, seq_id=provider.seq_id)
     assert cache.stats().num_pending == 0
 
 
@@ -236,4 +236,13 @@ def test_a_thousand_waiters_are_answered_by_one_sequence_and_one_notice(cache: P
 
 
 def wait_quickly(cache: PrefixCache, tokens: Sequence[int]) -> AcquireResult | Pending:
-    return cache.acquire(tokens, waits=True)
+    return cache.acquire_or_wait(tokens)
+
+
+def test_only_acquire_or_wait_waits() -> None:
+    cache = PrefixCache(num_blocks=32, block_size=BLOCK)
+    cache.acquire(PROMPT)
+    assert isinstance(cache.acquire(PROMPT), AcquireResult)
+    with pytest.raises(TypeError, match="waits"):
+        cache.acquire(PROMPT, waits=True)  # type: ignore[call-arg]  # the case
+    assert isinstance(cache.acquire_or_wait(PROMPT), Pending)

@@ -12,7 +12,7 @@ from radixkv import MatchOp, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation import wire
 from radixkv.v1 import generation_pb2, prefix_cache_pb2, workers_pb2
-from radixkv.wire import pool_ops as pool_op_conversion
+from radixkv.wire import journal as journal_conversion
 from radixkv.wire import reads as reader_conversion
 from radixkv.wire import steps as conversion
 
@@ -23,16 +23,16 @@ CASES: dict[str, tuple[Callable[[Any], object], Any]] = {
         workers_pb2.OpResult(acquire=workers_pb2.AcquireResult(block_table=CUT)),
     ),
     "the blocks of a retained history": (
-        pool_op_conversion.journal_from_proto,
+        journal_conversion.journal_from_proto,
         workers_pb2.Notices(journal=[workers_pb2.JournalEntry(retained=workers_pb2.Retained(block_ids=CUT))]),
     ),
-    "the blocks of a node": (reader_conversion.node_from_proto, prefix_cache_pb2.Node(block_ids=CUT)),
+    "the blocks of a node": (reader_conversion.NODE.read, prefix_cache_pb2.Node(block_ids=CUT)),
     "the blocks of an event": (
-        reader_conversion.event_from_proto,
+        reader_conversion.EVENT.read,
         prefix_cache_pb2.Event(kind=1, tier=1, block_ids=CUT),
     ),
     "the hashes of an event": (
-        reader_conversion.event_from_proto,
+        reader_conversion.EVENT.read,
         prefix_cache_pb2.Event(kind=1, tier=1, block_hashes=CUT),
     ),
     "the tokens of a reply": (
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Callable[[Any], object], Any]] = {
         wire.event_from_proto,
         generation_pb2.GenerateResponse(branch_finished=generation_pb2.BranchFinished(reason=99)),  # type: ignore[arg-type]
     ),
-    "a model's end-of-reply tokens": (wire.model_from_proto, generation_pb2.GetModelResponse(eos_token_ids=CUT)),
+    "a model's end-of-reply tokens": (wire.MODEL.read, generation_pb2.GetModelResponse(eos_token_ids=CUT)),
 }
 
 

@@ -18,7 +18,7 @@ from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import kv_events_pb2 as kv
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.values import shape_to_proto
+from radixkv.wire.values import SHAPE
 
 KEPT = 8
 
@@ -53,7 +53,7 @@ class Context:
 
 
 def attach(table: PoolTable, incarnation: int = 1) -> Pool:
-    hello = workers.Hello(pool=shape_to_proto(PoolShape(64, 4)), incarnation=incarnation)
+    hello = workers.Hello(pool=SHAPE.to_proto(PoolShape(64, 4)), incarnation=incarnation)
     return table.attach(hello, Holder()).pool
 
 

@@ -55,21 +55,16 @@ from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.pool_ops import journal_from_proto, journal_to_proto
+from radixkv.wire.journal import journal_from_proto, journal_to_proto
 from radixkv.wire.reads import (
-    block_times_from_proto,
-    event_from_proto,
-    event_stats_from_proto,
-    event_to_proto,
-    explanation_from_proto,
-    explanation_to_proto,
-    match_from_proto,
-    match_to_proto,
-    node_from_proto,
-    node_to_proto,
-    pin_from_proto,
-    pin_to_proto,
-    stats_from_proto,
+    BLOCK_TIMES,
+    EVENT,
+    EVENT_STATS,
+    EXPLANATION,
+    MATCH,
+    NODE,
+    PIN,
+    STATS,
     stats_to_proto,
 )
 from radixkv.wire.steps import (
@@ -80,7 +75,7 @@ from radixkv.wire.steps import (
     result_from_proto,
     result_to_proto,
 )
-from radixkv.wire.values import shape_from_proto, shape_to_proto
+from radixkv.wire.values import SHAPE
 
 integers = st.integers(-(2**63), 2**63 - 1)
 tokens = st.binary(max_size=12)
@@ -256,7 +251,7 @@ def test_a_failed_op_comes_back_as_its_error() -> None:
         (ExtendOp("1", 5), "seq_id"),  # type: ignore[arg-type]  # the wrong type is the case
         (ExtendOp(1, 5.5), "num_tokens"),  # type: ignore[arg-type]  # the wrong type is the case
         (InsertOp(1, -(2**63) - 1), "num_computed"),
-        (ForkOp(1, 2, seq_ids=(2**64,)), "values"),
+        (ForkOp(1, 2, seq_ids=(2**64,)), "seq_ids"),
         (ReleaseOp(2**63), "seq_id"),
         ("acquire", "op"),
     ],
@@ -277,42 +272,42 @@ def test_an_op_or_answer_of_a_later_version_is_refused() -> None:
     future = readers.EvictedTokens(reason=77)  # type: ignore[arg-type]  # of the future
     for unknown in (readers.Explanation(), readers.Explanation(cause=readers.MISS_CAUSE_EVICTED, evicted=future)):
         with pytest.raises(InvalidArgumentError, match=r"cause|reason"):
-            explanation_from_proto(unknown)
+            EXPLANATION.read(unknown)
     with pytest.raises(InvalidArgumentError, match="kind"):
-        event_from_proto(readers.Event(kind=77, tier=readers.TIER_DEVICE))  # type: ignore[arg-type]  # of the future
+        EVENT.read(readers.Event(kind=77, tier=readers.TIER_DEVICE))  # type: ignore[arg-type]  # of the future
 
 
 def test_readers_values_come_back_as_they_were() -> None:
     shape = PoolShape(num_blocks=4096, block_size=32, name="left")
-    assert shape_from_proto(shape_to_proto(shape)) == shape
+    assert SHAPE.read(SHAPE.to_proto(shape)) == shape
     stats = CacheStats(*range(1, len(CacheStats._fields) - 1), eviction="adaptive", eviction_followed="lru")
     times = BlockTimes(*(TimeHistogram((0.5, 1.0), (number, 0, 7), 12.25) for number in range(3)))
     events = EventStats(3, 50, 7)
     sent = stats_to_proto("left", stats, times, events)
-    assert (stats_from_proto(sent), block_times_from_proto(sent), event_stats_from_proto(sent)) == (
+    assert (STATS.read(sent), BLOCK_TIMES.read(sent), EVENT_STATS.read(sent)) == (
         stats,
         times,
         events,
     )
     match = MatchResult(30, 20)
-    assert match_from_proto(match_to_proto("left", match)) == match
+    assert MATCH.read(MATCH.to_proto(match, pool="left")) == match
     node = NodeInfo(3, 1, "default", 16, b"\1\0\0\0", (7, 8), True, 2, 12.5, 99.5, 80, 77.5, 1)
-    assert node_from_proto(node_to_proto(node)) == node
+    assert NODE.read(NODE.to_proto(node)) == node
     pin = PinInfo("default", b"\1\0\0\0", 1, 1, 300.0, 12.5)
-    assert pin_from_proto(pin_to_proto(pin)) == pin
+    assert PIN.read(PIN.to_proto(pin)) == pin
     causes: tuple[MissCause, ...] = ("cached", "empty", "ended", "parted", "evicted")
     reasons: tuple[EvictionReason, ...] = ("pressure", "evict", "clear", "release", "quota")
     for cause, reason in zip(causes, reasons, strict=True):
         evicted, elsewhere = EvictedTokens(7, 1.5, reason), NamespaceMatch("other", 20)
         explanation = Explanation(30, 9, cause, b"\1\0\0\0", b"\2\0\0\0", 3, evicted, elsewhere)
         for sent in (explanation, explanation._replace(evicted=None), explanation._replace(elsewhere=None)):
-            assert explanation_from_proto(explanation_to_proto(sent)) == sent
+            assert EXPLANATION.read(EXPLANATION.to_proto(sent)) == sent
     kinds: tuple[CacheEventKind, ...] = ("reset", "stored", "removed", "cleared", "synced")
     tiers: tuple[Tier, ...] = ("device", "host", "disk", "remote", "device")
     for kind, tier, parent_hash in zip(kinds, tiers, (None, 0, 5, 2**64 - 1, None), strict=True):
         blocks, hashes = array("i", [7, 8]), array("Q", [2**64 - 1, 1])
         event = CacheEvent(9, kind, "default", 16, b"\1\0\0\0", blocks, hashes, parent_hash, tier)
-        assert event_from_proto(event_to_proto(event)) == event
+        assert EVENT.read(EVENT.to_proto(event)) == event
 
 
 def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
@@ -339,5 +334,5 @@ def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
 
 def test_a_shape_that_no_message_can_hold_is_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        shape_to_proto(PoolShape(num_blocks="many"))  # type: ignore[arg-type]  # the wrong type is the case
+        SHAPE.to_proto(PoolShape(num_blocks="many"))  # type: ignore[arg-type]  # the wrong type is the case
     assert caught.value.argument == "num_blocks"

@@ -22,7 +22,7 @@ from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.steps import notices_from_proto, op_to_proto
-from radixkv.wire.values import shape_to_proto
+from radixkv.wire.values import SHAPE
 
 TTL_S = 10.0
 PROMPT = pack_tokens(range(40))
@@ -72,7 +72,7 @@ def hello(
     incarnation: int = 1, *, acknowledged: int = 0, notices: int = 0, stream_number: int = 0, **shape: object
 ) -> workers.Hello:
     return workers.Hello(
-        pool=shape_to_proto(PoolShape(**({"num_blocks": 64} | shape))),  # type: ignore[arg-type]  # mixed by name
+        pool=SHAPE.to_proto(PoolShape(**({"num_blocks": 64} | shape))),  # type: ignore[arg-type]  # mixed by name
         incarnation=incarnation,
         acknowledged_through=acknowledged,
         notices_acknowledged_through=notices,

@@ -18,7 +18,7 @@ from radixkv.generation.request import ModelInfo
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.generation.thinking import ThinkingMarks, find_marks
 from radixkv.generation.thought_splitter import splitter_of
-from radixkv.generation.wire import model_from_proto, model_to_proto
+from radixkv.generation.wire import MODEL
 
 THINK = ThinkingMarks("<think>", "</think>", (9,))
 HARMONY = ThinkingMarks("<|channel|>analysis<|message|>", "<|end|>", (9,))
@@ -199,8 +199,8 @@ def test_a_call_within_thoughts_is_thought_and_one_behind_them_is_a_call() -> No
 
 def test_a_frontend_learns_the_marks_over_the_wire() -> None:
     info = ModelInfo("m", 100, 100, 16, (2,), True, thinking=THINK, template_variables=("enable_thinking",))
-    assert model_from_proto(model_to_proto(info)) == info
-    assert model_from_proto(model_to_proto(info._replace(thinking=None))).thinking is None
+    assert MODEL.read(MODEL.to_proto(info)) == info
+    assert MODEL.read(MODEL.to_proto(info._replace(thinking=None))).thinking is None
 
 
 @pytest.mark.parametrize(
