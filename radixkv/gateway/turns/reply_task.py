@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.gateway.backend.backend import EventStream
+from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.turns import begin_replies
@@ -42,7 +42,7 @@ class ReplyTask(ABC):
         model: generates the replies.
         transcript: the prompt as messages.
         transcripts: cache of the replies' token ids.
-        reader: the worker, for its tokenizer.
+        backend: the worker, for its tokenizer.
 
     Attributes:
         prompt: its packed ids; empty until the worker has started.
@@ -61,7 +61,7 @@ class ReplyTask(ABC):
         model: ServedModel,
         transcript: Transcript,
         transcripts: Transcripts,
-        reader: Reader,
+        backend: Backend,
     ) -> None:
         self.task_id = task_id
         self.namespace = namespace
@@ -70,7 +70,7 @@ class ReplyTask(ABC):
         self.model = model
         self.transcript = transcript
         self.transcripts = transcripts
-        self._reader = reader
+        self._backend = backend
         self.prompt = b""
         self.work = asyncio.get_running_loop().create_task(self._work(), name=f"reply {task_id}")
 
@@ -110,7 +110,7 @@ class ReplyTask(ABC):
         for event in events:
             if isinstance(event, Started):
                 self.prompt = event.prompt
-                await begin_replies(self._reader, self.model, self.replies, event.prompt, self.transcript)
+                await begin_replies(self._backend, self.model, self.replies, event.prompt, self.transcript)
             else:
                 await self._grow(event)
 

@@ -9,9 +9,9 @@ from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
+from radixkv.gateway.api.responses.response_store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.responses import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.reply_task import ReplyTask
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
@@ -39,7 +39,7 @@ async def find_previous(store: ResponseStore, namespace: str, response_id: str) 
 
 def space_of(context: Context, namespace: str) -> str:
     """Return the cache namespace of a stored response: the tenant's `namespace`, or that of its salt there."""
-    space: str = context.response.body.get(SPACE, namespace)
+    space: str = context.body.get(SPACE, namespace)
     return space
 
 
@@ -57,7 +57,7 @@ def conversation_of(
     context: Context, info: ModelInfo
 ) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
     """Return the turns up to a stored response's end, the tools and the template's variables, as in its prompt."""
-    told = told_of(context.response.body)
+    told = told_of(context.body)
     request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
     arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
     return to_messages(context.items, told["instructions"]), request.tool_plan().tools, arguments

@@ -18,12 +18,12 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.items import assistant_turn
 from radixkv.gateway.api.responses.output import Output
 from radixkv.gateway.api.responses.plan import Plan
+from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.tools import offers_of
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.follower import Follower, Followers
 from radixkv.gateway.protocol.sse import sse
-from radixkv.gateway.storage.responses import ResponseStore
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.logprobs import chat_logprobs
 from radixkv.gateway.turns.replies import Growth
@@ -70,7 +70,6 @@ class ResponseTask(ReplyTask):
         self._plan = plan
         self._store = store
         self._lists = lists
-        self._backend = backend
         self._frames: list[bytes] = []
         self._followers = Followers()
         self._output = Output(self._emit if self.keeps_events else None, offers_of(plan.request.tools))

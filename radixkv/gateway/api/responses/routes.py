@@ -21,6 +21,7 @@ from radixkv.gateway.api.responses.cut import conversation_of, space_of
 from radixkv.gateway.api.responses.items import page_of
 from radixkv.gateway.api.responses.openapi import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.api.responses.plan import Plan, make_plan, start
+from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTask, ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.http.auth import Tenant, current_tenant
@@ -28,7 +29,6 @@ from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
-from radixkv.gateway.storage.responses import ResponseStore, StoredResponse, UnknownResponseError
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import streamed_or
 from radixkv.gateway.turns.turns import read_prompt
@@ -128,14 +128,11 @@ async def retrieve_response(
     starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events after this number.")] = None,
 ) -> Response:
     """A stored response, or one under way."""
-    tasks: ResponseTasks = request.app.state.response_tasks
+    state = request.app.state
+    task: ResponseTask | None = state.response_tasks.find(tenant.namespace, response_id, finished=stream)
+    stored = await state.store.get(tenant.namespace, response_id) if task is None else None
     if not stream:
-        task = tasks.find(tenant.namespace, response_id)
-        body = await task.current() if task is not None else (await _stored(request, tenant, response_id)).body
-        return JSONResponse(body)
-    task = tasks.find(tenant.namespace, response_id, finished=True)
-    if task is None:
-        await _stored(request, tenant, response_id)
+        return JSONResponse(stored if task is None else await task.current())
     if task is None or not (task.is_background and task.keeps_events):
         message = "its events are not kept; stream a response made with background and stream, while it is recent"
         raise ApiError(400, message, code="not_streamable", param="stream")
@@ -150,11 +147,11 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
         task.stop()
         await task.wait()
         return JSONResponse(task.body)
-    stored = await _stored(request, tenant, response_id)
-    if stored.status != "cancelled":
-        message = f"the response is {stored.status} already; it cannot be cancelled any more"
+    stored = await request.app.state.store.get(tenant.namespace, response_id)
+    if stored["status"] != "cancelled":
+        message = f"the response is {stored['status']} already; it cannot be cancelled any more"
         raise ApiError(400, message, code="invalid_value", param="response_id")
-    return JSONResponse(stored.body)
+    return JSONResponse(stored)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=None, responses=_answer(DeletedResponse))
@@ -165,11 +162,8 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
     if task is not None:
         task.stop()
         await task.wait()
-    try:
-        context = await state.store.context(tenant.namespace, response_id)
-        await state.store.delete(tenant.namespace, response_id)
-    except UnknownResponseError as error:
-        raise _not_found(error) from None
+    context = await state.store.context(tenant.namespace, response_id)
+    await state.store.delete(tenant.namespace, response_id)
     state.response_tasks.forget(response_id)
     info = await state.backend.model()
     await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
@@ -186,20 +180,5 @@ async def list_input_items(
     after: Annotated[str | None, Query(max_length=512, description="Items after the one with this id.")] = None,
 ) -> Response:
     """All input of a response: its own, and the conversation before it."""
-    try:
-        items = await request.app.state.store.input_items(tenant.namespace, response_id)
-    except UnknownResponseError as error:
-        raise _not_found(error) from None
+    items = await request.app.state.store.input_items(tenant.namespace, response_id)
     return JSONResponse(page_of(items, limit, order, after))
-
-
-async def _stored(request: Request, tenant: Tenant, response_id: str) -> StoredResponse:
-    store: ResponseStore = request.app.state.store
-    try:
-        return await store.get(tenant.namespace, response_id)
-    except UnknownResponseError as error:
-        raise _not_found(error) from None
-
-
-def _not_found(error: UnknownResponseError) -> ApiError:
-    return ApiError(404, f"response with id {error.response_id!r} not found", code="not_found", param="response_id")

@@ -101,7 +101,7 @@ class Desk:
         self.task = MessageTask(
             self.live,
             change.messages,
-            Origin("a", MODEL, None, (), 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
+            Origin("a", MODEL, None, 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
             *fakes,
             clock=lambda: self.now_s,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,9 @@ from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.replies.live import Live
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.backend.backend import EventStream
+from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.replies import Growth as ReplyGrowth
 from radixkv.gateway.turns.replies import Reply
@@ -41,14 +41,13 @@ _LOG = logging.getLogger(__name__)
 class Origin:
     """Origin of a generation: its request and its prompt.
 
-    namespace: of its owner. model: of its replies. transcript: its prompt. end_ids: tokens that end a reply.
-    started_s: time of the request, on the clock of `MessageTask`. about: other details of its replies.
+    namespace: of its owner. model: of its replies. transcript: its prompt. started_s: time of the request, on the clock of
+    `MessageTask`. about: other details of its replies.
     """
 
     namespace: str
     model: ServedModel
     transcript: Transcript
-    end_ids: Collection[int]
     started_s: float
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,7 +103,7 @@ class MessageTask(ReplyTask):
         stream: the worker's events.
         store: of the replies.
         transcripts: cache of their token ids.
-        reader: the worker, for its tokenizer.
+        backend: the worker, for its tokenizer.
         clock: seconds, as `time.perf_counter`.
     """
 
@@ -116,14 +115,14 @@ class MessageTask(ReplyTask):
         stream: EventStream,
         store: ConversationStore,
         transcripts: Transcripts,
-        reader: Reader,
+        backend: Backend,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        model = origin.model
-        replies = [Reply(index, (), origin.end_ids, marks=model.info.thinking) for index in range(len(messages))]
+        model, info = origin.model, origin.model.info
+        replies = [Reply(i, (), frozenset(info.eos_token_ids), marks=info.thinking) for i in range(len(messages))]
         task_id = f"{live.conversation_id}/{messages[0].id}"
-        super().__init__(task_id, origin.namespace, stream, replies, model, origin.transcript, transcripts, reader)
+        super().__init__(task_id, origin.namespace, stream, replies, model, origin.transcript, transcripts, backend)
         self.live = live
         self.branches = [Branch(self, *each) for each in zip(messages, replies, strict=True)]
         live.growing.update((branch.message.id, branch) for branch in self.branches)

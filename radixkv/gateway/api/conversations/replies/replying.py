@@ -114,11 +114,10 @@ async def _start(
     )
     may_shorten = settings.max_tokens is None
     stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)
-    ends = frozenset(model.info.eos_token_ids)
     about = {"settings": told_settings(model, stream.sampling or params.sampling)}
     if begun is not None:
         about |= begun.details
-    return Origin(tenant.namespace, model, transcript, ends, context.started_s, about), stream
+    return Origin(tenant.namespace, model, transcript, context.started_s, about), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
