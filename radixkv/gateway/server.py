@@ -146,11 +146,11 @@ class GatewayServer:
         state, loop = self.app.state, asyncio.get_running_loop()
         until_s = loop.time() + self.config.drain_s
         has_ended = await state.gate.wait_empty(self.config.drain_s)
-        for tasks in (state.response_tasks, state.conversations.reply_tasks):
+        for tasks in (state.response_tasks, state.conversations.message_tasks):
             has_ended = has_ended and await tasks.wait_empty(until_s - loop.time())
         if not has_ended:
             _LOG.warning("what still runs after %g s is ended with an error", self.config.drain_s)
-            state.conversations.reply_tasks.abort_all()
+            state.conversations.message_tasks.abort_all()
             state.backend.fail_all(UnavailableError("the server is stopping"))
             await state.gate.wait_empty(_GRACE_S)
         self._server.should_exit = True

@@ -19,9 +19,9 @@ from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.jobs.running import JobRunner
 from radixkv.gateway.api.responses.item_lists import ItemLists
+from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.responses import ResponseStore
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
 

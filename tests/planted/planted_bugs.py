@@ -154,11 +154,11 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a reply whose end cannot be stored is told as whole",
-        "gateway/api/conversations/replies/reply_task.py",
+        "gateway/api/conversations/replies/message_task.py",
         'message.status, message.error = "failed", f"it could not be stored: {error}"',
         "pass",
         (
-            "unit/gateway/api/test_reply_task.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",
+            "unit/gateway/api/test_message_task.py::test_an_end_that_cannot_be_stored_is_told_as_a_failure_and_leaves_nothing_under_way",
         ),
     ),
     PlantedBug(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from radixkv.gateway.storage.responses import ResponseStore
+from radixkv.gateway.api.responses.response_store import ResponseStore
 
 __all__ = ["add", "body", "item", "run", "texts"]
 

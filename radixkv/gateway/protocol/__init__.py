@@ -6,4 +6,5 @@ constraint        output constraint of a reply
 errors            OpenAI errors
 anthropic_errors  Anthropic errors
 sse               server-sent events
+follower          their followers
 """

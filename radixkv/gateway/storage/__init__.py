@@ -2,7 +2,6 @@
 
 database          one SQLite file used by one thread
 database_schema   its tables, version by version
-responses         stored responses
 transcripts       histories read as the token ids they were generated as
 transcript        a conversation as input of the model
 transcript_keys   keys of conversations by content

@@ -5,6 +5,7 @@ messages         messages to template turns
 options          sampling parameters from request fields
 models           the served model and its adapters
 replies          branches as they grow
+reply_task       running generations
 logprobs         log probabilities in both shapes
 tools            functions a model may call
 call_parser      calls found in a streaming reply

@@ -2,6 +2,6 @@
 
 routes, message_routes -> conversation_service -> store (rows of the gateway's database)
                                                -> live  (followers of a conversation; replies being written)
-       -> replying -> reply_task (one per generation: worker's events -> replies that grow)
+       -> replying -> message_task (one per generation: worker's events -> replies that grow)
        -> imports, exports
 """

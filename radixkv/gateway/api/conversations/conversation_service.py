@@ -15,13 +15,14 @@ from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
-from radixkv.gateway.api.conversations.replies.live import Follower, Live, Lives
-from radixkv.gateway.api.conversations.replies.reply_task import ReplyTasks
+from radixkv.gateway.api.conversations.replies.live import Live, Lives
+from radixkv.gateway.api.conversations.replies.message_task import MessageTasks
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.trashing import Trash
 from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.transcripts import Transcripts
@@ -58,7 +59,7 @@ class ConversationService:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
         self.lives = Lives()
         self.trash = Trash(self.store.trash, self.lives, self._forget)
-        self.reply_tasks = ReplyTasks(self.store)
+        self.message_tasks = MessageTasks(self.store)
         self.transcripts = transcripts
         self.clock = clock
         self._system_prompt = system_prompt
@@ -223,7 +224,7 @@ class ConversationService:
     async def aclose(self) -> None:
         """End all replies and wait until each is stored: the server stops."""
         self.lives.end_followers()
-        await self.reply_tasks.aclose()
+        await self.message_tasks.aclose()
 
     def turns_of(self, path: Sequence[Message]) -> list[Turn]:
         """Return a path as turns for chat templates, after the server's own system prompt where it has none."""

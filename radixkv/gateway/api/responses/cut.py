@@ -9,12 +9,11 @@ from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
-from radixkv.gateway.api.responses.response_task import ResponseTasks
+from radixkv.gateway.api.responses.response_store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.api.responses.schema import ResponseRequest
-from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.responses import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.reply_task import ReplyTask
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message, ModelInfo
@@ -40,7 +39,7 @@ async def find_previous(store: ResponseStore, namespace: str, response_id: str) 
 
 def space_of(context: Context, namespace: str) -> str:
     """Return the cache namespace of a stored response: the tenant's `namespace`, or that of its salt there."""
-    space: str = context.response.body.get(SPACE, namespace)
+    space: str = context.body.get(SPACE, namespace)
     return space
 
 
@@ -58,7 +57,7 @@ def conversation_of(
     context: Context, info: ModelInfo
 ) -> tuple[list[Message], Sequence[Mapping[str, Any]], Mapping[str, Any]]:
     """Return the turns up to a stored response's end, the tools and the template's variables, as in its prompt."""
-    told = told_of(context.response.body)
+    told = told_of(context.body)
     request = ResponseRequest.model_validate({"model": told["model"], "input": "", "tools": told["tools"]})
     arguments, _ = thinking_arguments(info, ThinkingWish(None, told["effort"]))
     return to_messages(context.items, told["instructions"]), request.tool_plan().tools, arguments
@@ -74,20 +73,17 @@ async def cut_response(
         ApiError: 400: its text is shorter, or its output does not begin with the text.
     """
     state, response_id, position = http.app.state, request.previous_response_id or "", request.position or 0
-    tasks: ResponseTasks = state.response_tasks
-    task = tasks.find(namespace, response_id)
+    task: ReplyTask | None = state.response_tasks.find(namespace, response_id)
     output = context.items[len(context.items) - context.num_output :]
     turn = assistant_turn(output) or {}
-    text: str = task.text if task is not None else turn.get("content", "")
+    text: str = task.replies[0].text if task is not None else turn.get("content", "")
     if position > len(text):
         message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
         raise ApiError(400, message, code="invalid_value", param="position")
     begun = text[:position]
     before = context.items[: len(context.items) - context.num_output]
     try:
-        transcript, tools, arguments = await _transcript(
-            state, namespace, space, context, before, begun, task.generation_id if task else ""
-        )
+        transcript, tools, arguments = await _transcript(state, space, context, before, begun, task)
         tokens = await read_prompt(state.backend, transcript, tools, arguments)
         await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")
     except InvalidArgumentError as error:
@@ -98,21 +94,15 @@ async def cut_response(
 
 
 async def _transcript(
-    state: Any,
-    namespace: str,
-    space: str,
-    context: Context,
-    before: Sequence[Item],
-    begun: str,
-    generation_id: str,
+    state: Any, space: str, context: Context, before: Sequence[Item], begun: str, task: ReplyTask | None
 ) -> tuple[Transcript, Sequence[Mapping[str, Any]], Mapping[str, Any]]:
     """Return the transcript of a reply that continues the beginning of a response's text, its tools, and its variables."""
-    generations: Generations = state.generations
     transcripts: Transcripts = state.transcripts
+    if task is not None and task.replies[0].raw.startswith(begun):
+        found = await task.within(task.replies[0], begun)
+        if found is not None:
+            return found, (), {}
     info = await state.backend.model()
-    told = generations.find(namespace, generation_id) if info.thinking is None else None
-    if told is not None and told.branches[0].text.startswith(begun):
-        return await transcripts.within(told.transcript, told.prompt, told.branches[0].tokens, begun), (), {}
     messages, tools, arguments = conversation_of(context._replace(items=list(before)), info)
     last: Message = {"role": "assistant", "content": begun}
     return await transcripts.read(space, [*messages, last], tools, arguments, goes_on=True), tools, arguments

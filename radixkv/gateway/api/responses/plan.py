@@ -21,13 +21,13 @@ from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import SPACE, cut_response, find_previous, space_of, told_of
 from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, read_input, to_messages
+from radixkv.gateway.api.responses.response_store import Context, ResponseStore
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.json_body import off_loop
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.responses import Context, ResponseStore
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.models import ServedModel
@@ -141,8 +141,8 @@ async def _read_before(
         raise ApiError(400, message, code="invalid_value", param="cache_salt")
     if request.position is not None:
         return None, await cut_response(http, namespace, space, request, parent)
-    if parent.response.status not in ("completed", "incomplete"):
-        status = parent.response.status
+    status = parent.body["status"]
+    if status not in ("completed", "incomplete"):
         message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
         raise ApiError(400, message, code="invalid_value", param="previous_response_id")
     return parent, []
@@ -150,7 +150,7 @@ async def _read_before(
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
     """Append the new items to the parent's exact ids if model, instructions and tools are the same."""
-    before = parent.response.body
+    before = parent.body
     rest = to_messages(items)
     is_same = transcript.model == parent.model and told_of(before) == told_of(body)
     if not is_same or not transcript.model or not parent.tokens or rest[0]["role"] == "assistant":

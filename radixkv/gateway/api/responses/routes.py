@@ -10,7 +10,6 @@ GET    /v1/responses/{id}/input_items    all input of a response
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -19,28 +18,22 @@ from pydantic import BaseModel
 
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import conversation_of, space_of
-from radixkv.gateway.api.responses.item_lists import ItemLists
-from radixkv.gateway.api.responses.items import assistant_turn, page_of
+from radixkv.gateway.api.responses.items import page_of
 from radixkv.gateway.api.responses.openapi import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.api.responses.plan import Plan, make_plan, start
+from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTask, ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
-from radixkv.gateway.api.responses.tools import offers_of
 from radixkv.gateway.http.auth import Tenant, current_tenant
 from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
-from radixkv.gateway.storage.responses import ResponseStore, StoredResponse, UnknownResponseError
-from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import streamed_or
-from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.turns import read_prompt
 
 __all__ = ["router"]
-
-_LOG = logging.getLogger(__name__)
 
 Caller = Annotated[Tenant, Depends(current_tenant)]
 Admitted = Annotated[RequestContext, Depends(current_context)]
@@ -63,7 +56,7 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
     plan = await _plan_of(body, request, context)
     task = await _begin(plan, request, context)
     if body.stream:
-        return EventStreamResponse(task.follow() if task.is_background else task.follow_to_end())
+        return EventStreamResponse(task.follow())
     if task.is_background:
         return JSONResponse(task.body)
     return JSONResponse(await _finished(task, request))
@@ -104,50 +97,9 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
         stream.close()
         raise
 
-    async def on_end(body: dict[str, Any], reply: Reply, prompt: bytes) -> None:
-        await _keep(plan, body, reply, prompt, store, state.transcripts)
-        if plan.request.conversation_id is not None and body["status"] in ("completed", "incomplete"):
-            await _add_to_conversation(plan, body, state.item_lists)
-
-    task = ResponseTask(
-        plan.body,
-        plan.namespace,
-        stream,
-        plan.new_reply(),
-        state.backend,
-        model=plan.model,
-        offers=offers_of(plan.request.tools),
-        on_end=on_end,
-        keeps_events=bool(plan.request.stream),
-    )
+    task = ResponseTask(plan, stream, store, state.item_lists, state.transcripts, state.backend)
     state.response_tasks.add(task)
     return task
-
-
-async def _keep(
-    plan: Plan, body: dict[str, Any], reply: Reply, prompt: bytes, store: ResponseStore, transcripts: Transcripts
-) -> None:
-    """Store a finished response and cache its exact ids, so that responses and chats can continue it."""
-    tokens = b""
-    if body["status"] in ("completed", "incomplete"):
-        exact = None
-        if reply.is_exact:
-            exact = await transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
-        turn = assistant_turn(body["output"])
-        if exact is not None:
-            tokens = prompt + exact
-            if turn is not None:
-                await transcripts.remember(plan.transcript, turn, prompt, exact, text=reply.raw)
-    if plan.request.stores:
-        await store.finish(body, tokens, plan.transcript.model)
-
-
-async def _add_to_conversation(plan: Plan, body: dict[str, Any], lists: ItemLists) -> None:
-    assert plan.request.conversation_id is not None
-    try:
-        await lists.add(plan.namespace, plan.request.conversation_id, [*plan.items, *body["output"]])
-    except ApiError as refusal:  # deleted or full by now; the response itself is complete
-        _LOG.warning("response %s is not added to its conversation: %s", body["id"], refusal)
 
 
 async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:
@@ -157,12 +109,12 @@ async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:
         ApiError: the generation failed. The stored response holds the same error.
     """
     try:
-        body = await until_disconnected(request, task.wait())
+        await until_disconnected(request, task.wait())
     finally:
         task.stop()
     if task.failure is not None:
         raise task.failure
-    return body
+    return task.body
 
 
 @router.get("/v1/responses/{response_id}", response_model=None, responses=streamed_or(ResponseObject))
@@ -176,14 +128,11 @@ async def retrieve_response(
     starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events after this number.")] = None,
 ) -> Response:
     """A stored response, or one under way."""
-    tasks: ResponseTasks = request.app.state.response_tasks
+    state = request.app.state
+    task: ResponseTask | None = state.response_tasks.find(tenant.namespace, response_id, finished=stream)
+    stored = await state.store.get(tenant.namespace, response_id) if task is None else None
     if not stream:
-        task = tasks.find(tenant.namespace, response_id)
-        body = await task.told() if task is not None else (await _stored(request, tenant, response_id)).body
-        return JSONResponse(body)
-    task = tasks.find(tenant.namespace, response_id, finished=True)
-    if task is None:
-        await _stored(request, tenant, response_id)
+        return JSONResponse(stored if task is None else await task.current())
     if task is None or not (task.is_background and task.keeps_events):
         message = "its events are not kept; stream a response made with background and stream, while it is recent"
         raise ApiError(400, message, code="not_streamable", param="stream")
@@ -196,12 +145,13 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
     task = request.app.state.response_tasks.find(tenant.namespace, response_id)
     if task is not None:
         task.stop()
-        return JSONResponse(await task.wait())
-    stored = await _stored(request, tenant, response_id)
-    if stored.status != "cancelled":
-        message = f"the response is {stored.status} already; it cannot be cancelled any more"
+        await task.wait()
+        return JSONResponse(task.body)
+    stored = await request.app.state.store.get(tenant.namespace, response_id)
+    if stored["status"] != "cancelled":
+        message = f"the response is {stored['status']} already; it cannot be cancelled any more"
         raise ApiError(400, message, code="invalid_value", param="response_id")
-    return JSONResponse(stored.body)
+    return JSONResponse(stored)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=None, responses=_answer(DeletedResponse))
@@ -212,11 +162,8 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
     if task is not None:
         task.stop()
         await task.wait()
-    try:
-        context = await state.store.context(tenant.namespace, response_id)
-        await state.store.delete(tenant.namespace, response_id)
-    except UnknownResponseError as error:
-        raise _not_found(error) from None
+    context = await state.store.context(tenant.namespace, response_id)
+    await state.store.delete(tenant.namespace, response_id)
     state.response_tasks.forget(response_id)
     info = await state.backend.model()
     await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
@@ -233,20 +180,5 @@ async def list_input_items(
     after: Annotated[str | None, Query(max_length=512, description="Items after the one with this id.")] = None,
 ) -> Response:
     """All input of a response: its own, and the conversation before it."""
-    try:
-        items = await request.app.state.store.input_items(tenant.namespace, response_id)
-    except UnknownResponseError as error:
-        raise _not_found(error) from None
+    items = await request.app.state.store.input_items(tenant.namespace, response_id)
     return JSONResponse(page_of(items, limit, order, after))
-
-
-async def _stored(request: Request, tenant: Tenant, response_id: str) -> StoredResponse:
-    store: ResponseStore = request.app.state.store
-    try:
-        return await store.get(tenant.namespace, response_id)
-    except UnknownResponseError as error:
-        raise _not_found(error) from None
-
-
-def _not_found(error: UnknownResponseError) -> ApiError:
-    return ApiError(404, f"response with id {error.response_id!r} not found", code="not_found", param="response_id")

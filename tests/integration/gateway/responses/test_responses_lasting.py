@@ -157,7 +157,7 @@ def test_a_response_that_is_deleted_while_it_runs_is_ended(held: Stack, client: 
 def test_one_tenant_cannot_take_all_of_the_background(
     held: Stack, client: OpenAI, other: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("radixkv.gateway.api.responses.response_task.MAX_BACKGROUND", 6)
+    monkeypatch.setattr("radixkv.gateway.turns.reply_task.MAX_RUNNING", 6)
     begun = [create(client, background=True) for _ in range(3)]
     with pytest.raises(openai.RateLimitError, match="3 of your responses"):
         create(client, background=True)

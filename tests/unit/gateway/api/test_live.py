@@ -12,7 +12,8 @@ import pytest
 from radixkv.core.errors import LimitError
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.replies import live
-from radixkv.gateway.api.conversations.replies.live import Follower, Growing, Lives
+from radixkv.gateway.api.conversations.replies.live import Growing, Lives
+from radixkv.gateway.protocol.follower import Follower
 
 SNAPSHOT = b"snapshot"
 
@@ -25,29 +26,13 @@ async def rest_of(follower: Follower) -> list[bytes]:
     return [piece async for piece in follower]
 
 
-def test_what_is_told_comes_in_order_and_once_and_the_end_behind_it() -> None:
-    async def story() -> None:
-        follower = Follower(SNAPSHOT, lambda: None)
-        follower.put(b"1")
-        assert await anext(follower) == SNAPSHOT + b"1"
-        waiting = asyncio.ensure_future(anext(follower))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        follower.put(b"2")
-        assert await waiting == b"2"
-        follower.put(b"3")
-        follower.end()
-        follower.put(b"4")
-        assert await rest_of(follower) == [b"3"]
-
-    run(story)
-
-
 def test_who_lets_too_much_wait_is_ended_and_who_takes_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_WAITING_BYTES", 10)
 
     async def story() -> None:
-        slow, quick = Follower(SNAPSHOT, lambda: None), Follower(SNAPSHOT, lambda: None)
+        lives = Lives()
+        with lives.held("c") as held:
+            slow, quick = (lives.join(held, "a", SNAPSHOT) for _ in range(2))
         for number in range(2):
             for follower in (slow, quick):
                 follower.put(bytes(5))

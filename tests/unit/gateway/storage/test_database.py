@@ -17,9 +17,9 @@ from stored_chats import add, body, item, run
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import pack_tokens
+from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.storage.database import MAX_WRITES, Database, DatabaseError
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION
-from radixkv.gateway.storage.responses import ResponseStore
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def test_what_is_stored_outlives_the_process_and_what_was_under_way_has_failed(t
         await store.begin("a", body("r3", "queued"), [])
 
     async def after(store: ResponseStore) -> None:
-        assert (await store.get("a", "r1")).body == body("r1", "completed", "of r1")
+        assert await store.get("a", "r1") == body("r1", "completed", "of r1")
         for response_id in ("r2", "r3"):
-            failed = (await store.get("a", response_id)).body
+            failed = await store.get("a", response_id)
             assert failed["status"] == "failed"
             assert failed["error"]["code"] == "server_error"
 
@@ -51,7 +51,7 @@ import asyncio, itertools, sys
 from pathlib import Path
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.responses import ResponseStore
+from radixkv.gateway.api.responses.response_store import ResponseStore
 
 async def main(store):
     async def chat(name):
@@ -87,7 +87,7 @@ def test_nothing_that_anybody_was_told_of_is_lost_when_the_process_is_killed(tmp
             name, turn = response_id.split("-")
             context = await store.context("a", response_id)
             turns = range(int(turn) + 1)
-            assert context.response.status == "completed"
+            assert context.body["status"] == "completed"
             assert context.tokens == pack_tokens([number for number in turns for _ in range(10)])
             assert [item["id"] for item in context.items] == [
                 f"{kind}-{name}-{number}" for number in turns for kind in ("in", "out")
@@ -174,7 +174,7 @@ def test_no_change_waits_for_a_read(tmp_path: Path) -> None:
         other = asyncio.ensure_future(store.get("a", "r1"))
         await asyncio.sleep(0)
         may_end.set()
-        assert (await other).body == body("r1", "completed", "of r1")
+        assert await other == body("r1", "completed", "of r1")
         assert sum(read.done() for read in reads) < 25
         assert await asyncio.gather(*reads) == [0] + [1] * 49
 

@@ -2,7 +2,7 @@
 
 begun         the shared beginning of a continued reply
 replying      requests for replies
-reply_task    replies under way
+message_task  replies under way
 live          events for followers
 branching     branches with other instructions, an edit, a later beginning
 alternatives  other tokens at a position

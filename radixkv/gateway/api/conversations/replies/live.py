@@ -9,9 +9,8 @@ change.
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,10 +19,11 @@ from radixkv.core.errors import LimitError
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.store.rows import CUT_SHORT
 from radixkv.gateway.api.conversations.writing import Change
+from radixkv.gateway.protocol.follower import Follower, Followers
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.transcripts import Transcript
 
-__all__ = ["Follower", "Growing", "Live", "Lives"]
+__all__ = ["Growing", "Live", "Lives"]
 
 MAX_WAITING_BYTES = 1024 * 1024
 """Unread events of a follower, in bytes; a follower over this bound is ended."""
@@ -50,59 +50,6 @@ class Growing(Protocol):
         """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
 
 
-class Follower(AsyncIterator[bytes]):
-    """The event stream of one follower. Closing or dropping it leaves.
-
-    Attributes:
-        over: set after the last event.
-    """
-
-    def __init__(self, snapshot: bytes, leave: Callable[[], None]) -> None:
-        self.over = asyncio.Event()
-        self._frames = deque([snapshot])
-        self._num_bytes = 0
-        self._news = asyncio.Event()
-        self._leave: Callable[[], None] | None = leave
-
-    def put(self, frame: bytes) -> None:
-        """Queue an event; a follower that is too far back is ended, and its unread events are dropped."""
-        if self.over.is_set():
-            return
-        if self._frames and self._num_bytes + len(frame) > MAX_WAITING_BYTES:
-            self._frames.clear()
-            self.end()
-            return
-        self._frames.append(frame)
-        self._num_bytes += len(frame)
-        self._news.set()
-
-    def end(self) -> None:
-        """End the stream."""
-        self.over.set()
-        self._news.set()
-
-    async def __anext__(self) -> bytes:
-        while not self._frames:
-            if self.over.is_set():
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        piece = b"".join(self._frames)
-        self._frames.clear()
-        self._num_bytes = 0
-        return piece
-
-    async def aclose(self) -> None:
-        """Leave."""
-        self.__del__()
-
-    def __del__(self) -> None:
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            self.end()
-            leave()
-
-
 class Live:
     """One conversation. The event loop owns it.
 
@@ -111,7 +58,7 @@ class Live:
         beginning: lock for beginning replies.
         version: of the latest change that was sent.
         growing: replies being written, by id.
-        followers: receivers of its events; held weakly.
+        followers: receivers of its events.
     """
 
     def __init__(self, conversation_id: str) -> None:
@@ -121,7 +68,7 @@ class Live:
         self.version = 0
         self.growing: dict[str, Growing] = {}
         self.num_holders = 0
-        self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self.followers = Followers()
 
     def next_version(self) -> int:
         """Return the version of a change that is sent now."""
@@ -131,9 +78,7 @@ class Live:
     def tell(self, kind: str, data: Any) -> None:
         """Send an event to all followers."""
         if self.followers:
-            frame = sse(data, kind)
-            for follower in list(self.followers):
-                follower.put(frame)
+            self.followers.put(sse(data, kind))
 
     def tell_change(self, change: Change) -> None:
         """Send new or changed messages."""
@@ -162,7 +107,7 @@ class Lives:
 
     def __init__(self) -> None:
         self._lives: dict[str, Live] = {}
-        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._followers = Followers()
         self._num_followers: Counter[str] = Counter()
         self._is_ending = False
 
@@ -212,7 +157,7 @@ class Lives:
             self._num_followers += Counter()  # drops zero counts
             self.let_go(live)
 
-        follower = Follower(snapshot, leave)
+        follower = Follower(snapshot, leave, MAX_WAITING_BYTES)
         live.followers.add(follower)
         self._followers.add(follower)
         if self._is_ending:
@@ -223,5 +168,4 @@ class Lives:
         """End the followers of one conversation; None: all present and future ones, since the server stops."""
         if live is None:
             self._is_ending = True
-        for follower in list(self._followers if live is None else live.followers):
-            follower.end()
+        (self._followers if live is None else live.followers).end()

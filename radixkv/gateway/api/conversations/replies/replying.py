@@ -5,6 +5,7 @@ branch per draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fastapi import Request
@@ -14,7 +15,7 @@ from radixkv.gateway.api.conversations.messages import Conversation, Message, ne
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.api.conversations.replies.live import Live
-from radixkv.gateway.api.conversations.replies.reply_task import Origin, ReplyTask
+from radixkv.gateway.api.conversations.replies.message_task import MessageTask, Origin
 from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
 from radixkv.gateway.backend.backend import EventStream
@@ -58,7 +59,7 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
             _check_path(live, path, is_continued=begun is not None)
             context = await current_context(request)
-            conversations.reply_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
+            conversations.message_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
             origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
@@ -113,11 +114,10 @@ async def _start(
     )
     may_shorten = settings.max_tokens is None
     stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)
-    ends = frozenset(model.info.eos_token_ids)
     about = {"settings": told_settings(model, stream.sampling or params.sampling)}
     if begun is not None:
         about |= begun.details
-    return Origin(tenant.namespace, model, transcript, ends, context.started_s, about), stream
+    return Origin(tenant.namespace, model, transcript, context.started_s, about), stream
 
 
 async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
@@ -132,22 +132,9 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
     ]
     async with live.changing:
         change = await conversations.store.begin(origin.namespace, asked.conversation_id, replies, live.version)
+        task = MessageTask(live, change.messages, origin, stream, conversations.store, state.transcripts, state.backend)
+        conversations.message_tasks.add(task)
         conversations.lives.hold(asked.conversation_id)
-
-        def end(task: ReplyTask) -> None:
-            conversations.reply_tasks.remove(task)
-            conversations.lives.let_go(live)
-
-        task = ReplyTask(
-            live,
-            change.messages,
-            origin,
-            stream,
-            conversations.store,
-            state.transcripts,
-            state.backend,
-            when_ended=end,
-        )
-        conversations.reply_tasks.add(task)
+        task.when_ended(partial(conversations.lives.let_go, live))
         live.tell_change(change)
         return change.messages

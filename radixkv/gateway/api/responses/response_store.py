@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, LimitError
+from radixkv.gateway.api.responses.items import Item
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["Context", "ResponseStore", "StoredResponse", "UnknownResponseError"]
+__all__ = ["Context", "ResponseStore", "UnknownResponseError"]
 
 ROW_BYTES = 256
 """Size of a row apart from its contents."""
@@ -29,42 +31,22 @@ ROW_BYTES = 256
 MAX_SWEPT = 1000
 """Expired responses removed per transaction."""
 
-UNFINISHED = ("queued", "in_progress")
 
-Item = dict[str, Any]
-"""An input or output item of the Responses API."""
-
-
-class UnknownResponseError(RadixKVError, LookupError):
+class UnknownResponseError(ApiError):
     """No response of this id is stored for this namespace."""
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"no response with id {response_id!r} is stored")
-        self.response_id = response_id
-
-
-class StoredResponse(NamedTuple):
-    """One response. `body`: the object of the API. `input`: items of its request; its output is in the body."""
-
-    body: dict[str, Any]
-    input: list[Item]
-    parent: str | None
-
-    @property
-    def status(self) -> str:
-        """Status name of the API."""
-        status: str = self.body["status"]
-        return status
+        super().__init__(404, f"response with id {response_id!r} not found", code="not_found", param="response_id")
 
 
 class Context(NamedTuple):
     """A response with its whole conversation: all items up to and including its output, and their exact token ids.
 
-    `tokens` is empty where they were never known, e.g. for a failed response. `model` identifies their tokenizer and template,
-    as passed by the caller. `num_output`: items of its output, at the end of `items`.
+    `body`: the object of the API. `tokens` is empty where they were never known, e.g. for a failed response. `model` identifies
+    their tokenizer and template, as passed by the caller. `num_output`: items of its output, at the end of `items`.
     """
 
-    response: StoredResponse
+    body: dict[str, Any]
     items: list[Item]
     tokens: bytes
     model: bytes
@@ -146,8 +128,8 @@ class ResponseStore:
 
         await self._database.run(update)
 
-    async def get(self, namespace: str, response_id: str) -> StoredResponse:
-        """Return a stored response.
+    async def get(self, namespace: str, response_id: str) -> dict[str, Any]:
+        """Return a stored response, the object of the API.
 
         Raises:
             UnknownResponseError: it does not exist, has expired, or belongs to another namespace.
@@ -258,10 +240,9 @@ def _size(body: str, items: str, output: str, tokens: bytes) -> int:
     return ROW_BYTES + len(body) + len(items) + len(output) + len(tokens)
 
 
-def _read(row: sqlite3.Row) -> StoredResponse:
-    return StoredResponse(
-        json.loads(row["body"]) | {"output": json.loads(row["output"])}, json.loads(row["input"]), row["parent"]
-    )
+def _read(row: sqlite3.Row) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(row["body"])
+    return body | {"output": json.loads(row["output"])}
 
 
 def _find(connection: sqlite3.Connection, namespace: str, response_id: str, now_s: float) -> sqlite3.Row:

@@ -11,13 +11,15 @@ import pytest
 
 from radixkv.core.errors import LimitError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Message, new_id
-from radixkv.gateway.api.conversations.replies import reply_task
-from radixkv.gateway.api.conversations.replies.live import Follower, Lives
-from radixkv.gateway.api.conversations.replies.reply_task import Branch, Origin, ReplyTask, ReplyTasks
+from radixkv.gateway.api.conversations.replies import message_task
+from radixkv.gateway.api.conversations.replies.live import Lives
+from radixkv.gateway.api.conversations.replies.message_task import Branch, MessageTask, MessageTasks, Origin
 from radixkv.gateway.api.conversations.store.rows import CUT_SHORT
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
 from radixkv.gateway.api.conversations.writing import Change
+from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.turns import reply_task
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
@@ -80,7 +82,7 @@ class Desk:
 
     def __init__(self, store: BrokenStore) -> None:
         self.store = store
-        self.tasks = ReplyTasks(store)
+        self.tasks = MessageTasks(store)
         self.lives = Lives()
         self.events = Events()
         self.remembered: list[tuple[str, list[int]]] = []
@@ -96,12 +98,11 @@ class Desk:
         change = await self.store.begin("a", made.id, replies, 0)
         self.live.tell_change(change)
         fakes: Any = (self.events, self.store, self, self)
-        self.task = ReplyTask(
+        self.task = MessageTask(
             self.live,
             change.messages,
-            Origin("a", MODEL, None, (), 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
+            Origin("a", MODEL, None, 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
             *fakes,
-            when_ended=self.tasks.remove,
             clock=lambda: self.now_s,
         )
         self.tasks.add(self.task)
@@ -264,7 +265,7 @@ def test_a_generation_that_fails_fails_those_that_have_not_ended_with_the_reason
             desk.events.fail(UnavailableError("the worker is gone"))
         await desk.task.wait()
         told = await desk.stored()
-        reason = reply_task.SERVER_STOPPED if is_stopping else "the worker is gone"
+        reason = message_task.SERVER_STOPPED if is_stopping else "the worker is gone"
         assert [(message.status, message.text) for message in told] == [("failed", "a"), ("complete", "b")]
         assert [message.error for message in told] == [reason, None]
 
@@ -290,7 +291,7 @@ def test_a_reply_whose_message_is_gone_is_stored_no_more_and_the_last_one_ends_t
 def test_what_is_written_is_stored_now_and_then_and_a_failure_to_do_so_is_made_up_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reply_task, "SAVE_S", 0.001)
+    monkeypatch.setattr(message_task, "SAVE_S", 0.001)
 
     async def until_stored(text: str) -> None:
         while True:
@@ -323,8 +324,14 @@ def test_so_many_generations_run_at_once_and_of_one_tenant_half_as_many(
     monkeypatch.setattr(reply_task, "MAX_RUNNING", 4)
 
     class Running:
+        is_background = True
+
         def __init__(self, namespace: str) -> None:
             self.namespace = namespace
+            self.task_id = new_id("task")
+
+        def when_ended(self, callback: Callable[[], None]) -> None:
+            self.end = callback
 
         def unsaved(self) -> list[Growth]:
             return []
@@ -347,10 +354,10 @@ def test_so_many_generations_run_at_once_and_of_one_tenant_half_as_many(
         begin("c")
         with pytest.raises(LimitError, match="0 of your replies"):
             begin("d")
-        desk.tasks.remove(begun[0])
+        begun[0].end()
         begin("a")
         for each in begun[1:]:
-            desk.tasks.remove(each)
+            each.end()
         begin("d")
 
     run(story)

@@ -1,0 +1,288 @@
+"""Replies under way: the messages that a generation becomes.
+
+worker -> EventStream -> MessageTask -> replies that grow -> followers, at once
+                                                         -> the store, every half second and before their end is sent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixkv.core.errors import RadixKVError
+from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.api.conversations.replies.live import Live
+from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.replies import Growth as ReplyGrowth
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.reply_task import ReplyTask, ReplyTasks
+from radixkv.gateway.turns.turns import remember_reply
+from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, Usage
+
+__all__ = ["Branch", "MessageTask", "MessageTasks", "Origin"]
+
+SAVE_S = 0.5
+"""How often the text so far is stored, in seconds."""
+
+SERVER_STOPPED = "the server stopped"
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Origin of a generation: its request and its prompt.
+
+    namespace: of its owner. model: of its replies. transcript: its prompt. started_s: time of the request, on the clock of
+    `MessageTask`. about: other details of its replies.
+    """
+
+    namespace: str
+    model: ServedModel
+    transcript: Transcript
+    started_s: float
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Branch:
+    """One reply of a generation."""
+
+    def __init__(self, task: MessageTask, message: Message, reply: Reply) -> None:
+        self.message = message
+        self.reply = reply
+        self.first_text_s: float | None = None
+        self.ended_s: float | None = None
+        self.num_saved = len(message.text)  # characters
+        self._task = task
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is still being written."""
+        return self.ended_s is None
+
+    async def stop(self) -> None:
+        """End it; its text so far stays. The caller holds the lock `changing`."""
+        self._task.finish(self, "stopped")
+        await self._task.store_end([self])
+        self._task.close_if_idle()
+
+    async def remember(self) -> None:
+        """Cache the token ids of a stopped reply, if they spell exactly its text, for the next turn."""
+        try:
+            if self.reply.token_ids:
+                task = self._task
+                await remember_reply(task.transcripts, task.transcript, self.reply, task.prompt, is_cut=True)
+        except RadixKVError as error:
+            _LOG.info("a reply that was stopped is not remembered: %s", error)
+
+    def drop(self) -> None:
+        """End it; its message is gone."""
+        self.ended_s = self._task.clock()
+        self._task.close_if_idle()
+
+    async def within(self, text: str) -> Transcript | None:
+        """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
+        return await self._task.within(self.reply, text)
+
+
+class MessageTask(ReplyTask):
+    """The generation of one or more replies to one message. The event loop owns it.
+
+    Args:
+        live: the conversation, held until the end of the task; the caller holds its lock `changing`.
+        messages: the replies, stored as running.
+        origin: of the generation.
+        stream: the worker's events.
+        store: of the replies.
+        transcripts: cache of their token ids.
+        backend: the worker, for its tokenizer.
+        clock: seconds, as `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        messages: Sequence[Message],
+        origin: Origin,
+        stream: EventStream,
+        store: ConversationStore,
+        transcripts: Transcripts,
+        backend: Backend,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        model, info = origin.model, origin.model.info
+        replies = [Reply(i, (), frozenset(info.eos_token_ids), marks=info.thinking) for i in range(len(messages))]
+        task_id = f"{live.conversation_id}/{messages[0].id}"
+        super().__init__(task_id, origin.namespace, stream, replies, model, origin.transcript, transcripts, backend)
+        self.live = live
+        self.branches = [Branch(self, *each) for each in zip(messages, replies, strict=True)]
+        live.growing.update((branch.message.id, branch) for branch in self.branches)
+        self._origin = origin
+        self._store = store
+        self.clock = clock
+        self._ended: list[Branch] = []  # to be stored and sent
+        self._usage: Usage | None = None
+        self._num_cached: int | None = None
+
+    def unsaved(self) -> list[Growth]:
+        """Return the growth of replies since the last call."""
+        growths: list[Growth] = []
+        for branch in self.branches:
+            message = branch.message
+            if branch.is_running and len(message.text) > branch.num_saved:
+                branch.num_saved = len(message.text)
+                growths.append(Growth(self.live.conversation_id, message.id, message.text, message.seq))
+        return growths
+
+    # -- the task
+
+    async def _read(self, events: Sequence[GenerationEvent]) -> None:
+        async with self.live.changing:
+            await super()._read(events)
+            ended, self._ended = self._ended, []
+            await self.store_end(ended)
+            self.close_if_idle()
+
+    async def _grow(self, event: GenerationEvent) -> None:
+        if isinstance(event, Delta) and event.num_cached_tokens is not None:
+            self._num_cached = event.num_cached_tokens
+        match event:
+            case Delta() if (branch := self.branches[event.branch]).is_running:
+                self._add(branch, branch.reply.push(event))
+            case BranchFinished() if (branch := self.branches[event.branch]).is_running:
+                self._add(branch, branch.reply.finish(event))
+                await remember_reply(self.transcripts, self.transcript, branch.reply, self.prompt)
+                if any(other.reply.reason is None for other in self.branches):
+                    self.finish(branch, "complete")
+                    self._ended.append(branch)  # the last one ends with the generation, which reports its cost
+            case Completed():
+                self._usage = event.usage
+                self._ended = self._count_all()
+
+    async def _end(self, failure: ApiError | None) -> None:
+        error = failure.message if failure is not None else "the generation ended without an end"
+        async with self.live.changing:
+            left = [branch for branch in self.branches if self.live.growing.get(branch.message.id) is branch]
+            for branch in left:
+                if branch.is_running and branch.reply.reason is not None:
+                    self.finish(branch, "complete")
+                elif branch.is_running:
+                    self.finish(branch, "failed", error)
+            await self.store_end(left)
+
+    def _add(self, branch: Branch, growth: ReplyGrowth) -> None:
+        if not growth.text and not growth.thinking:
+            return
+        if branch.first_text_s is None:
+            branch.first_text_s = self.clock()
+        message = branch.message
+        message.text += growth.text
+        told = {"id": message.id, "text": growth.text}
+        if growth.thinking:
+            message.details = {**self._origin.about, "thinking": branch.reply.thinking}
+            told["thinking"] = growth.thinking
+        message.seq = self.live.next_version()
+        self.live.tell("delta", told | {"seq": message.seq})
+
+    def finish(self, branch: Branch, status: str, error: str | None = None) -> None:
+        """Fill in the end of a reply."""
+        branch.ended_s = self.clock()
+        branch.message.status, branch.message.error = status, error
+        branch.message.details = self._details(branch)
+
+    def _count_all(self) -> list[Branch]:
+        """Finish all replies at the end of the generation; return those to announce."""
+        for branch in self.branches:
+            if branch.is_running and branch.reply.reason is not None:
+                self.finish(branch, "complete")
+        ended = [branch for branch in self.branches if branch.message.status in ("complete", "stopped")]
+        for branch in ended:
+            branch.message.details = self._details(branch)
+        return ended
+
+    def _details(self, branch: Branch) -> dict[str, Any]:
+        reply, usage = branch.reply, self._usage
+        thoughts = {"thinking": reply.thinking, "thinking_tokens": reply.num_thinking_tokens} if reply.thinking else {}
+        return {
+            **self._origin.about,
+            **thoughts,
+            "model": self.model.name,
+            "prompt_tokens": len(self.prompt) // 4,
+            "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
+            "generated_tokens": len(reply.token_ids),
+            "first_token_ms": self._since_start_ms(branch.first_text_s),
+            "duration_ms": self._since_start_ms(branch.ended_s),
+            "finish_reason": reply.reason.value if reply.reason else None,
+            "drafts": len(self.branches),
+            "generation": self.branches[0].message.id,
+        }
+
+    def _since_start_ms(self, at_s: float | None) -> float | None:
+        return None if at_s is None else round((at_s - self._origin.started_s) * 1000, 1)
+
+    async def store_end(self, ended: Sequence[Branch]) -> None:
+        """Store the end of replies, then send it."""
+        if not ended:
+            return
+        messages = [branch.message for branch in ended]
+        try:
+            change = await self._store.finish(self.live.conversation_id, messages, self.live.version)
+        except RadixKVError as error:
+            _LOG.error("the end of %d replies in %s is not stored: %s", len(ended), self.live.conversation_id, error)
+            for message in messages:
+                message.status, message.error = "failed", f"it could not be stored: {error}"
+                message.seq = self.live.next_version()
+                self.live.tell("message", message.body())
+        else:
+            if change is not None:
+                self.live.tell_change(change)
+        for message in messages:
+            self.live.growing.pop(message.id, None)
+
+    def close_if_idle(self) -> None:
+        """Close the stream once all replies have ended."""
+        if not any(branch.is_running for branch in self.branches):
+            self._stream.close()
+
+
+class MessageTasks(ReplyTasks[MessageTask]):
+    """The running generations of messages. The event loop owns it."""
+
+    def __init__(self, store: ConversationStore) -> None:
+        super().__init__("replies are being written", SERVER_STOPPED)
+        self._store = store
+        self._saving: asyncio.Task[None] | None = None
+
+    def add(self, task: MessageTask) -> None:
+        """Register a task until its end; the text of its replies is stored meanwhile."""
+        super().add(task)
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save(), name="radixkv-save-replies")
+
+    async def aclose(self) -> None:
+        """End all tasks and wait until each is stored: the server stops."""
+        await super().aclose()
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.wait((self._saving,))
+
+    async def _save(self) -> None:
+        """Store the text so far, periodically, while a task exists."""
+        while self._running:
+            await asyncio.sleep(SAVE_S)
+            growths = [growth for task in self._running.values() for growth in task.unsaved()]
+            try:
+                if growths:
+                    await self._store.save(growths)
+            except RadixKVError as error:
+                _LOG.error("what was written of %d replies is not stored: %s", len(growths), error)
+        self._saving = None

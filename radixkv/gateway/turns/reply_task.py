@@ -1,0 +1,173 @@
+"""Running generations: each a task, which may outlive the request that began it.
+
+worker -> EventStream -> ReplyTask (a task) -> messages of a conversation, or a response -> followers
+                                            -> the store, before their end is sent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
+from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.transcripts import Transcript, Transcripts
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.turns import begin_replies
+from radixkv.generation.stream import GenerationEvent, Started
+
+__all__ = ["ReplyTask", "ReplyTasks"]
+
+MAX_RUNNING = 256
+"""Concurrent background tasks of one kind and all namespaces; a single namespace may have half as many."""
+
+_LOG = logging.getLogger(__name__)
+_Task = TypeVar("_Task", bound="ReplyTask")
+
+
+class ReplyTask(ABC):
+    """The generation of one or more replies to one prompt. The event loop owns it.
+
+    Args:
+        task_id: unique among running tasks of its kind.
+        namespace: of its owner.
+        stream: the worker's events.
+        replies: parse the events, by branch.
+        model: generates the replies.
+        transcript: the prompt as messages.
+        transcripts: cache of the replies' token ids.
+        backend: the worker, for its tokenizer.
+
+    Attributes:
+        prompt: its packed ids; empty until the worker has started.
+        work: ends once everything is stored.
+    """
+
+    is_background = True
+    """Whether it goes on after the request that began it."""
+
+    def __init__(
+        self,
+        task_id: str,
+        namespace: str,
+        stream: EventStream,
+        replies: Sequence[Reply],
+        model: ServedModel,
+        transcript: Transcript,
+        transcripts: Transcripts,
+        backend: Backend,
+    ) -> None:
+        self.task_id = task_id
+        self.namespace = namespace
+        self._stream = stream
+        self.replies = replies
+        self.model = model
+        self.transcript = transcript
+        self.transcripts = transcripts
+        self._backend = backend
+        self.prompt = b""
+        self.work = asyncio.get_running_loop().create_task(self._work(), name=f"reply {task_id}")
+
+    async def wait(self) -> None:
+        """Wait until everything is stored. Cancelling the wait does not end the task."""
+        await asyncio.wait((self.work,))
+
+    def abort(self, error: RadixKVError) -> None:
+        """Fail it soon. Harmless at the end."""
+        self._stream.fail(error)
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Register `callback` for the complete end of the task."""
+        self.work.add_done_callback(lambda _: callback())
+
+    async def within(self, reply: Reply, text: str) -> Transcript | None:
+        """Return the transcript of a continuation of `text`, a beginning of one of the replies; None: its ids are not known."""
+        if not self.prompt or self.model.info.thinking is not None:
+            return None  # the template decides how text after thoughts is written
+        return await self.transcripts.within(self.transcript, self.prompt, reply.token_ids, text)
+
+    async def _work(self) -> None:
+        failure: ApiError | None = None
+        try:
+            async with self._stream:
+                while events := await self._stream.take():
+                    await self._read(events)
+        except (RadixKVError, ApiError) as error:
+            failure = ApiError.of(error)
+        except Exception as fault:
+            _LOG.exception("the generation of reply %s failed", self.task_id)
+            failure = ApiError.of(fault)
+        await self._end(failure)
+
+    async def _read(self, events: Sequence[GenerationEvent]) -> None:
+        """Take in the events that are available now."""
+        for event in events:
+            if isinstance(event, Started):
+                self.prompt = event.prompt
+                await begin_replies(self._backend, self.model, self.replies, event.prompt, self.transcript)
+            else:
+                await self._grow(event)
+
+    @abstractmethod
+    async def _grow(self, event: GenerationEvent) -> None:
+        """Take in an event after `Started`, and send the growth to the followers."""
+
+    @abstractmethod
+    async def _end(self, failure: ApiError | None) -> None:
+        """Store the end, then send it. `failure`: the error that ended the stream."""
+
+
+class ReplyTasks(Generic[_Task]):
+    """The running tasks of one kind. The event loop owns it.
+
+    Args:
+        what: their name in the rejection of another.
+        reason: of those that the server's stop ends.
+    """
+
+    def __init__(self, what: str, reason: str) -> None:
+        self._what = what
+        self._reason = reason
+        self._running: dict[str, _Task] = {}
+        self._num_background: Counter[str] = Counter()
+
+    def check_room(self, namespace: str, max_concurrent: int | None) -> None:
+        """Raises LimitError: too many background tasks run, for the server or for this tenant's limit."""
+        num_own, num_all = self._num_background[namespace], self._num_background.total()
+        if num_own >= min(MAX_RUNNING // 2, max_concurrent or MAX_RUNNING) or num_all >= MAX_RUNNING:
+            raise LimitError(f"{num_own} of your {self._what} already; try again later")
+
+    def add(self, task: _Task) -> None:
+        """Register a task until its end."""
+        self._running[task.task_id] = task
+        self._num_background[task.namespace] += task.is_background
+        task.when_ended(lambda: self._remove(task))
+
+    def _remove(self, task: _Task) -> None:
+        del self._running[task.task_id]
+        self._num_background[task.namespace] -= task.is_background
+        self._num_background += Counter()  # drops zero counts
+
+    async def wait_empty(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that run now have ended; False if some still run after `timeout_s`."""
+        tasks = [task.work for task in self._running.values()]
+        if not tasks:
+            return True
+        _, left = await asyncio.wait(tasks, timeout=None if timeout_s is None else max(0.0, timeout_s))
+        return not left
+
+    def abort_all(self) -> None:
+        """End all tasks soon: the server stops."""
+        for task in self._running.values():
+            task.abort(UnavailableError(self._reason))
+
+    async def aclose(self) -> None:
+        """End all tasks and wait until each is stored: the server stops."""
+        self.abort_all()
+        await self.wait_empty()
