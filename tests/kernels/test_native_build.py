@@ -31,6 +31,27 @@ def nothing_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     native_library.cache_clear()
 
 
+QUICK_COMPILER = """#!/bin/sh
+log="$(dirname "$0")/log"
+[ "$1" = --version ] && echo asked >> "$log" && exec echo 1
+until [ "$(grep -c asked "$log")" -ge "${NUM_BUILDERS:-1}" ]; do sleep 0.1; done
+while [ "$1" != -o ]; do shift; done
+echo compiled >> "$log"
+c++ -shared -fPIC -x c++ /dev/null -o "$2"
+"""
+
+
+@pytest.fixture
+def compilations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The log of a compiler that builds an empty library, the same each time. The kernels' own tests compile the sources."""
+    compiler = tmp_path / "bin" / "quick-c++"
+    compiler.parent.mkdir()
+    compiler.write_text(QUICK_COMPILER)
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    return compiler.with_name("log")
+
+
 def libraries(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.so"))
 
@@ -60,7 +81,7 @@ def test_a_level_is_usable_with_all_the_extensions_it_needs(flags: str | None, l
     assert usable_levels(tmp_path / "cpuinfo") == tuple(levels.split())
 
 
-def test_a_second_build_finds_the_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_build_finds_the_first(tmp_path: Path, compilations: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         built = build_native("portable", tmp_path)
         assert "compiling the CPU kernels for portable, once" in caplog.text
@@ -68,45 +89,48 @@ def test_a_second_build_finds_the_first(tmp_path: Path, caplog: pytest.LogCaptur
         assert build_native("portable", tmp_path) == built
     assert not caplog.records
     assert libraries(tmp_path) == [built]
+    assert compilations.read_text().count("compiled") == 1
 
 
+@pytest.mark.usefixtures("compilations")
 def test_a_library_that_was_cut_short_is_built_again(tmp_path: Path) -> None:
     built = build_native("portable", tmp_path)
     whole = built.read_bytes()
     built.write_bytes(whole[:1000])  # to load this would end the process with a bus error
     assert build_native("portable", tmp_path) == built
-    assert built.stat().st_size == len(whole)
+    assert built.read_bytes() == whole
     assert libraries(tmp_path) == [built]
 
 
+@pytest.mark.usefixtures("compilations")
 @pytest.mark.parametrize("harm", ["changed", "writable", "given away"])
-def test_a_library_that_somebody_else_may_have_changed_is_built_again(harm: str, tmp_path: Path) -> None:
+def test_a_library_that_another_user_may_have_changed_is_built_again(harm: str, tmp_path: Path) -> None:
     if harm == "given away" and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
-    compiler = tmp_path / "c++"  # quick, and its output is the same each time
-    compiler.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && exec echo 1\nwhile [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
-    )
-    compiler.chmod(0o700)
-    environ = {"CXX": str(compiler), "PATH": os.environ["PATH"]}
-    built = build_native("portable", tmp_path / "cache", environ)
+    built = build_native("portable", tmp_path)
+    whole = built.read_bytes()
     if harm == "changed":
-        built.write_text("LIBRARY\n")
+        built.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     elif harm == "writable":
         built.chmod(0o722)
     else:
         os.chown(built, 65534, 65534)
-    assert build_native("portable", tmp_path / "cache", environ) == built
+    assert build_native("portable", tmp_path) == built
     status = built.stat()
-    assert (built.read_text(), stat.S_IMODE(status.st_mode), status.st_uid) == ("library\n", 0o700, os.geteuid())
-    assert libraries(tmp_path / "cache") == [built]
+    assert built.read_bytes() == whole
+    assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o700, os.geteuid())
+    assert libraries(tmp_path) == [built]
 
 
-def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        built = pool.starmap(build_native, [("portable", tmp_path)] * 3)
+def test_processes_that_start_together_build_once(
+    tmp_path: Path, compilations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUM_BUILDERS", "2")  # the first compiles when the second is about to
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        built = pool.starmap(build_native, [("portable", tmp_path)] * 2)
     assert libraries(tmp_path) == [built[0]]
     assert len(set(built)) == 1
+    assert compilations.read_text().count("compiled") == 1
 
 
 @pytest.mark.parametrize(
@@ -159,6 +183,7 @@ def test_without_a_library_attention_takes_the_torch_path_and_the_log_says_why(
     assert reason in caplog.text
 
 
+@pytest.mark.usefixtures("compilations")
 def test_the_environment_can_choose_torch_or_a_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(CHOICE_VARIABLE, "torch")
     assert native_library() is None

@@ -15,7 +15,7 @@ from .world import Outcome, simulate
 
 NUM_SEEDS = 2000
 SEEDS_PER_TEST = 200
-QUICK_PARTS = 2
+QUICK_PARTS = 1
 
 HAPPENS = (
     "adopted",

@@ -164,7 +164,7 @@ class Drive:
                 assert self.worker.slots[slot] == kv[offset], f"cached block {block_id} holds other KV"
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in (1, 2, 3))])
 @pytest.mark.parametrize("is_alike", [False, True])
 def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: int, is_alike: bool) -> None:
     counts: Counter[str] = Counter()

@@ -76,12 +76,13 @@ def kill_provider(holder: CacheHolder, crowd: Crowd, source: Random, breaks: Cal
     insort(crowd.queued, provider)
 
 
+@pytest.mark.parametrize("num_ends", [40, pytest.param(200, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("num_blocks", [ALONE, 3 * ALONE])
-def test_of_a_thousand_who_wait_one_takes_over_each_time_the_provider_ends(num_blocks: int) -> None:
+def test_of_a_thousand_who_wait_one_takes_over_each_time_the_provider_ends(num_blocks: int, num_ends: int) -> None:
     cache = PrefixCache(num_blocks, BLOCK)
     source = Random(num_blocks)
     crowd = Crowd(cache, questions(1000), chunk=512)
-    for _ in range(200):
+    for _ in range(num_ends):
         kill_provider(cache, crowd, source, cache.check)
     while crowd.num_done < 1000:
         crowd.run_round()

@@ -56,19 +56,31 @@ class InProcessMachine(CacheMachine):
     backend = InProcess()
 
 
-TestInProcess = InProcessMachine.TestCase
-TestInProcess.settings = settings(
-    max_examples=500,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+def run_machine(machine: type[CacheMachine], max_examples: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=max_examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
 
 
+def examples(quick: int, thorough: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("max_examples", [quick, pytest.param(thorough, marks=pytest.mark.thorough)])
+
+
+@examples(200, 500)
+def test_every_call_keeps_the_contracts(max_examples: int) -> None:
+    run_machine(InProcessMachine, max_examples)
+
+
+@examples(40, 150)
 @pytest.mark.parametrize("eviction", sorted(set(POLICIES) - {"lru"}))
-def test_every_policy_keeps_the_contracts(eviction: str) -> None:
-    machine = type("EvictionMachine", (CacheMachine,), {"backend": InProcess(eviction)})
-    run_state_machine_as_test(machine, settings=settings(TestInProcess.settings, max_examples=150))
+def test_every_policy_keeps_the_contracts(eviction: str, max_examples: int) -> None:
+    run_machine(type("EvictionMachine", (CacheMachine,), {"backend": InProcess(eviction)}), max_examples)
 
 
 class RestlessPolicy(AdaptivePolicy):
@@ -81,18 +93,14 @@ class RestlessPolicy(AdaptivePolicy):
         self._contest.followed = ("hit-density", "lru", "lfu")[node.access_number // 3 % 3]
 
 
-def test_a_policy_that_follows_one_order_after_the_other_keeps_the_contracts() -> None:
+@examples(40, 150)
+def test_a_policy_that_follows_one_order_after_the_other_keeps_the_contracts(max_examples: int) -> None:
     machine = type("RestlessMachine", (CacheMachine,), {"backend": InProcess(RestlessPolicy)})
     with patch.object(adaptive, "NUM_REFILED", 1):
-        run_state_machine_as_test(machine, settings=settings(TestInProcess.settings, max_examples=150))
+        run_machine(machine, max_examples)
 
 
-class TestManySiblings(TestInProcess):  # type: ignore[misc, valid-type]  # Hypothesis makes it at run time
-    """The same, with siblings kept in their sorted index from the second on."""
-
-    settings = settings(TestInProcess.settings, max_examples=150)
-
-    def setUp(self) -> None:
-        patcher = patch.object(node, "FEW_CHILDREN", 1)
-        patcher.start()
-        self.addCleanup(patcher.stop)
+@examples(40, 150)
+def test_siblings_in_their_sorted_index_from_the_second_on_keep_the_contracts(max_examples: int) -> None:
+    with patch.object(node, "FEW_CHILDREN", 1):
+        run_machine(InProcessMachine, max_examples)

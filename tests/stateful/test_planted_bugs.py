@@ -1,6 +1,7 @@
 """The machine finds each planted bug within a bounded number of examples, and none where none was planted.
 
-One bug in 18 is planted by default, every third with ``-m thorough``, the others with ``-m slow``.
+One bug in 18 is planted by default, but for the first, which takes long to find; every third with ``-m thorough``, the
+others with ``-m slow``.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _hunts_a_bug(item: pytest.Item) -> bool:
 def how_thorough(index: int, bug: PlantedBug) -> list[pytest.MarkDecorator]:
     if bug.name in SLOW or index % THOROUGH_EVERY:
         return [pytest.mark.slow]
-    return [pytest.mark.thorough] if index % QUICK_EVERY else []
+    return [pytest.mark.thorough] if index % QUICK_EVERY or not index else []
 
 
 @pytest.mark.parametrize(
@@ -114,4 +115,4 @@ def test_the_machine_finds(bug: PlantedBug, hunts: dict[str, Future[str]]) -> No
 
 def test_the_machine_finds_nothing_in_an_unchanged_copy(tmp_path: Path) -> None:
     copy_core(tmp_path)
-    assert hunt(tmp_path, 50) == "survived"
+    assert hunt(tmp_path, 10) == "survived"

@@ -140,6 +140,7 @@ def test_a_planted_bug_is_found(bug: PlantedBug, tmp_path: Path) -> None:
     assert run_tests(tmp_path) == 1
 
 
+@pytest.mark.thorough
 def test_nothing_is_found_in_an_unchanged_copy(tmp_path: Path) -> None:
     copy_package(tmp_path)
     assert run_tests(tmp_path) == 0
