@@ -26,7 +26,7 @@ from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.made_gguf import SHAPES, write_made
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.tree.wheel import PeerMissingError, peers_folder
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.util.folders import cache_folder
 
 __all__ = ["main"]

@@ -231,7 +231,7 @@ class Machine:
     def __init__(self, num_bytes: int) -> None:
         import torch
 
-        from radixkv.kernels.cpu.huge_pages import HugePages
+        from radixkv.kernels.runtime.huge_pages import HugePages
 
         self._memory = HugePages(num_bytes).take((num_bytes // 8,), torch.int64)
         self._memory.fill_(1)

@@ -8,12 +8,12 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
 from radixkv.kernels.cpu.native_attention import attend_natively
-from radixkv.kernels.cpu.native_build import native_library
 from radixkv.kernels.cpu.torch_attention import attend_on_cpu
 from radixkv.kernels.gpu.device_work import DeviceWork, take_device_work
 from radixkv.kernels.gpu.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.rotation import rotate
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["attend_loaded", "paged_attention"]

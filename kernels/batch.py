@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.runtime.upload import upload
 
 __all__ = ["AttentionBatch", "Scratch", "plan_attention"]
 

@@ -24,9 +24,10 @@ from typing import Any
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu.launch import PLAIN_OPTIONS, TARGETS, LayerShape, TileConfig, next_power_of_2
+from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig
 from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_parts
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
 __all__ = ["Configuration", "faults", "main"]
 

@@ -20,7 +20,7 @@ from bench.gpu.workloads import sequences
 from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.gpu.device_work import advance
 from radixkv.kernels.gpu.launch import Forms, TileConfig
-from radixkv.kernels.gpu.work_list import WorkLimits, make_work_list
+from radixkv.kernels.work_list import WorkLimits, make_work_list
 
 __all__ = ["VARIANTS", "Variant", "measure_launches", "measure_planning", "sweep"]
 

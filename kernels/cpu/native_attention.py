@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels.batch import AttentionBatch
-from radixkv.kernels.cpu.native_cache import NativeKVCache
-from radixkv.kernels.gpu.work_list import WorkLimits, make_work_list
 from radixkv.kernels.kv.kv_cache import KVCache
+from radixkv.kernels.kv.native_cache import NativeKVCache
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import WorkLimits, make_work_list
 
 __all__ = ["NATIVE_LIMITS", "NativeCall", "attend_natively", "plan_native_call"]
 

@@ -36,10 +36,10 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch, Scratch
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.cpu.native_attention import plan_native_call
-from radixkv.kernels.cpu.native_build import native_library
-from radixkv.kernels.cpu.native_cache import NativeKVCache
 from radixkv.kernels.cpu.rounded_linear import GROUP_SIZE, PANEL, ROUNDED_GROUP_BYTES, Linear, NativeWeight
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
+from radixkv.kernels.kv.native_cache import NativeKVCache
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["DecoderLayer", "DecoderWeights", "Linear", "NativeDecoder"]

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.cpu.huge_pages import HugePages
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.huge_pages import HugePages
+from radixkv.kernels.runtime.native_build import native_library
 
 __all__ = [
     "GROUP_SIZE",

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
-from radixkv.kernels.gpu.launch import PLAIN_OPTIONS
-from radixkv.kernels.gpu.triton_port import tl, triton
-from radixkv.kernels.gpu.work_list import WorkLimits, WorkList, make_work_list
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import WorkLimits, WorkList, make_work_list
 
 __all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work"]
 

@@ -13,11 +13,11 @@ import torch
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.kv.kv_format import int4_group
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
 __all__ = [
     "MAX_HEAD_DIM",
     "MAX_LATENT_DIM",
-    "PLAIN_OPTIONS",
     "TARGETS",
     "Forms",
     "KeyColumns",
@@ -25,7 +25,6 @@ __all__ = [
     "TileConfig",
     "key_columns",
     "launch_target",
-    "next_power_of_2",
     "num_programs",
 ]
 
@@ -34,9 +33,6 @@ MAX_HEAD_DIM = 256
 
 MAX_LATENT_DIM = 576
 """Widest latent: 512 columns that are also values, and 64 more."""
-
-PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
-"""Compiler options of a launch without a tile. Fused multiply-adds are explicit: Triton's default differs by version."""
 
 TARGETS = ("sm_80", "sm_90", "gfx942", "gfx1201")
 """Targets of the table; another chip takes the nearest of its kind."""
@@ -108,11 +104,6 @@ def _forms(target: str) -> dict[tuple[str, int, int], Forms]:
             narrow, wide = (TileConfig(*map(int, cell.split("/"))) for cell in cells[column : column + 2])
             forms[cells[0], int(cells[1]), int(cells[2])] = Forms(narrow, wide)
     return forms
-
-
-def next_power_of_2(value: int) -> int:
-    """The smallest power of two that is at least `value` (1 or more)."""
-    return 1 << (value - 1).bit_length()
 
 
 class KeyColumns(NamedTuple):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels.gpu.device_work import DeviceWork
-from radixkv.kernels.gpu.launch import PLAIN_OPTIONS, next_power_of_2, num_programs
-from radixkv.kernels.gpu.triton_port import LOG2_E, tl, triton
-from radixkv.kernels.gpu.work_list import WorkList
+from radixkv.kernels.gpu.launch import num_programs
+from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
+from radixkv.kernels.work_list import WorkList
 
 __all__ = ["merge_parts", "merge_parts_reference", "step_parts"]
 

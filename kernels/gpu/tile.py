@@ -21,7 +21,7 @@ before the dot.
 
 from __future__ import annotations
 
-from radixkv.kernels.gpu.triton_port import LOG2_E, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 
 __all__ = ["attend_tile", "load_columns"]
 

@@ -39,8 +39,8 @@ from radixkv.kernels.gpu.launch import (
 )
 from radixkv.kernels.gpu.merge_parts import merge_parts
 from radixkv.kernels.gpu.tile import attend_tile
-from radixkv.kernels.gpu.triton_port import LOG2_E, tl, triton
 from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]

@@ -23,12 +23,11 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.cpu.native_build import native_library
-from radixkv.kernels.cpu.native_cache import NativeKVCache
-from radixkv.kernels.gpu.launch import PLAIN_OPTIONS
-from radixkv.kernels.gpu.triton_port import tl, triton
-from radixkv.kernels.gpu.upload import upload
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
+from radixkv.kernels.kv.native_cache import NativeKVCache
+from radixkv.kernels.runtime.native_build import native_library
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
+from radixkv.kernels.runtime.upload import upload
 
 __all__ = ["copy_blocks", "copy_blocks_reference"]
 

@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu.launch import PLAIN_OPTIONS
-from radixkv.kernels.gpu.triton_port import tl, triton
-from radixkv.kernels.gpu.upload import upload
 from radixkv.kernels.kv.kv_cache import KVCache
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
+from radixkv.kernels.runtime.upload import upload
 
 __all__ = ["HostBlocks"]
 

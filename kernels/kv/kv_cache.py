@@ -28,9 +28,9 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import KERNEL_DTYPES
-from radixkv.kernels.cpu.huge_pages import zeros
-from radixkv.kernels.cpu.native_build import native_library
 from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.runtime.huge_pages import zeros
+from radixkv.kernels.runtime.native_build import native_library
 
 __all__ = ["KVCache", "Layout", "allocate_kv", "allocate_latents"]
 

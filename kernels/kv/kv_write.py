@@ -24,12 +24,11 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.cpu.native_build import native_library
-from radixkv.kernels.cpu.native_cache import NativeKVCache
-from radixkv.kernels.gpu.launch import PLAIN_OPTIONS, next_power_of_2
-from radixkv.kernels.gpu.triton_port import tl, triton
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
+from radixkv.kernels.kv.native_cache import NativeKVCache
 from radixkv.kernels.kv.rotation import rotate
+from radixkv.kernels.runtime.native_build import native_library
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2, tl, triton
 
 __all__ = ["write_kv", "write_kv_reference", "write_latents"]
 

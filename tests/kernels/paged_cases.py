@@ -22,9 +22,9 @@ from radixkv.kernels import (
     plan_attention,
 )
 from radixkv.kernels.attention_reference import prefill_reference
-from radixkv.kernels.cpu.native_build import build_native, usable_levels
 from radixkv.kernels.kv import block_copy, kv_cache, kv_write
 from radixkv.kernels.kv.kv_cache import Layout
+from radixkv.kernels.runtime.native_build import build_native, usable_levels
 from radixkv.kernels.spec import AttentionSpec
 
 CPU_PATHS = ("torch", *usable_levels())

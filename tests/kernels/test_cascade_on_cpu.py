@@ -14,7 +14,7 @@ from paged_cases import CPU_PATHS, Fork, PagedCase, Shape, make_case, make_forke
 from radixkv.kernels import Scratch, paged_attention, plan_attention
 from radixkv.kernels.cpu import native_attention, torch_plan
 from radixkv.kernels.cpu.torch_plan import StepPlan, plan_step
-from radixkv.kernels.gpu.work_list import WorkLimits
+from radixkv.kernels.work_list import WorkLimits
 
 RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-13}
 SMALL = Shape(num_heads=6, num_kv_heads=2, head_dim=32, v_head_dim=32, block_size=4)

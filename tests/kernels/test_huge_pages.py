@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.cpu.huge_pages import HugePages
+from radixkv.kernels.runtime.huge_pages import HugePages
 
 SHAPES = [((3, 5), torch.float32), ((64,), torch.uint8), ((2, 2, 2), torch.int64), ((1,), torch.bfloat16)]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.cpu import rounded_linear
-from radixkv.kernels.cpu.huge_pages import HugePages
 from radixkv.kernels.cpu.int4_weight import INT4_KINDS, Q4_0, Q4_1, Q4_K, empty_int4, fill_int4, unpack_int4
-from radixkv.kernels.cpu.native_build import build_native, usable_levels
 from radixkv.kernels.cpu.rounded_linear import RoundedWeight, concatenate_rounded, linear_rounded, rounded_activations
+from radixkv.kernels.runtime.huge_pages import HugePages
+from radixkv.kernels.runtime.native_build import build_native, usable_levels
 
 RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 """Of an output: bfloat16 is rounded to at the end."""

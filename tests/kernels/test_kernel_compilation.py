@@ -16,6 +16,7 @@ from bench.gpu.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, fa
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.kv import block_copy, kv_write
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 compiles = pytest.mark.skipif(INTERPRETED, reason="this process interprets the kernels")
 
@@ -125,4 +126,4 @@ def test_block_movement_and_advance_compile(target: str) -> None:
         (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True}),
     ]
     for kernel, types, constants in kernels:
-        assert faults(MERGE, target, measure(kernel, target, types, constants, launch.PLAIN_OPTIONS)) == []
+        assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []

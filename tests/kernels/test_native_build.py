@@ -13,7 +13,7 @@ import pytest
 import torch
 from paged_cases import Shape, assert_agrees, make_case, spec_of
 
-from radixkv.kernels.cpu.native_build import (
+from radixkv.kernels.runtime.native_build import (
     CHOICE_VARIABLE,
     NativeBuildError,
     build_native,

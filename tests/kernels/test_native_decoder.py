@@ -17,12 +17,12 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import allocate_kv, plan_attention
 from radixkv.kernels.cpu import native_decoder, rounded_linear
-from radixkv.kernels.cpu.huge_pages import HugePages
-from radixkv.kernels.cpu.native_build import build_native, usable_levels
 from radixkv.kernels.cpu.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from radixkv.kernels.cpu.rounded_linear import Linear, concatenate_rounded, linear_int8_reference, quantise_int8
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.kv.rotation import rotate
+from radixkv.kernels.runtime.huge_pages import HugePages
+from radixkv.kernels.runtime.native_build import build_native, usable_levels
 from radixkv.kernels.spec import AttentionSpec
 
 RELATIVE_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-3}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.cpu.native_build import build_native, usable_levels
 from radixkv.kernels.cpu.native_draw import DrawRow, draw_natively
+from radixkv.kernels.runtime.native_build import build_native, usable_levels
 
 
 @pytest.fixture(params=usable_levels())

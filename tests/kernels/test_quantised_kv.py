@@ -13,10 +13,10 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import KVCache, allocate_kv, copy_blocks, paged_attention, write_kv
 from radixkv.kernels.attention_reference import prefill_reference
 from radixkv.kernels.cpu import native_attention, torch_plan
-from radixkv.kernels.gpu.work_list import WorkLimits
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.kv.rotation import rotate
+from radixkv.kernels.work_list import WorkLimits
 
 RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 FORMATS = st.sampled_from(list(KVFormat))

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.cpu import rounded_linear
-from radixkv.kernels.cpu.huge_pages import HugePages
-from radixkv.kernels.cpu.native_build import build_native, usable_levels
 from radixkv.kernels.cpu.rounded_linear import (
     can_multiply_rounded,
     concatenate_rounded,
@@ -21,6 +19,8 @@ from radixkv.kernels.cpu.rounded_linear import (
     linear_rounded,
     quantise_int8,
 )
+from radixkv.kernels.runtime.huge_pages import HugePages
+from radixkv.kernels.runtime.native_build import build_native, usable_levels
 
 RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 """Of an output: bfloat16 is rounded to at the end."""

@@ -13,12 +13,12 @@ from paged_cases import CPU_PATHS, LATENTS, PagedCase, Shape, assert_agrees, mak
 from torch import Tensor
 from triton_device import DEVICE, needs_triton_device
 
-from radixkv.kernels import paged_attention, plan_attention
+from radixkv.kernels import paged_attention, plan_attention, work_list
 from radixkv.kernels.cpu import native_attention, steady_attention
-from radixkv.kernels.gpu import device_work, launch, work_list
-from radixkv.kernels.gpu.work_list import KEY_STEP
+from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import KEY_STEP
 
 GROUPED = Shape(num_heads=6, num_kv_heads=1, head_dim=32, v_head_dim=16, block_size=8)
 THREE = replace(GROUPED, num_heads=3)  # 64 rows hold 21 of its entries, which straddle splits

@@ -12,8 +12,8 @@ from paged_cases import Fork, PagedCase, Shape, make_case, make_forked_case, spe
 
 from radixkv.kernels import AttentionBatch, plan_attention
 from radixkv.kernels.cpu.native_attention import NATIVE_LIMITS
-from radixkv.kernels.gpu.work_list import WorkList, make_work_list
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import WorkList, make_work_list
 
 SHAPE = Shape()
 GROUP = SHAPE.num_heads // SHAPE.num_kv_heads

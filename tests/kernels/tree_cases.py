@@ -15,8 +15,8 @@ from triton_device import DEVICE
 from radixkv.kernels.attention_reference import prefill_reference
 from radixkv.kernels.gpu.device_work import DeviceWork, WorkCapacity
 from radixkv.kernels.gpu.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
-from radixkv.kernels.gpu.work_list import WorkList
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import WorkList
 
 RELATIVE_ERRORS = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-2}
 

@@ -22,7 +22,7 @@ from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.generation.params import SampledToken
 from radixkv.generation.stats import EngineCounters
 from radixkv.generation.stream import FinishReason
-from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation

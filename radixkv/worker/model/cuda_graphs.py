@@ -28,9 +28,9 @@ from radixkv.kernels import AttentionBatch, KVCache, write_kv, write_latents
 from radixkv.kernels.attention import attend_loaded
 from radixkv.kernels.gpu.device_work import SPLIT_KEYS, DeviceWork, WorkCapacity, advance, plan_work
 from radixkv.kernels.gpu.tree_attention import form_limits, layer_shape
-from radixkv.kernels.gpu.upload import upload
-from radixkv.kernels.gpu.work_list import NO_WORK, WorkList
+from radixkv.kernels.runtime.upload import upload
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.kernels.work_list import NO_WORK, WorkList
 from radixkv.worker.model.attention import AttentionSite
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.rows import ForwardRow

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from radixkv.generation.params import SamplingDefaults
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.util.folders import cache_folder
 from radixkv.worker.loading.gguf_weights import (

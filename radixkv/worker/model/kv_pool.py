@@ -13,8 +13,8 @@ from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.verification import BlockDifference
 from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents, copy_blocks
-from radixkv.kernels.cpu.huge_pages import take_soon
 from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.runtime.huge_pages import take_soon
 from radixkv.worker.errors import ModelError
 
 __all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.kernels import AttentionBatch, Scratch, plan_attention
-from radixkv.kernels.gpu.upload import upload
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears
 from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention

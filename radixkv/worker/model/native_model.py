@@ -20,10 +20,10 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, plan_attention
-from radixkv.kernels.cpu.huge_pages import HugePages
 from radixkv.kernels.cpu.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from radixkv.kernels.cpu.rounded_linear import Linear, concatenate_rounded
 from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.runtime.huge_pages import HugePages
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.loading.packed_linear import RoundedLinear
 from radixkv.worker.model.attention import StepAttention

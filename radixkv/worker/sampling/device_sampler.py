@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from radixkv.generation.params import SampledToken
-from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.sampling.logit_processors import adjust
 from radixkv.worker.sampling.sampler import NUM_CANDIDATES, Sampler, SamplerRow, inverse_cdf, is_filtered, uniform
 

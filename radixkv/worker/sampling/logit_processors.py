@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.runtime.upload import upload
 
 __all__ = ["Addend", "Adjustment", "Repetition", "adjust"]
 

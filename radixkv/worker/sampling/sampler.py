@@ -10,7 +10,7 @@
 in another batch, draws the same.
 
 Reported log probabilities are of the distribution before any of this. A new filter goes into `device_sampler` (CUDA) and
-`kernels/cpu/native/draw.cpp` (CPU), too: the torch code here is their reference.
+`kernels/native/draw.cpp` (CPU), too: the torch code here is their reference.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from radixkv.generation.params import SampledToken, SamplingParams
-from radixkv.kernels.cpu.native_build import native_library
 from radixkv.kernels.cpu.native_draw import DrawRow, draw_natively
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.sampling.logit_processors import Adjustment, adjust
 
 __all__ = ["NUM_CANDIDATES", "Sampler", "SamplerRow", "inverse_cdf", "is_filtered", "uniform"]

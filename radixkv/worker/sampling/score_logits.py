@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from radixkv.kernels.gpu.upload import upload
+from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.sampling.scoring import Scores
 
 __all__ = ["SLICE_BYTES", "launch_scores"]

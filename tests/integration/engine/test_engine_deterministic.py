@@ -12,7 +12,7 @@ from tiny_models import VOCAB_SIZE, save_model, save_wide
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits

@@ -19,7 +19,7 @@ from radixkv import InvalidArgumentError, PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.generation.stream import FinishReason
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.scheduling.arena import Arena

@@ -14,7 +14,7 @@ import torch
 from random_cuts import check_random_cuts, tables
 from tiny_models import VOCAB_SIZE, save_wide
 
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")

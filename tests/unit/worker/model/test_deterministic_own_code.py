@@ -16,7 +16,7 @@ from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, 
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.batch_invariant import BatchInvariantModel
 from radixkv.worker.model.model import ModelRunner

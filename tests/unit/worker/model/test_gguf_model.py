@@ -24,7 +24,7 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta, Started
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.errors import ModelError
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading import model_store

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_gguf import ARCHITECTURES, TOKENS, Kind, tiny_model, write_gguf
 
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model import known_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner

@@ -14,7 +14,7 @@ import torch
 from tiny_models import VOCAB_SIZE, save_wide
 
 from radixkv.kernels import KVCache
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.model import model as worker_model
 from radixkv.worker.model import native_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixkv.generation.params import SamplingParams
-from radixkv.kernels.cpu.native_build import native_library
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.sampling import sampler
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 

@@ -10,7 +10,15 @@ from typing import Any, NoReturn
 
 from radixkv.core.errors import RadixKVError
 
-__all__ = ["HAS_TRITON", "LOG2_E", "tl", "triton"]
+__all__ = ["HAS_TRITON", "LOG2_E", "PLAIN_OPTIONS", "next_power_of_2", "tl", "triton"]
+
+PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
+"""Compiler options of a launch without a tile. Fused multiply-adds are explicit: Triton's default differs by version."""
+
+
+def next_power_of_2(value: int) -> int:
+    """The smallest power of two that is at least `value` (1 or more)."""
+    return 1 << (value - 1).bit_length()
 
 
 class _MissingKernel:

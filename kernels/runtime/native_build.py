@@ -44,7 +44,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """Processor extensions of each level, as the compiler names them; best first."""
 
-_SOURCES = Path(__file__).parent / "native"
+_SOURCES = Path(__file__).parents[1] / "native"
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-w")
 _COMPILERS = ("c++", "g++", "clang++")
 _TIMEOUT_S = 300.0
