@@ -177,8 +177,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "eviction of the most recently used leaf",
         "eviction/policy.py",
-        "self._entries.pop(0)",
-        "self._entries.pop(-1)",
+        "number, node = heappop(self._heap)",
+        "number, node = self._heap.pop(self._heap.index(max(self._heap)))",
     ),
     PlantedBug(
         "recency that is never refreshed",

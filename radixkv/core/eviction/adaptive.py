@@ -13,10 +13,9 @@ from itertools import combinations
 from typing import ClassVar
 from zlib import crc32
 
-from radixkv.core.eviction.heap_queue import HeapQueue, entry_numbers
 from radixkv.core.eviction.hit_density import CACHED_USE, HitDensityPolicy
 from radixkv.core.eviction.leaf_run import LeafRun
-from radixkv.core.eviction.policy import EvictionPolicy
+from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy, entry_numbers
 from radixkv.core.eviction.reuse_times import KEPT_PER_TURNOVER
 from radixkv.core.eviction.shadows import MOST_BLOCKS, Rested, Shadow
 from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
@@ -85,8 +84,8 @@ class _Contest:
     def queue(self, name: str) -> EvictionPolicy:
         """An empty queue in the order of that name."""
         if name == LRUPolicy.name:
-            return HeapQueue(_one_key)
-        return HeapQueue(_num_cached_uses) if name == LFUPolicy.name else self._learner.beside()
+            return LRUPolicy()
+        return _CachedLFUPolicy() if name == LFUPolicy.name else self._learner.beside()
 
     def rests(self, node: Node, namespace: str, now: int) -> None:
         """A node of a path comes to rest, leaf first; the path is served when the path of the next use begins."""
@@ -129,12 +128,13 @@ class _Contest:
                 self.followed = best
 
 
-def _one_key(_node: Node) -> int:
-    return 0
+class _CachedLFUPolicy(SortedPolicy):
+    """LFU by the uses that `hit-density` counts."""
 
+    __slots__ = ()
 
-def _num_cached_uses(node: Node) -> int:
-    return node.num_uses // CACHED_USE
+    def sort_key(self, node: Node) -> int:
+        return node.num_uses // CACHED_USE
 
 
 def _number(node: Node) -> int:

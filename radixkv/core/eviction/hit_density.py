@@ -20,9 +20,8 @@ from itertools import chain
 from typing import ClassVar
 
 from radixkv.core.eviction.ghosts import Ghosts
-from radixkv.core.eviction.heap_queue import MOST_GONE
 from radixkv.core.eviction.leaf_run import LeafRun
-from radixkv.core.eviction.policy import EvictionPolicy
+from radixkv.core.eviction.policy import MOST_GONE, EvictionPolicy
 from radixkv.core.eviction.reuse_times import AGE_EDGES, NUM_AGES, TICKS_PER_TURNOVER, ReuseTimes
 from radixkv.core.nodes.node import FEW_CHILDREN, Node
 from radixkv.core.tokens import TOKEN_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from radixkv.core.eviction.heap_queue import MOST_GONE, entry_numbers
+from radixkv.core.eviction.policy import MOST_GONE, entry_numbers
 from radixkv.core.nodes.node import Node
 
 __all__ = ["LeafRun"]

@@ -1,4 +1,4 @@
-"""The protocol of an eviction policy, and the sorted queue that most policies use.
+"""The protocol of an eviction policy, and the queue by sort key that most policies use.
 
 acquire ── lock ──▶ in use ── last lock drops: rest() ──▶ at rest ──┬─ a leaf: add() ──▶ evictable
                                                                     └─ has children: waits until it is a leaf
@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any, ClassVar, Self
-
-from sortedcontainers import SortedList
 
 from radixkv.core.nodes.node import Node
 
-__all__ = ["EvictionPolicy", "SortedPolicy"]
+__all__ = ["MOST_GONE", "EvictionPolicy", "SortedPolicy", "entry_numbers"]
+
+entry_numbers = count(1)
+"""One counter for all queues, rising, so that a stale entry in one queue is never taken for an entry in another."""
+
+MOST_GONE = 64
+"""Stale entries allowed beyond the number of leaves."""
 
 
 class EvictionPolicy(ABC):
@@ -71,17 +77,19 @@ class EvictionPolicy(ABC):
 class SortedPolicy(EvictionPolicy):
     """A policy that is only a sort key, fixed when a node becomes an evictable leaf: the smallest goes first.
 
-    Keys of one policy must compare with each other; among equals the least recently used goes first.
+    Keys of one policy must compare with each other; among equals the least recently used goes first. A heap: removing a leaf is
+    O(1), and its entry stays until it reaches the front. A leaf's `queue_entry` is the number of its entry while it is there.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_heap", "_num_leaves")
 
     def __init__(self) -> None:
-        self._entries: SortedList = SortedList()
+        self._heap: list[tuple[Any, int, int, Node]] = []
+        self._num_leaves = 0
 
     def beside(self) -> Self:
         other = copy.copy(self)
-        other._entries = SortedList()
+        other._heap, other._num_leaves = [], 0
         return other
 
     @abstractmethod
@@ -89,22 +97,27 @@ class SortedPolicy(EvictionPolicy):
         """The key of a leaf."""
 
     def add(self, node: Node) -> None:
-        entry = (self.sort_key(node), node.access_number, node)
-        node.queue_entry = entry
-        self._entries.add(entry)
+        number = node.queue_entry = next(entry_numbers)
+        self._num_leaves += 1
+        heappush(self._heap, (self.sort_key(node), node.access_number, number, node))
+        if len(self._heap) > 2 * self._num_leaves + MOST_GONE:
+            self._heap = [entry for entry in self._heap if entry[3].queue_entry == entry[2]]
+            heapify(self._heap)
 
     def remove(self, node: Node) -> None:
-        self._entries.remove(node.queue_entry)
         node.queue_entry = None
+        self._num_leaves -= 1
 
     def take(self, now: int) -> Node:  # noqa: ARG002  the order does not change with time
-        node: Node = self._entries.pop(0)[-1]
-        node.queue_entry = None
-        return node
+        while True:
+            _, _, number, node = heappop(self._heap)
+            if node.queue_entry == number:
+                self.remove(node)
+                return node
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._num_leaves
 
     def nodes(self) -> list[Node]:
         """All evictable leaves in order."""
-        return [entry[-1] for entry in self._entries]
+        return [node for _, _, number, node in sorted(self._heap) if node.queue_entry == number]

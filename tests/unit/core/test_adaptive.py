@@ -8,8 +8,8 @@ import pytest
 
 from radixkv import PrefixCache
 from radixkv.core.eviction import AdaptivePolicy
-from radixkv.core.eviction.heap_queue import HeapQueue
 from radixkv.core.eviction.shadows import Rested, Shadow
+from radixkv.core.eviction.sorted_policies import LFUPolicy
 from tests.unit.core.test_eviction import hit_rate, stored
 
 BLOCK = 2
@@ -98,7 +98,7 @@ def test_a_shadow_finds_what_a_cache_of_that_order_finds(name: str, error: float
 
 def test_a_shadow_is_never_fuller_than_it_may_be() -> None:
     source = random.Random(4)
-    shadow = Shadow(HeapQueue(lambda node: node.num_uses), 20, BLOCK * 4)
+    shadow = Shadow(LFUPolicy(), 20, BLOCK * 4)
     for number in range(1, 3000):
         tokens = bytes(source.choice(b"ab") for _ in range(source.randint(1, 30))) * 8
         cut = source.randrange(0, len(tokens), 8)
