@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 
 def changed() -> list[str] | None:
-    """The paths whose content differs from the checked commit, without documentation; None where that commit is unknown.
+    """The paths whose content differs from the checked commit; None where that commit is unknown.
 
     A module that only moved, or of which only imports and docstrings differ, is none of them.
     """
@@ -30,7 +30,7 @@ def changed() -> list[str] | None:
     for line in _git("diff", "--name-status", "--find-renames=40%", "-l0", checked, "HEAD").splitlines():
         status, *paths = line.split("\t")
         path = paths[-1]
-        if path.endswith(".md") or (path.endswith(".py") and status[0] in "AMR" and _is_same(status, paths, checked)):
+        if path.endswith(".py") and status[0] in "AMR" and _is_same(status, paths, checked):
             continue
         found.append(path)
     return found
@@ -60,12 +60,17 @@ def _is_no_code(node: ast.stmt) -> bool:
     return is_text or isinstance(node, (ast.Import, ast.ImportFrom))
 
 
+def _is_among(path: str, subjects: tuple[str, ...]) -> bool:
+    """Whether a path begins with one of the subjects. Documentation counts by its file's name alone."""
+    return Path(path).name in subjects if path.endswith(".md") else path.startswith(subjects)
+
+
 def main() -> None:
     """Print the commands of a table that the change calls for."""
     checks = tomllib.loads((FOLDER / "checks.toml").read_text(encoding="utf-8"))
     paths = None if "--all" in sys.argv else changed()
     for command, subjects in checks[sys.argv[1]].items():
-        if paths is None or any(path.startswith((command, *subjects)) for path in paths):
+        if paths is None or any(_is_among(path, (command, *subjects)) for path in paths):
             print(command)
 
 

@@ -82,6 +82,7 @@ def test_the_full_gate_has_every_row_of_the_table_in_both_forms() -> None:
 
 
 @compiles
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("configuration", "target", "tile", "fault"),
     [
@@ -101,12 +102,12 @@ def test_a_tile_that_is_too_large_or_too_small_is_found_out(
 @pytest.mark.parametrize(
     ("configuration", "target"),
     [
-        (WIDE, "sm_90"),
         (Configuration("D 64", "bf16", SMALL, "narrow", cache="fp8", has_variants=True), "sm_80"),
-        (Configuration("D 64", "fp16", SMALL, "wide", cache="int8"), "gfx942"),
         (Configuration("D 64", "fp32", SMALL, "narrow"), "gfx1201"),
-        (Configuration("latent 576", "bf16", form="wide", **LATENT), "sm_90"),
         (MERGE, "sm_90"),
+        pytest.param(WIDE, "sm_90", marks=pytest.mark.thorough),
+        pytest.param(Configuration("D 64", "fp16", SMALL, "wide", cache="int8"), "gfx942", marks=pytest.mark.thorough),
+        pytest.param(Configuration("latent 576", "bf16", form="wide", **LATENT), "sm_90", marks=pytest.mark.thorough),
     ],
 )
 def test_a_configuration_of_each_kind_passes(configuration: Configuration, target: str) -> None:

@@ -57,28 +57,43 @@ def test_importing_the_kernels_needs_no_gpu_and_no_interpreter() -> None:
     assert result.returncode == 0, result.stderr
 
 
-INTERPRETED = (
-    (
-        "test_attention_by_triton.py",
-        "test_block_movement.py",
-        "test_host_blocks.py",
-        "test_steady_attention.py",
-        "test_tree_by_triton.py",
-    ),
-    ("test_decode_steps_by_triton.py", "test_quantised_by_triton.py"),
+A_CASE_OF_EACH_KERNEL = (
+    "test_attention_by_triton.py::test_branches_that_share_blocks_agree_with_the_reference",
+    "test_attention_by_triton.py::test_latents_agree_with_the_reference",
+    "test_attention_by_triton.py::test_quantised_caches_are_written_and_read_as_on_a_cpu",
+    "test_block_movement.py",
+    "test_decode_steps_by_triton.py::test_a_step_writes_the_slots_of_its_rows_and_nothing_else",
+    "test_host_blocks.py::test_triton_moves_whole_blocks_of_all_layers_in_one_launch",
+    "test_quantised_by_triton.py::test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else",
+    "test_steady_attention.py::TestByTriton::test_rows_of_latents_are_alike",
+    "test_tree_by_triton.py::test_a_list_serves_the_steps_after_it_once_its_positions_advance[torch.int8-12]",
+    "test_tree_by_triton.py::test_the_merge_agrees_with_its_reference",
 )
-"""In two processes, as long as each other."""
+BLOCKS_AND_TREES = (
+    "test_attention_by_triton.py",
+    "test_block_movement.py",
+    "test_host_blocks.py",
+    "test_steady_attention.py",
+    "test_tree_by_triton.py",
+)
+STEPS_AND_CODES = ("test_decode_steps_by_triton.py", "test_quantised_by_triton.py")
 
 
-@pytest.mark.parametrize("modules", INTERPRETED, ids=["blocks and trees", "steps and codes"])
-def test_triton_kernels_pass_under_the_interpreter(modules: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param(A_CASE_OF_EACH_KERNEL, id="a case of each kernel"),
+        pytest.param(BLOCKS_AND_TREES, id="blocks and trees", marks=pytest.mark.thorough),
+        pytest.param(STEPS_AND_CODES, id="steps and codes", marks=pytest.mark.thorough),  # as long as the other
+    ],
+)
+def test_triton_kernels_pass_under_the_interpreter(tests: tuple[str, ...]) -> None:
     pytest.importorskip("triton")
     options = ["-q", "-rA", "-p", "no:cacheprovider", "-k", "triton"]
     core = (
         {"OPENBLAS_CORETYPE": "Nehalem"} if platform.machine() == "x86_64" else {}
     )  # later ones' rows differ by their place
-    files = [str(HERE / module) for module in modules]
-    result = run(["-m", "pytest", *options, *files], TRITON_INTERPRET="1", **core)
+    result = run(["-m", "pytest", *options, *(str(HERE / test) for test in tests)], TRITON_INTERPRET="1", **core)
     assert result.returncode == 0, result.stdout
-    assert [module for module in modules if f"{module}::" not in result.stdout] == [], "nothing of it was run"
+    assert [test for test in tests if test not in result.stdout] == [], "nothing of it was run"
     assert "skipped" not in result.stdout

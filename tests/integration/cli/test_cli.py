@@ -63,6 +63,7 @@ def test_up_at_a_terminal_chats_branches_stops_a_reply_and_leaves_cleanly() -> N
         terminal.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("default_model")
 def test_the_terminal_of_up_with_keys_lists_what_its_key_may_see(tmp_path: Path) -> None:
     keys, token = keys_file(tmp_path / "keys.toml"), tmp_path / "red.token"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def test_the_python_example_does_what_its_asserts_say() -> None:
         exec(compile(block, "README.md", "exec"), {})
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("default_model")
 def test_the_service_commands_work_together_and_stop_cleanly() -> None:
     servers: list[subprocess.Popen[str]] = []
@@ -105,47 +107,46 @@ def test_the_service_commands_work_together_and_stop_cleanly() -> None:
             server.communicate()
 
 
-@pytest.mark.usefixtures("default_model")
-def test_up_serves_what_chat_reaches_and_stops_on_ctrl_c() -> None:
+@pytest.fixture(scope="module")
+def up(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001  it fetches the model
+    """What `radixkv up` printed; it stops on Ctrl-C when the tests are done."""
     (command,) = [command for command in commands() if command.startswith("radixkv up")]
-    server = start(f"{command} --listen 127.0.0.1:0 --service-listen 127.0.0.1:0 --http 127.0.0.1:0 --num-blocks 256")
-    output = wait_until_it_serves(server)
-    try:
-        address = re.search(r"generation\s+(\S+)", output)
-        assert address, output
-        reply = run_to_its_end(f"radixkv chat --worker {address[1]} --temperature 0")
-        assert "The capital of France is Paris." in reply
-        assert "36 reused, 1 computed" in reply
-    finally:
-        server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 0
-        server.communicate()
-
-
-@pytest.mark.usefixtures("default_model")
-def test_the_http_examples_work_against_what_up_serves(tmp_path: Path) -> None:
+    state = tmp_path_factory.mktemp("up") / "state.sqlite"
     ports = "--listen 127.0.0.1:0 --service-listen 127.0.0.1:0 --http 127.0.0.1:0"
-    server = start(f"radixkv up {ports} --num-blocks 512 --state {tmp_path / 'state.sqlite'}")
-    output = wait_until_it_serves(server)
+    server = start(f"{command} {ports} --num-blocks 512 --state {state}")
     try:
-        http = re.search(r"OpenAI API\s+(http://\S+?)/v1", output)
-        assert http, output
-        blocks = [block for block in fenced("python") if HTTP in block]
-        assert blocks
-        for block in blocks:
-            exec(compile(block.replace(HTTP, http[1]), "README.md", "exec"), {})
-        lines = [command for command in commands() if command.startswith("curl")]
-        assert lines
-        for line in lines:
-            done = subprocess.run(
-                line.replace(HTTP, http[1]), shell=True, capture_output=True, text=True, timeout=100, check=False
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert done.stdout
+        yield wait_until_it_serves(server)
     finally:
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=60) == 0
+        status = server.wait(timeout=60)
         server.communicate()
+    assert status == 0
+
+
+def test_chat_reaches_what_up_serves(up: str) -> None:
+    address = re.search(r"generation\s+(\S+)", up)
+    assert address, up
+    reply = run_to_its_end(f"radixkv chat --worker {address[1]} --temperature 0")
+    assert "The capital of France is Paris." in reply
+    assert "36 reused, 1 computed" in reply
+
+
+@pytest.mark.thorough
+def test_the_http_examples_work_against_what_up_serves(up: str) -> None:
+    http = re.search(r"OpenAI API\s+(http://\S+?)/v1", up)
+    assert http, up
+    blocks = [block for block in fenced("python") if HTTP in block]
+    assert blocks
+    for block in blocks:
+        exec(compile(block.replace(HTTP, http[1]), "README.md", "exec"), {})
+    lines = [command for command in commands() if command.startswith("curl")]
+    assert lines
+    for line in lines:
+        done = subprocess.run(
+            line.replace(HTTP, http[1]), shell=True, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout
 
 
 def test_the_readme_is_a_page_and_its_links_lead_somewhere() -> None:

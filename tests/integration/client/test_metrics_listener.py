@@ -76,6 +76,7 @@ def test_a_service_alone_tells_of_every_pool_and_namespace(tmp_path: Path) -> No
             assert told["radixkv:prefix_cache_hit_rate", pools[0] | {("namespace", 'ten"ant\n')}] == 31 / 64
 
 
+@pytest.mark.thorough
 def test_a_worker_that_speaks_grpc_alone_tells_of_its_engine(tmp_path: Path, default_model: str) -> None:
     metrics, service = free_address(), f"unix:{tmp_path}/service"
     model = ("--model", default_model, "--num-blocks", "64")
@@ -88,7 +89,7 @@ def test_a_worker_that_speaks_grpc_alone_tells_of_its_engine(tmp_path: Path, def
         assert ("radixkv:recent_queue_time_seconds", frozenset({("quantile", "0.99")})) in scrape(metrics)
 
 
-@pytest.mark.parametrize("command", ["serve", "worker"])
+@pytest.mark.parametrize("command", ["serve", pytest.param("worker", marks=pytest.mark.thorough)])
 def test_an_address_in_use_is_refused_by_name(command: str, tmp_path: Path, default_model: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

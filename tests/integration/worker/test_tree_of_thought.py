@@ -24,7 +24,7 @@ from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 768, 8
-NUM_PROBLEMS, DEPTH = 4, 3
+DEPTH = 3
 NUM_PROPOSED, NUM_KEPT, THOUGHT_TOKENS = 5, 2, 12
 ARCHIVE, TABLE = "tree-of-thought.tar.xz", "tree-of-thought/data/24/24.csv"
 INSTRUCTION = "Use + - * / to make 24. Each step takes two of the numbers.\n"
@@ -97,14 +97,14 @@ class TreeOfThought:
         return answers
 
 
-def _problems() -> list[str]:
+def _problems(number: int) -> list[str]:
     archive = default_workloads() / ARCHIVE
     if not archive.exists():
         pytest.skip(f"no {ARCHIVE} beside the project")
     with tarfile.open(archive) as tar:
         table = tar.extractfile(TABLE)
         assert table is not None
-        lines = table.read().decode().splitlines()[1 : NUM_PROBLEMS + 1]
+        lines = table.read().decode().splitlines()[1 : number + 1]
     return [line.split(",")[1] for line in lines]
 
 
@@ -125,14 +125,15 @@ def generator(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Genera
         yield client
 
 
+@pytest.mark.parametrize("num_problems", [1, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_tree_of_thought_computes_every_token_once_and_thinks_what_the_model_thinks(
-    request: pytest.FixtureRequest, generator: Generator
+    request: pytest.FixtureRequest, generator: Generator, num_problems: int
 ) -> None:
-    name = request.node.callspec.id
+    name, problems = request.node.callspec.id, _problems(num_problems)
     tree = TreeOfThought(generator, namespace=f"tree {name}")
-    best = [tree.solve(problem) for problem in _problems()]
+    best = [tree.solve(problem) for problem in problems]
     assert {len(thought.tokens) for thought in best} == {
-        len(INSTRUCTION) + len(f"Input: {problem}\n") + DEPTH * THOUGHT_TOKENS for problem in _problems()
+        len(INSTRUCTION) + len(f"Input: {problem}\n") + DEPTH * THOUGHT_TOKENS for problem in problems
     }
 
     run: set[tuple[int, ...]] = set()  # every history whose last token had to be run
