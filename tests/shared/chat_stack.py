@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -200,15 +199,11 @@ class Watched:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Look again after each round trip through the engine, which is what moves things on."""
-    deadline = threading.Event()
-    timer = threading.Timer(DEADLINE_S, deadline.set)
-    timer.start()
-    try:
-        while not holds():
-            assert not deadline.is_set(), "it did not happen in time"
-    finally:
-        timer.cancel()
+    """Look again each millisecond: a loop without a pause would take the interpreter from the threads that move things on."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.001)
 
 
 def keys_file(path: Path, names: tuple[str, str] = ("red", "blue"), **limits: int) -> Path:

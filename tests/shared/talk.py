@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,7 +79,7 @@ class Talk:
     def ended(self, conversation_id: str, wanted: str) -> Body:
         """A reply, once it is no longer written."""
         while (message := self.message(conversation_id, wanted))["status"] == "running":
-            pass
+            time.sleep(0.002)
         return message
 
     def turn(self, conversation_id: str, text: str, parent: str | None = None, **reply: Any) -> tuple[str, Body]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +33,8 @@ class Follower:
         self.raw = b""
         self.num_tree_bytes = 0
         self._news = threading.Condition()
-        self._stop = threading.Event()
+        self._is_closing = False
+        self._answer = self.client.send(self.client.build_request("GET", "/events"), stream=True)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -43,22 +46,26 @@ class Follower:
         return self.client.post(path, json={} if body is None else body)
 
     def close(self) -> None:
-        self._stop.set()
+        self._is_closing = True
+        with contextlib.suppress(OSError):  # the server has closed it
+            self._answer.extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._thread.join(DEADLINE_S)
+        self._answer.close()
         self.client.close()
 
     def _run(self) -> None:
-        with self.client.stream("GET", "/events") as response:
+        try:
             rest = b""
-            for chunk in response.iter_bytes():
-                if self._stop.is_set():
-                    return
+            for chunk in self._answer.iter_bytes():
                 self.raw += chunk
                 *events, rest = (rest + chunk).split(b"\n\n")
                 with self._news:
                     for event in events:
                         self._hear(event)
                     self._news.notify_all()
+        except (httpx.HTTPError, httpx.StreamError, OSError):
+            if not self._is_closing:
+                raise
 
     def _hear(self, event: bytes) -> None:
         if event.startswith(b":"):

@@ -7,7 +7,7 @@ sorted_policies, segmented        lru and lfu; slru
 priorities                        priority, and retention priorities within a namespace
 hit_density, reuse_times, ghosts  hit-density, and what it learns from
 adaptive, shadows                 the default: follows the best of three orders, measured in shadow
-heap_queue, leaf_run, bounded_map data structures
+leaf_run, bounded_map             data structures
 evicted, retention                evicted branches; the end of retention priorities
 """
 

@@ -124,8 +124,7 @@ def test_nobody_asks_the_service_while_nobody_looks(stack: TreeStack) -> None:
             state = stack.server.app.state.cache_observer.state
             assert state.nodes
         observer = stack.server.app.state.cache_observer
-        while observer.state.nodes or reader.event_stats().num_event_subscribers:
-            reader.stats()
+        wait_until(lambda: not observer.state.nodes and not reader.event_stats().num_event_subscribers)
     assert eye.hello["run"] == observer.run_id
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from chat_stack import Stack, chat_stack
+from chat_stack import Stack, chat_stack, wait_until
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses.response_item_list import ResponseItemList
 from responses_calls import create, said, stream, totals
@@ -182,8 +182,7 @@ def test_a_reader_that_leaves_ends_the_response_and_frees_its_blocks(stack: Stac
     while client.responses.retrieve(response_id).status == "in_progress":
         pass
     assert client.responses.retrieve(response_id).status == "cancelled"
-    while stack.engine.stats().engine.num_generations:
-        pass
+    wait_until(lambda: not stack.engine.stats().engine.num_generations)
 
 
 def test_a_caller_that_hangs_up_as_the_answer_begins_leaves_nothing_running(stack: Stack) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from chat_stack import Stack, chat_stack, gateway, gibberish_engine
+from chat_stack import Stack, chat_stack, gateway, gibberish_engine, wait_until
 from openai import OpenAI
 from openai.types.responses import Response
 
@@ -140,8 +140,7 @@ def test_a_response_in_the_background_is_cancelled(held: Stack, client: OpenAI) 
     assert client.responses.cancel(begun.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="cancelled"):
         create(client, previous_response_id=begun.id)
-    while held.engine.stats().engine.num_generations:
-        pass
+    wait_until(lambda: not held.engine.stats().engine.num_generations)
 
 
 def test_a_response_that_is_deleted_while_it_runs_is_ended(held: Stack, client: OpenAI) -> None:
@@ -150,8 +149,7 @@ def test_a_response_that_is_deleted_while_it_runs_is_ended(held: Stack, client: 
     held.runner.gate.open()
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(begun.id)
-    while held.engine.stats().engine.num_generations:
-        pass
+    wait_until(lambda: not held.engine.stats().engine.num_generations)
 
 
 def test_one_tenant_cannot_take_all_of_the_background(

@@ -14,11 +14,14 @@ import torch
 from tiny_gguf import ARCHITECTURES, TOKENS, Kind, tiny_model, write_gguf
 
 from radixkv.kernels.runtime.native_build import native_library
+from radixkv.util.folders import cache_folder
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model import known_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="there is no C++ compiler here")
+
+BUILT_KERNELS = cache_folder() / "kernels"
 
 WIDE = {
     "hidden_size": 128,
@@ -32,6 +35,9 @@ ROWS = [ForwardRow(list(range(3, 43)), 0, array("i", [6, 1, 4, 3, 2, 5]), 0, Tru
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models; the kernels in it are those of the user, or each process would compile them."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(BUILT_KERNELS)
     monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path / "cache"))
 
 
