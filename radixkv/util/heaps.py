@@ -43,8 +43,8 @@ class _MallInfo(ctypes.Structure):
     )
 
 
-def keep_heaps_small() -> None:
-    """Have all threads share two heaps, unless MALLOC_ARENA_MAX is set, and start a thread that checks every `LOOK_S` seconds.
+def keep_heaps_small(look_s: float = LOOK_S) -> None:
+    """Have all threads share two heaps, unless MALLOC_ARENA_MAX is set, and start a thread that checks every `look_s` seconds.
     It trims the heaps once more than `MAX_FREE_BYTES` are free and the process has grown by as much.
 
     Call it once, before threads are started.
@@ -52,7 +52,7 @@ def keep_heaps_small() -> None:
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, NUM_HEAPS)
-    threading.Thread(target=_watch, name="heaps", daemon=True).start()
+    threading.Thread(target=_watch, args=(look_s,), name="heaps", daemon=True).start()
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def set_heap_aside() -> None:
     gc.enable()
 
 
-def _watch() -> None:
+def _watch(look_s: float) -> None:
     try:
         libc = ctypes.CDLL(None)
         libc.mallinfo2.restype = _MallInfo
@@ -83,7 +83,7 @@ def _watch() -> None:
         return
     last_bytes = _resident_bytes()
     while True:
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
         if _resident_bytes() - last_bytes > MAX_FREE_BYTES and libc.mallinfo2().fordblks > MAX_FREE_BYTES:
             trim_heaps()
             last_bytes = _resident_bytes()
