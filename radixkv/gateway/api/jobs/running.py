@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -146,10 +147,9 @@ class JobRunner:
                 self._begin(clock())
             except RadixKVError as error:
                 _LOG.error("batches wait: %s", error)
-            try:
-                await asyncio.wait_for(self._news.wait(), LOOK_S if self._works else PURGE_S)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._works else PURGE_S):  # wait_for may lose a cancellation
+                    await self._news.wait()
 
     async def _take_in(self) -> None:
         """Load the status of unfinished batches; validate or end them where due."""
