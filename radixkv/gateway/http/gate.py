@@ -166,7 +166,8 @@ class Gate:
     async def wait_empty(self, timeout_s: float) -> bool:
         """Wait until no request runs; False if some still run after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._is_empty.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._is_empty.wait()
         except TimeoutError:
             return False
         return True

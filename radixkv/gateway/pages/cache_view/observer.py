@@ -218,7 +218,8 @@ class CacheObserver:
 
     async def _wait_unless_hurried(self, wait_s: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), wait_s)
+            async with asyncio.timeout(wait_s):  # wait_for may lose a cancellation
+                await self._hurry.wait()
 
     async def _read_gauges(self, period_s: float) -> None:
         while True:
