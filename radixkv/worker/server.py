@@ -309,7 +309,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
             with await self._calls.open(begin) as stream, self._kept(stream):
                 can_listen = stream.listen(partial(self.bell.ring, news))
                 assert can_listen, "streams of the generator have a queue"
-                while not stream.has_ended:
+                while True:
                     events = stream.take()
                     for event in events:
                         if caller is not None:
@@ -317,6 +317,8 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
                         if slot is not None:
                             slot.charge(cost.add(event))
                         yield wire.event_to_proto(event, response)
+                    if stream.has_ended:
+                        break
                     if not events:
                         await news.wait()
                         news.clear()

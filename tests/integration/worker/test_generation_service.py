@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -27,7 +28,16 @@ from radixkv import (
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Prompt
-from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, Started
+from radixkv.generation.stream import (
+    BranchFinished,
+    Completed,
+    Delta,
+    EventQueue,
+    GenerationEvent,
+    GenerationStream,
+    Started,
+    Usage,
+)
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
@@ -320,6 +330,27 @@ def test_what_runs_is_computed_again_when_the_cache_service_is_lost() -> None:
             assert engine.call(lambda holder: holder.stats()).num_sequences == 0
         assert len(holders) == 2
         holders[1].close()
+
+
+@pytest.mark.timeout(60)
+def test_a_stream_ends_though_its_end_comes_after_its_last_event_was_read(engine: Engine) -> None:
+    items = EventQueue()
+
+    class Scripted:
+        model = engine.model
+
+        def generate(self, _params: GenerateParams) -> GenerationStream:
+            return GenerationStream("scripted", items, lambda: items.put(None))
+
+    generator: Any = Scripted()
+    with GenerationServer(generator, "127.0.0.1:0") as server, GenerationClient(server.address) as client:
+        items.put(Started("scripted", pack_tokens([1])))
+        stream = client.generate(GenerateParams(token_ids=[1]))
+        assert isinstance(next(stream), Started)
+        items.put(Completed(Usage(1, 0, 0, 1, 0.0)))
+        assert isinstance(next(stream), Completed)
+        items.put(None)
+        assert list(stream) == []
 
 
 def test_stats_are_those_of_the_engine(engine: Engine, client: GenerationClient) -> None:
