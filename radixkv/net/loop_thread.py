@@ -1,11 +1,11 @@
-"""An event loop on a thread of its own, for the gRPC servers of a program without one."""
+"""One event loop on a thread of its own, for the gRPC servers of a program without one."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from radixkv.net.calls.cancelled_calls import new_task
 
@@ -16,30 +16,49 @@ _Result = TypeVar("_Result")
 
 
 class LoopThread:
-    """A running loop, until `stop`. Any other thread may use it.
+    """Use of the loop of this program's gRPC servers, from now until `stop`. Any other thread may use it.
 
-    Args:
-        name: of the thread.
+    All servers share one loop, which runs while one of them does: grpc.aio wakes every loop of a process for each event.
     """
 
-    def __init__(self, name: str) -> None:
-        self._is_over = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_task_factory(new_task)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+    _changing = threading.Lock()
+    _running: ClassVar[_Loop | None] = None
+
+    def __init__(self) -> None:
+        with self._changing:
+            self._loop = LoopThread._running = LoopThread._running or _Loop()
+            self._loop.num_users += 1
 
     def call(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a coroutine on the loop; return its result or raise its error."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop.loop).result()
 
     def stop(self) -> None:
-        """End the loop, whose servers have stopped, and join the thread."""
-        self._loop.call_soon_threadsafe(self._is_over.set)
+        """End this use, whose servers have stopped. The last one joins the thread."""
+        with self._changing:
+            self._loop.num_users -= 1
+            if not self._loop.num_users:
+                LoopThread._running = None
+                self._loop.end()
+
+
+class _Loop:
+    """A running loop on its thread."""
+
+    def __init__(self) -> None:
+        self.num_users = 0
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(new_task)
+        self._is_over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="radixkv-grpc", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self._is_over.set)
         self._thread.join()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             runner.run(self._wait())
 
     async def _wait(self) -> None:

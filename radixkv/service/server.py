@@ -279,7 +279,7 @@ class ServiceThread:
     def start(self) -> Self:
         """Start the thread; returns once the service listens."""
         self._service = CacheService(self.config, clock=self._clock)
-        self._thread = LoopThread("radixkv-service")
+        self._thread = LoopThread()
         try:
             self._thread.call(self._service.start())
         except BaseException:

@@ -114,7 +114,7 @@ class GenerationServer:
             UnavailableError: the address is in use, or this process may not listen there.
         """
         address = parse_address(self.address)
-        self._thread = LoopThread("radixkv-generation")
+        self._thread = LoopThread()
         try:
             self._thread.call(self._open(address))
         except BaseException:

@@ -187,7 +187,7 @@ def _pushback_ms(address: str) -> int:
 
 
 def test_no_thread_of_the_worker_is_left_behind() -> None:
-    ours = ("radixkv-call", "radixkv-generation")
+    ours = ("radixkv-call", "radixkv-grpc")
 
     def num_threads() -> int:
         return sum(thread.name.startswith(ours) for thread in threading.enumerate())
