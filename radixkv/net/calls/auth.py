@@ -59,13 +59,13 @@ def leave_calls() -> None:
         place.close()
 
 
-class _Door:
+class _Authenticator:
     """Authentication of callers. `ring`: the known credentials."""
 
     def __init__(self, ring: KeyRing) -> None:
         self._ring = ring
 
-    def turns_away(self, metadata: Any) -> bool:
+    def rejects(self, metadata: Any) -> bool:
         """Whether the metadata alone show that the caller is unknown, whatever its certificate is."""
         if self._ring.is_open:
             return False
@@ -115,7 +115,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(
         self, ring: KeyRing, *, max_calls: int = MAX_CALLS, request_s: float = REQUEST_S, unread_s: float = REQUEST_S
     ) -> None:
-        self._door = _Door(ring)
+        self._authenticator = _Authenticator(ring)
         self._calls = Shares(max_calls, "calls run")
         self._holders = Shares(MAX_HOLDERS, "holders are attached")
         self._openers = Newest(MAX_CHECKS)
@@ -126,7 +126,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Any:
         """See `grpc.aio.ServerInterceptor`."""
         method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        if not is_open(method) and self._door.turns_away(metadata):
+        if not is_open(method) and self._authenticator.rejects(metadata):
             return grpc.stream_unary_rpc_method_handler(_refuse)
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -163,7 +163,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return await call.answer(handler, request)
 
     async def _serve(self, handler: Any, method: str, metadata: Any, requests: Any, call: _Call) -> Any:
-        caller = self._door.identify(metadata, call.context)
+        caller = self._authenticator.identify(metadata, call.context)
         is_holder = method == _ATTACH and (caller is None or caller.tenant.has_role(("holder",)))
         place = (self._holders if is_holder else self._calls).take(share_key(caller))
         call.at_end(place.close)
