@@ -292,8 +292,10 @@ class ServiceThread:
         """Drain and join the thread. May be repeated."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            thread.call(self._service.stop())
-            thread.stop()
+            try:
+                thread.call(self._service.stop())
+            finally:
+                thread.stop()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -170,8 +170,10 @@ class GenerationServer:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        thread.call(self._close())
-        thread.stop()
+        try:
+            thread.call(self._close())
+        finally:
+            thread.stop()
         if self._path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
