@@ -94,7 +94,7 @@ def test_no_fault_makes_an_answer_wrong_or_loses_one(part: int) -> None:
 @pytest.mark.parametrize(
     ("seed", "what"),
     [
-        (314, "heartbeat StaleIncarnationError"),  # a holder whose lease is over, as its stream is told in the same moment
+        (314, "heartbeat StaleIncarnationError"),  # its stream is told in the same moment
         (379, "step StaleIncarnationError"),
         (103, "cleared before all was adopted"),
     ],
