@@ -97,7 +97,6 @@ def _answer(service: SimulatedService, call: ReaderCall, end: End, answer: Any) 
     refused = answer.partition(":")[0] if isinstance(answer, str) else "served"
     service.simulator.count(f"{call.method} {refused}")
     service.simulator.note(f"service: {call.method}", refused)
-    service.has_acted = True
     end.send(answer)
     end.finish(UnavailableError("the call is over"))
 

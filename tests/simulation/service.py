@@ -159,10 +159,10 @@ class SimulatedService:
             simulator.count("step sent again")
         number = request.step.number if kind == "step" else ""
         simulator.note(f"service: {kind}", number, name)
-        self.has_acted = True
 
     def awake(self, by: str) -> None:
         """Say that it acts: if it was stalled before, that was nobody's silence, whatever it is that wakes it."""
+        self.has_acted = True
         late_s = self.clock() - self._due_s
         if late_s > self._sweep_interval_s:
             self._due_s = self.clock()
