@@ -31,9 +31,17 @@ from radixkv.core.api import (
     StepResult,
     UnpinOp,
 )
-from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, PermissionDeniedError, RadixKVError
+from radixkv.core.errors import (
+    InvalidArgumentError,
+    LeaseError,
+    LimitError,
+    PermissionDeniedError,
+    RadixKVError,
+    UnimplementedError,
+)
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.features import FEATURES
 from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import op_to_proto, result_from_proto
 from radixkv.wire.values import SHAPE
@@ -42,7 +50,7 @@ __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
 _LOG = logging.getLogger(__name__)
 
-FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError)
+FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedError, UnimplementedError)
 """Errors of a stream after which no new stream is tried: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536
@@ -89,7 +97,11 @@ class HolderSession:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
         self._hello = workers.Hello(
-            pool=SHAPE.to_proto(pool), incarnation=incarnation, holder_name=holder_name, can_adopt=True
+            pool=SHAPE.to_proto(pool),
+            incarnation=incarnation,
+            holder_name=holder_name,
+            can_adopt=True,
+            features=FEATURES,
         )
         self._notices = notices
         self._pool = pool

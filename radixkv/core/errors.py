@@ -16,6 +16,7 @@
     ├── DeadlineExceededError    the caller's deadline has passed
     ├── UnauthenticatedError     the caller's credential is missing or unknown
     ├── PermissionDeniedError    the caller has no right to this call, or not in this namespace
+    ├── UnimplementedError       the service is of a version that does not know the op, message or option
     ├── CorruptionError          an invariant is broken: a bug of ours, found by `check`
     └── UnavailableError         the service cannot be reached, is stopping, or its answer is lost
 
@@ -45,6 +46,7 @@ __all__ = [
     "StaleIncarnationError",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnimplementedError",
     "UnknownPoolError",
     "UnknownSequenceError",
     "WrongThreadError",
@@ -211,6 +213,23 @@ class UnauthenticatedError(RadixKVError):
 
 class PermissionDeniedError(RadixKVError):
     """The caller is authenticated and has no right to this call, or not in this namespace. Reveals nothing of its content."""
+
+
+class UnimplementedError(RadixKVError):
+    """What was asked for is unset, or of a later version than the one that was asked.
+
+    Attributes:
+        what: the unknown thing: an ``"op"``, a ``"message"``, or the name of an option such as ``"at_least"``.
+        known: the names that are known in its place, where there are some.
+    """
+
+    def __init__(self, what: str, known: tuple[str, ...] = ()) -> None:
+        listed = (
+            f"known are {', '.join(known)}" if known else "see the features that the service names when it is attached"
+        )
+        super().__init__(f"{what} is unset or unknown to this version; {listed}")
+        self.what = what
+        self.known = known
 
 
 class CorruptionError(RadixKVError):

@@ -43,7 +43,7 @@ class AttachResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number")
+    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number", "features")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Hello(_message.Message):
     NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     CAN_ADOPT_FIELD_NUMBER: _ClassVar[int]
     STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     pool: _types_pb2.PoolShape
     incarnation: int
     acknowledged_through: int
@@ -58,7 +59,8 @@ class Hello(_message.Message):
     notices_acknowledged_through: int
     can_adopt: bool
     stream_number: int
-    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("acknowledged_through", "notices_acknowledged_through")
@@ -77,7 +79,7 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("resumed", "next_step", "lease_ttl_ms", "max_message_bytes", "max_unacknowledged_steps", "max_ops_per_step", "max_children_per_fork")
+    __slots__ = ("resumed", "next_step", "lease_ttl_ms", "max_message_bytes", "max_unacknowledged_steps", "max_ops_per_step", "max_children_per_fork", "features")
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,7 @@ class Attached(_message.Message):
     MAX_UNACKNOWLEDGED_STEPS_FIELD_NUMBER: _ClassVar[int]
     MAX_OPS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     MAX_CHILDREN_PER_FORK_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     resumed: bool
     next_step: int
     lease_ttl_ms: int
@@ -92,7 +95,8 @@ class Attached(_message.Message):
     max_unacknowledged_steps: int
     max_ops_per_step: int
     max_children_per_fork: int
-    def __init__(self, resumed: _Optional[bool] = ..., next_step: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_unacknowledged_steps: _Optional[int] = ..., max_ops_per_step: _Optional[int] = ..., max_children_per_fork: _Optional[int] = ...) -> None: ...
+    features: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resumed: _Optional[bool] = ..., next_step: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_unacknowledged_steps: _Optional[int] = ..., max_ops_per_step: _Optional[int] = ..., max_children_per_fork: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "acknowledged_through", "ops", "notices_acknowledged_through")

@@ -65,8 +65,9 @@ class WorkersServicer:
         The stream ends with INVALID_ARGUMENT for a message out of turn, a Step number skipped or already acknowledged, or a shape
         out of bounds; with FAILED_PRECONDITION for a retired incarnation, a pool held by another, an expired lease, or a newer
         stream of the same holder; with RESOURCE_EXHAUSTED for a Step, a count of ops or of unacknowledged answers above its limit;
-        with UNAVAILABLE when the service is stopping; with UNAUTHENTICATED or PERMISSION_DENIED where holders need a credential
-        and this one's is unknown, revoked, or not for that pool. An op that names a namespace beyond its rights fails alone.
+        with UNAVAILABLE when the service is stopping; with UNIMPLEMENTED for a message that it does not know; with UNAUTHENTICATED
+        or PERMISSION_DENIED where holders need a credential and this one's is unknown, revoked, or not for that pool. An op that
+        names a namespace beyond its rights fails alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

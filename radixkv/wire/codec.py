@@ -34,7 +34,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, UnimplementedError
 from radixkv.core.tokens import pack_tokens
 
 __all__ = ["Codec", "Form", "OneOf"]
@@ -240,12 +240,12 @@ class OneOf:
         """The value of the field that is set.
 
         Raises:
-            InvalidArgumentError: none is, or one unknown to this version.
+            UnimplementedError: none is, or one unknown to this version.
         """
         name = message.WhichOneof(self.name)
         read = self._reads.get(name)
         if read is None:
-            raise InvalidArgumentError(self.name, name, "one of " + ", ".join(self.codecs))
+            raise UnimplementedError(self.name, tuple(self.codecs))
         return read(getattr(message, name))
 
 

@@ -30,6 +30,7 @@ from radixkv.core.errors import (
     StaleIncarnationError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
     UnknownPoolError,
     UnknownSequenceError,
     WrongThreadError,
@@ -77,6 +78,7 @@ _TABLE = (
     _Row(DeadlineExceededError, types.ERROR_CODE_DEADLINE_EXCEEDED, grpc.StatusCode.DEADLINE_EXCEEDED),
     _Row(UnauthenticatedError, types.ERROR_CODE_UNAUTHENTICATED, grpc.StatusCode.UNAUTHENTICATED),
     _Row(PermissionDeniedError, types.ERROR_CODE_PERMISSION_DENIED, grpc.StatusCode.PERMISSION_DENIED),
+    _Row(UnimplementedError, types.ERROR_CODE_UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED),
     _Row(WrongThreadError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
     _Row(RadixKVError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
 )
@@ -128,6 +130,8 @@ def error_to_proto(error: RadixKVError) -> types.Error:
         proto.quota.CopyFrom(types.Quota(**{name: getattr(error, name) for name in _QUOTA}))
     elif isinstance(error, PinBudgetError):
         proto.pin_budget.CopyFrom(_pin_budget_to_proto(error))
+    elif isinstance(error, UnimplementedError):
+        proto.unimplemented.CopyFrom(types.Unimplemented(what=error.what, known=error.known))
     return proto
 
 
@@ -145,6 +149,8 @@ def error_from_proto(proto: types.Error) -> RadixKVError:
         error = QuotaError(**{name: getattr(proto.quota, name) for name in _QUOTA})
     elif proto.code == types.ERROR_CODE_PIN_BUDGET:
         error = _pin_budget_from_proto(proto.pin_budget)
+    elif proto.code == types.ERROR_CODE_UNIMPLEMENTED:
+        error = UnimplementedError(proto.unimplemented.what, tuple(proto.unimplemented.known))
     else:
         error = _BY_CODE.get(proto.code, RadixKVError)()
     error.args = (proto.message,)

@@ -130,7 +130,8 @@ def op_from_proto(proto: workers.Op) -> StepOp | AdoptionOp:
     """One op from the wire.
 
     Raises:
-        InvalidArgumentError: no op known to this version is set.
+        UnimplementedError: no op known to this version is set.
+        InvalidArgumentError: a value of it cannot be read.
     """
     op: StepOp | AdoptionOp = _OPS.read(proto)
     return op

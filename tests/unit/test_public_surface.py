@@ -64,6 +64,7 @@ PUBLIC_NAMES = {
     "UnauthenticatedError",
     "UnpinOp",
     "UnavailableError",
+    "UnimplementedError",
     "UnknownPoolError",
     "UnknownSequenceError",
     "WrongThreadError",

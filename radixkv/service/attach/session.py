@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, LeaseError, RadixKVError, UnimplementedError
 from radixkv.net.calls.callers import Caller
 from radixkv.service.pools.table import Attachment, Pool, PoolTable
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.features import FEATURES
 
 __all__ = ["AttachSession"]
 
 _log = logging.getLogger(__name__)
+_MESSAGES = tuple(field.name for field in workers.AttachRequest.DESCRIPTOR.oneofs_by_name["message"].fields)
 
 
 class AttachSession:
@@ -56,7 +58,7 @@ class AttachSession:
         pool = self._pool
         if pool is None:
             if kind != "hello":
-                raise InvalidArgumentError("message", kind, "hello, the first of a stream")
+                raise _unexpected(kind, "hello, the first of a stream")
             self._attach(request.hello)
             return
         self._pools.renew(pool, self)
@@ -73,7 +75,7 @@ class AttachSession:
             self._pools.end(pool)
             self.is_over = True
         else:
-            raise InvalidArgumentError("message", kind, "a step, a heartbeat or goodbye")
+            raise _unexpected(kind, "a step, a heartbeat or goodbye")
 
     def lost(self) -> None:
         """The stream has ended, for any reason; the lease runs on. May be repeated."""
@@ -111,6 +113,7 @@ class AttachSession:
             max_unacknowledged_steps=config.max_unacknowledged_steps,
             max_ops_per_step=config.max_ops_per_step,
             max_children_per_fork=config.max_children_per_fork,
+            features=FEATURES,
         )
 
     def _apply(self, pool: Pool, step: workers.Step) -> workers.AttachResponse:
@@ -127,3 +130,8 @@ class AttachSession:
                 f"the service failed on Step {step.number} and has dropped pool {pool.shape.name!r}; "
                 "attach with a new incarnation"
             ) from None
+
+
+def _unexpected(kind: str | None, bound: str) -> RadixKVError:
+    """The error for a message that is out of turn, unset or unknown."""
+    return UnimplementedError("message", _MESSAGES) if kind is None else InvalidArgumentError("message", kind, bound)

@@ -29,6 +29,7 @@ from radixkv.core.errors import (
     PoolHeldError,
     RadixKVError,
     StaleIncarnationError,
+    UnimplementedError,
     UnknownPoolError,
 )
 from radixkv.net.calls.callers import Caller
@@ -223,7 +224,7 @@ class Pool:
         for index, proto in enumerate(step.ops):
             try:
                 op = op_from_proto(proto)
-            except InvalidArgumentError as error:
+            except (InvalidArgumentError, UnimplementedError) as error:
                 op, refused[index] = MatchOp(b""), error
             ops.append(op)
             if isinstance(op, ForkOp) and max(op.n, len(op.seq_ids or ())) > config.max_children_per_fork:

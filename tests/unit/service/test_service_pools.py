@@ -188,7 +188,8 @@ def test_an_op_that_is_none_fails_alone(table: PoolTable) -> None:
     request.ops.add()
     acquired, refused = pool.apply(request).step_answer.results
     assert acquired.HasField("acquire")
-    assert refused.error.code == types.ERROR_CODE_INVALID_ARGUMENT
+    assert refused.error.code == types.ERROR_CODE_UNIMPLEMENTED
+    assert refused.error.unimplemented.known[:2] == ["acquire", "extend"]
     assert pool.next_step == 2
 
 

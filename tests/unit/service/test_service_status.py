@@ -25,6 +25,7 @@ from radixkv.core.errors import (
     StaleIncarnationError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
     UnknownPoolError,
     UnknownSequenceError,
 )
@@ -53,6 +54,8 @@ EXAMPLES = [
     (DeadlineExceededError("2 s are over"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (UnauthenticatedError("who calls is not known"), grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDeniedError("not there"), grpc.StatusCode.PERMISSION_DENIED),
+    (UnimplementedError("op", ("acquire", "extend")), grpc.StatusCode.UNIMPLEMENTED),
+    (UnimplementedError("at_least"), grpc.StatusCode.UNIMPLEMENTED),
 ]
 
 
