@@ -35,6 +35,12 @@ class NoticeBox:
         self._awaited: dict[Pending, None] = {}  # answers without a notice yet
 
     @property
+    def awaited(self) -> list[Pending]:
+        """The answers whose notice has not become ready yet: a restarted service loses those that are held. O(answers)"""
+        with self._lock:
+            return list(self._awaited)
+
+    @property
     def num_received(self) -> int:
         """The number of the last message received, to be acknowledged."""
         return self._num_received
@@ -53,18 +59,26 @@ class NoticeBox:
             self._held.append((message.after_step, notices_from_proto(message)))
             self._num_received = message.number
 
-    def answered(self, step: int, results: Sequence[StepResult] = ()) -> None:
-        """Record that the answers to Steps up to this number are complete; `results`: those of the last."""
+    def await_outcomes(self, results: Sequence[StepResult]) -> None:
+        """Record the results of a Step for which notices follow. Call it before they can be delivered."""
+        pending = [result for result in results if isinstance(result, Pending)]
+        if pending:
+            with self._lock:
+                self._awaited.update(dict.fromkeys(pending))
+
+    def answered(self, step: int) -> None:
+        """Record that the answers to Steps up to this number are complete."""
         with self._lock:
             self._num_answered = step
-            self._awaited.update((result, None) for result in results if isinstance(result, Pending))
         if self._held:
             self.release()
 
-    def lost(self) -> None:
-        """Deliver a "gone" for every awaited sequence: the service has lost its state."""
+    def lost(self, *, outcomes_follow: bool) -> None:
+        """The service has lost its state. Deliver a "gone" for every awaited sequence, unless the service does."""
         with self._lock:
             self._held.clear()  # they belong to answers that never came
+            if outcomes_follow:
+                return
             gone = [Notice("gone", seq_id, num_tokens) for seq_id, num_tokens in self._awaited]
             self._awaited.clear()
         self.tell(gone)

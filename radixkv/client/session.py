@@ -43,7 +43,7 @@ from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES
 from radixkv.wire.journal import journal_from_proto
-from radixkv.wire.steps import op_to_proto, result_from_proto
+from radixkv.wire.steps import PENDING, op_to_proto, result_from_proto
 from radixkv.wire.values import SHAPE
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
@@ -201,6 +201,8 @@ class HolderSession:
             self._hello.acknowledged_through = self._num_answered
             self._hello.notices_acknowledged_through = self._notices.num_received
             self._hello.stream_number += 1
+            del self._hello.awaited[:]
+            self._hello.awaited.extend(map(PENDING.to_proto, self._notices.awaited))
             self._opened_send = send
             send(workers.AttachRequest(hello=self._hello).SerializeToString())
 
@@ -278,7 +280,7 @@ class HolderSession:
             if self._ledger is None:
                 self._ledger = Ledger(self._pool)
             elif not attached.resumed:
-                self._begin_again(self._ledger)
+                self._begin_again(self._ledger, attached)
             self._send = self._opened_send
             self._num_sent = 0
             self._send_what_fits()
@@ -287,9 +289,9 @@ class HolderSession:
         """Whether that stream is not the open one. The lock is held."""
         return self._opened_send is None or (send is not None and send is not self._opened_send)
 
-    def _begin_again(self, ledger: Ledger) -> None:
+    def _begin_again(self, ledger: Ledger, attached: workers.Attached) -> None:
         """Start the adoption in a restarted service; pending Steps follow it. The lock is held."""
-        self._notices.lost()
+        self._notices.lost(outcomes_follow="awaited" in attached.features)
         while self._journal:
             self._note(self._journal.popleft()[1])
         self._telling.clear()
@@ -324,6 +326,7 @@ class HolderSession:
             self._num_answered = answer.number
             self._num_sent -= 1
             results = [result_from_proto(op, told) for op, told in zip(pending.ops, answer.results, strict=True)]
+            self._notices.await_outcomes(results)
             if pending.future is None:
                 self._took_on(pending.ops, results)
             elif self._ledger is not None:
@@ -334,7 +337,7 @@ class HolderSession:
                 self._send_what_fits()
         if pending.future is not None:
             pending.future.set_result(results)
-        self._notices.answered(answer.number, results)
+        self._notices.answered(answer.number)
 
     def _took_on(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
         """Handle answers to adoption Steps: a rejected history is recomputed on demand, a rejected sequence after its

@@ -216,7 +216,7 @@ class PermissionDeniedError(RadixKVError):
 
 
 class UnimplementedError(RadixKVError):
-    """What was asked for is unset, or of a later version than the one that was asked.
+    """An op, message or option is unset, or of a later version than the service.
 
     Attributes:
         what: the unknown thing: an ``"op"``, a ``"message"``, or the name of an option such as ``"at_least"``.

@@ -43,7 +43,7 @@ class AttachResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number", "features")
+    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number", "features", "awaited")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Hello(_message.Message):
     CAN_ADOPT_FIELD_NUMBER: _ClassVar[int]
     STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     pool: _types_pb2.PoolShape
     incarnation: int
     acknowledged_through: int
@@ -60,7 +61,8 @@ class Hello(_message.Message):
     can_adopt: bool
     stream_number: int
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    awaited: _containers.RepeatedCompositeFieldContainer[Pending]
+    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Pending, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("acknowledged_through", "notices_acknowledged_through")

@@ -1,8 +1,8 @@
-"""What a holder and a service understand beyond the first contract, by name; documented at `Attached.features` in workers.proto."""
+"""Names of the additions to the first contract that a version knows; see `Attached.features` in workers.proto."""
 
 from __future__ import annotations
 
 __all__ = ["FEATURES"]
 
-FEATURES = ("unimplemented",)
+FEATURES = ("unimplemented", "awaited")
 """Those of this version, as a service and as a holder alike."""

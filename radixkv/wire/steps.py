@@ -48,6 +48,7 @@ from radixkv.wire.reads import USAGE
 from radixkv.wire.values import BLOCK_IDS, BLOCK_TABLE, RETENTION
 
 __all__ = [
+    "PENDING",
     "PIN_OP",
     "QUOTA_OP",
     "UNPIN_OP",
@@ -93,6 +94,8 @@ _OPS = OneOf(
     QUOTA_OP,
 )
 
+PENDING = Codec(Pending, workers.Pending)
+
 _COPIES = OneOf(types.BlockOp, Codec(Copy, types.Copy))
 _OPENED = Codec(AcquireResult, workers.AcquireResult, block_table=BLOCK_TABLE, ops=_COPIES)
 _PINNED = Codec(PinInfo, workers.PinResult, left_out=("namespace", "tokens"))
@@ -100,7 +103,7 @@ _RESULTS = OneOf(
     workers.OpResult,
     _OPENED,
     Codec(ExtendResult, workers.ExtendResult, block_ids=BLOCK_IDS, ops=_COPIES),
-    Codec(Pending, workers.Pending),
+    PENDING,
     Codec(MatchResult, workers.MatchResult),
     Codec(AdoptResult, workers.AdoptResult),
     USAGE,

@@ -8,7 +8,8 @@ A pool lives exactly as long as its lease:
                 └──────────> ended: sequences and tree dropped, incarnation retired
 
 Quotas outlive it: see `quotas`. A restarted service knows no pool: a holder that can adopt begins an empty one under its old
-incarnation, at its next Step number. By its first Steps it reports the pool's contents and the changes of the cache's journal.
+incarnation, at its next Step number, and has a "gone" for each acquire that it waited for. By its first Steps it reports the
+pool's contents and the changes of the cache's journal.
 
 The module is independent of gRPC, and of any time but its clock's. One thread owns a table and all its pools.
 """
@@ -17,10 +18,10 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
-from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, PoolShape, SetQuotaOp, StepOp
+from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, Notice, PoolShape, SetQuotaOp, StepOp
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -32,6 +33,7 @@ from radixkv.core.errors import (
     UnimplementedError,
     UnknownPoolError,
 )
+from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.calls.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.service.pools.hello import check_hello
@@ -114,6 +116,8 @@ class Pool:
         self.notices: deque[workers.AttachResponse] = deque()
         self.num_kept_notices = 0
         self.num_audits = 0
+        if hello.awaited:
+            self._keep_notices([Notice("gone", awaited.seq_id, awaited.num_tokens) for awaited in hello.awaited])
 
     def acknowledge(self, through: int, notices_through: int) -> None:
         """Drop the answers to Steps up to `through`, and Notices up to `notices_through`. O(dropped).
@@ -165,8 +169,10 @@ class Pool:
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
         taken, entries = self.cache.take_notices(), self.cache.journal.take(_MAX_JOURNAL_BYTES)
-        if not taken and not entries:
-            return None
+        return self._keep_notices(taken, entries) if taken or entries else None
+
+    def _keep_notices(self, taken: list[Notice], entries: Iterable[JournalEntry] = ()) -> workers.AttachResponse:
+        """The next message of notices, kept until it is acknowledged."""
         response = workers.AttachResponse()
         journal_to_proto(entries, response.notices)
         response.notices.number = self.next_notices

@@ -25,7 +25,6 @@ from radixkv import (
     LimitError,
     PoolShape,
     UnavailableError,
-    UnimplementedError,
     connect,
     pack_tokens,
 )

@@ -1,24 +1,26 @@
-"""Holders and services of different versions: what one does not know fails alone, and what the other did not name is not used."""
+"""Holders and services of different versions: an unknown op fails alone, and a feature that was not named is not used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
 import pytest
 
-from radixkv import AcquireOp, InsertOp, PoolShape, UnimplementedError, connect, pack_tokens
+from radixkv import AcquireOp, InsertOp, Notice, Pending, PoolShape, UnimplementedError, connect, pack_tokens
 from radixkv.core.errors import RadixKVError
-from radixkv.service import ServiceThread
+from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.service.attach.session import AttachSession
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.v1 import workers_pb2_grpc
 from radixkv.wire.errors import error_from_proto, error_from_rpc
 from radixkv.wire.features import FEATURES
-from radixkv.wire.steps import op_to_proto
+from radixkv.wire.steps import notices_from_proto, op_to_proto
 from radixkv.wire.values import SHAPE
 
 PROMPT = pack_tokens(range(100))
@@ -115,12 +117,14 @@ def test_what_is_beyond_a_known_message_is_ignored_and_unknown_features_are_too(
 
 
 @pytest.fixture
-def service_before(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> ServiceThread:
-    """One that knows nothing beyond the first contract."""
+def before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services know nothing beyond the first contract."""
     receive, describe = AttachSession.receive, AttachSession._describe
 
     def receive_before(self: AttachSession, request: workers.AttachRequest) -> None:
-        request.hello.ClearField("features") if request.HasField("hello") else None
+        if request.HasField("hello"):
+            request.hello.ClearField("features")
+            request.hello.ClearField("awaited")
         receive(self, request)
 
     def describe_before(self: AttachSession, attachment: Any) -> workers.Attached:
@@ -130,11 +134,47 @@ def service_before(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> S
 
     monkeypatch.setattr(AttachSession, "receive", receive_before)
     monkeypatch.setattr(AttachSession, "_describe", describe_before)
-    return service
 
 
-def test_a_holder_attaches_to_a_service_of_before(service_before: ServiceThread) -> None:
-    with connect(service_before.addresses[0], PoolShape(64)) as holder:
+@pytest.fixture(params=["as it is", "of before"])
+def restarting(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ServiceThread]:
+    """Starts a service at one address, again and again."""
+    if request.param == "of before":
+        request.getfixturevalue("before")
+    return lambda: ServiceThread(ServiceConfig(addresses=(f"unix:{tmp_path}/s",)))
+
+
+def test_an_acquire_that_waited_at_a_former_life_of_the_service_has_its_notice(
+    restarting: Callable[[], ServiceThread],
+) -> None:
+    told = threading.Event()
+    with restarting() as first:
+        holder = connect(first.addresses[0], PoolShape(64), on_notices=told.set, patience_s=60.0)
+        holder.step([AcquireOp(PROMPT, seq_id=1)])
+        waits = AcquireOp(PROMPT, waits=True)
+        assert holder.step([waits]) == [Pending(1, 100)]
+    with restarting(), holder:
+        assert told.wait(30)
+        assert holder.take_notices() == [Notice("gone", 1, 100)]
+        assert holder.step([waits]) == [Pending(1, 100)], "sequence 1 goes on"
+        told.clear()
+        holder.insert(1, 100)
+        assert told.wait(30)
+        assert holder.take_notices() == [Notice("published", 1, 100)]
+
+
+def test_a_holder_of_any_language_hears_of_its_waits_after_a_restart(channel: grpc.Channel) -> None:
+    awaited = [workers.Pending(seq_id=1, num_tokens=100), workers.Pending(seq_id=2, num_tokens=5)]
+    stream = Stream(channel, can_adopt=True, acknowledged_through=9, notices_acknowledged_through=4, awaited=awaited)
+    assert (stream.attached.resumed, stream.attached.next_step) == (False, 10)
+    notices = stream.read().notices
+    assert (notices.number, notices.after_step) == (5, 9)
+    assert notices_from_proto(notices) == [Notice("gone", 1, 100), Notice("gone", 2, 5)]
+
+
+@pytest.mark.usefixtures("before")
+def test_a_holder_attaches_to_a_service_of_before(service: ServiceThread) -> None:
+    with connect(service.addresses[0], PoolShape(64)) as holder:
         holder.acquire(PROMPT, seq_id=1)
         holder.insert(1, 100)
         holder.interrupt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixkv.client.notices import NoticeBox
-from radixkv.core.api import Notice
+from radixkv.core.api import Notice, Pending
 from radixkv.core.errors import LeaseError
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.steps import notices_to_proto
@@ -55,3 +55,22 @@ def test_a_number_left_out_ends_the_lease() -> None:
     box = NoticeBox(None)
     with pytest.raises(LeaseError, match="Notices 2 in place of 1"):
         receive(box, message(2, 0, FIRST))
+
+
+@pytest.mark.parametrize("outcomes_follow", [False, True])
+def test_each_awaited_outcome_is_delivered_once_over_a_restart(outcomes_follow: bool) -> None:
+    box = NoticeBox(None)
+    box.await_outcomes([None, Pending(1, 8), Pending(2, 16), Pending(3, 4)])
+    box.answered(1)
+    receive(box, message(1, 1, FIRST))
+    receive(box, message(2, 2, SECOND))  # held until an answer that never comes
+    assert box.take() == [FIRST]
+    assert box.awaited == [Pending(2, 16), Pending(3, 4)]
+    outcomes = [SECOND, Notice("gone", 3, 4)]
+    box.lost(outcomes_follow=outcomes_follow)
+    if outcomes_follow:
+        assert box.take() == []
+        receive(box, message(3, 1, *outcomes))
+    assert box.take() == outcomes
+    box.answered(2)
+    assert (box.take(), box.awaited) == ([], [])

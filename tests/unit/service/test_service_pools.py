@@ -159,6 +159,20 @@ def test_notices_are_numbered_and_kept_until_they_are_acknowledged(table: PoolTa
         pool.acknowledge(2, 3)
 
 
+def test_a_holder_gets_a_notice_for_each_acquire_that_waited_at_a_former_life_of_the_service(table: PoolTable) -> None:
+    first = hello(acknowledged=7, notices=3)
+    first.can_adopt = True
+    for seq_id in range(1, 5):
+        first.awaited.add(seq_id=seq_id, num_tokens=40)
+    pool = attach(table, first)
+    (message,) = pool.notices
+    assert (message.notices.number, message.notices.after_step) == (4, 7)
+    assert notices_from_proto(message.notices) == [Notice("gone", seq_id, 40) for seq_id in range(1, 5)]
+    assert list(attach(table, first).notices) == [message], "sent again until acknowledged, and never made twice"
+    pool.acknowledge(7, 4)
+    assert not attach(table, hello(acknowledged=7, notices=4)).notices
+
+
 def test_notices_that_nobody_acknowledges_are_bounded_and_none_is_lost(table: PoolTable) -> None:
     pool = attach(table, hello())
     for number in (1, 2, 3):
