@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import overload
 
 from radixkv.client.holder import RemoteHolder
 from radixkv.client.reader import RemoteReader
 from radixkv.core.api import PoolShape
+from radixkv.core.errors import InvalidArgumentError, PoolHeldError
 from radixkv.net.channel import Credentials
 
 __all__ = ["Credentials", "RemoteHolder", "RemoteReader", "connect"]
+
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 0.02, 0.5
 
 
 @overload
@@ -32,7 +36,9 @@ def connect(
     incarnation: int | None = ...,
     holder_name: str = ...,
     timeout_s: float = ...,
+    wait_s: float = ...,
     on_notices: Callable[[], None] | None = ...,
+    on_restart: Callable[[], None] | None = ...,
     patience_s: float | None = ...,
     credentials: Credentials | None = ...,
 ) -> RemoteHolder: ...
@@ -46,7 +52,9 @@ def connect(
     incarnation: int | None = None,
     holder_name: str = "",
     timeout_s: float = 10.0,
+    wait_s: float = 0.0,
     on_notices: Callable[[], None] | None = None,
+    on_restart: Callable[[], None] | None = None,
     patience_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> RemoteHolder | RemoteReader:
@@ -60,8 +68,11 @@ def connect(
             still runs; only the process with the pool's memory may do so.
         holder_name: name of the holder, for people.
         timeout_s: how long to wait for the attachment, and for each answer to a reader's call.
+        wait_s: how long to wait for a pool that another worker holds; a killed one holds it until its lease ends.
         on_notices: called when a holder's `take_notices` has something new, on any thread; must be short and must neither
             raise nor wait for an answer.
+        on_restart: called at least once when a restarted service has accepted a holder, before any answer or notice of that
+            service is complete. As `on_notices`, on any thread.
         patience_s: how long a holder tries to reach a lost service before it gives its lease up. A service that returns
             within it, restarted, gets the pool's contents, and the holder's sequences go on. None: the lease's TTL.
         credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
@@ -73,19 +84,31 @@ def connect(
         InvalidArgumentError: an address that cannot be read, a shape out of bounds, credentials that cannot be used there.
         UnauthenticatedError, PermissionDeniedError: the service does not know the caller, or the caller may not hold that
             pool. (A reader gets it at its first call.)
-        PoolHeldError: another worker holds the pool.
+        PoolHeldError: another worker holds the pool, also after `wait_s`.
         StaleIncarnationError: the life of that incarnation has ended.
         UnavailableError: no service could be reached in time. (A reader gets it at its first call.)
     """
     if pool is None:
         return RemoteReader(address, pool_name, timeout_s=timeout_s, credentials=credentials)
-    return RemoteHolder(
-        address,
-        pool,
-        incarnation=incarnation,
-        holder_name=holder_name,
-        timeout_s=timeout_s,
-        on_notices=on_notices,
-        patience_s=patience_s,
-        credentials=credentials,
-    )
+    if not wait_s >= 0:
+        raise InvalidArgumentError("wait_s", wait_s, "at least 0 seconds")
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return RemoteHolder(
+                address,
+                pool,
+                incarnation=incarnation,
+                holder_name=holder_name,
+                timeout_s=timeout_s,
+                on_notices=on_notices,
+                on_restart=on_restart,
+                patience_s=patience_s,
+                credentials=credentials,
+            )
+        except PoolHeldError as error:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            ends_s = _LONGEST_RETRY_S if error.retry_after_s is None else error.retry_after_s
+        time.sleep(min(left_s, max(_SHORTEST_RETRY_S, min(ends_s, _LONGEST_RETRY_S))))  # it may detach earlier

@@ -43,7 +43,7 @@ class RemoteHolder(RemoteReader):
     `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s, on_notices, patience_s, credentials: see `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, patience_s, credentials: see `connect`.
 
     Beyond the errors of `PrefixCache`, calls raise `LimitError` for a Step over the service's limits.
     """
@@ -57,6 +57,7 @@ class RemoteHolder(RemoteReader):
         holder_name: str = "",
         timeout_s: float = 10.0,
         on_notices: Callable[[], None] | None = None,
+        on_restart: Callable[[], None] | None = None,
         patience_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -68,7 +69,7 @@ class RemoteHolder(RemoteReader):
         self.incarnation = incarnation
         self._notices = NoticeBox(on_notices)
         try:
-            session = HolderSession(pool, incarnation, self._notices, holder_name)
+            session = HolderSession(pool, incarnation, self._notices, holder_name, on_restart)
             self._steps = StepStream(self._channel, address, session, timeout_s, patience_s)
         except BaseException:
             super().close()

@@ -87,13 +87,21 @@ class HolderSession:
         incarnation: names this life of the pool's memory.
         notices: receives the notices.
         holder_name: name of the holder.
+        on_restart: called when a restarted service has accepted the holder; must be short and must not raise.
 
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
         lease_ttl_s: how long the service waits for a message; 0 before it is known.
     """
 
-    def __init__(self, pool: PoolShape, incarnation: int, notices: NoticeBox, holder_name: str = "") -> None:
+    def __init__(
+        self,
+        pool: PoolShape,
+        incarnation: int,
+        notices: NoticeBox,
+        holder_name: str = "",
+        on_restart: Callable[[], None] | None = None,
+    ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
         self._hello = workers.Hello(
@@ -104,6 +112,7 @@ class HolderSession:
             features=FEATURES,
         )
         self._notices = notices
+        self._on_restart = on_restart
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
@@ -277,13 +286,16 @@ class HolderSession:
                 return
             self._limits = _Limits.of(attached)
             self.lease_ttl_s = attached.lease_ttl_ms / 1000
+            is_restart = self._ledger is not None and not attached.resumed
             if self._ledger is None:
                 self._ledger = Ledger(self._pool)
-            elif not attached.resumed:
+            elif is_restart:
                 self._begin_again(self._ledger, attached)
             self._send = self._opened_send
             self._num_sent = 0
             self._send_what_fits()
+        if is_restart and self._on_restart is not None:
+            self._on_restart()
 
     def _is_over(self, send: Callable[[bytes], None] | None) -> bool:
         """Whether that stream is not the open one. The lock is held."""

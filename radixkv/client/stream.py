@@ -67,11 +67,10 @@ class StepStream:
         self._reader.start()
         try:
             self._opened.result(timeout_s)
-        except TimeoutError:
+        except BaseException as error:  # an interrupt too
             self.close(wait_s=0.0)
-            raise UnavailableError(f"the service at {address} did not answer within {timeout_s:g} s") from None
-        except RadixKVError:
-            self.close(wait_s=0.0)
+            if isinstance(error, TimeoutError):
+                raise UnavailableError(f"the service at {address} did not answer within {timeout_s:g} s") from None
             raise
         self._pulse.start()
 

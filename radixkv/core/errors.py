@@ -163,7 +163,14 @@ class StaleIncarnationError(LeaseError):
 
 
 class PoolHeldError(LeaseError):
-    """Another live holder is attached to the pool."""
+    """Another live holder is attached to the pool.
+
+    `retry_after_s`: when its lease ends, unless it sends another message until then.
+    """
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class UnknownPoolError(RadixKVError, LookupError):

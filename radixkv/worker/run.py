@@ -198,7 +198,7 @@ class Worker:
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
         self.engine = Engine(
             self.runner,
-            lease.attach_first() if config.service else PrefixCache(plan.num_blocks, plan.block_size),
+            lease.attach(config.connect_timeout_s) if config.service else PrefixCache(plan.num_blocks, plan.block_size),
             text=reading.result(),
             model_name=SMOLLM2_135M.name if is_default else str(config.model),
             num_parameters=self.runner.num_parameters,
@@ -321,8 +321,9 @@ class _Lease:
         self.wake: Callable[[], None] = lambda: None
         self._given_up = threading.Event()
 
-    def attach(self) -> CacheHolder:
-        """A holder that has attached.
+    def attach(self, wait_s: float = 0.0) -> CacheHolder:
+        """A holder that has attached, after at most `wait_s` in which another worker held the pool: a killed one does for its
+        TTL.
 
         Raises:
             RadixKVError: as `connect`.
@@ -335,26 +336,12 @@ class _Lease:
             config.service,
             self._pool,
             timeout_s=config.connect_timeout_s,
+            wait_s=wait_s,
             on_notices=self._told,
             patience_s=config.reattach_s,
             credentials=config.credentials,
         )
         return self._holder
-
-    def attach_first(self) -> CacheHolder:
-        """As `attach`, retried for `connect_timeout_s` while another worker holds the pool: a killed one does for its TTL.
-
-        Raises:
-            RadixKVError: as `connect`.
-        """
-        until_s = time.monotonic() + self._config.connect_timeout_s
-        while True:
-            try:
-                return self.attach()
-            except PoolHeldError:
-                if time.monotonic() + _WATCH_S > until_s:
-                    raise
-            time.sleep(_WATCH_S)
 
     def _told(self) -> None:
         self.wake()

@@ -322,7 +322,8 @@ class PoolTable:
         if pool is not None:
             raise PoolHeldError(
                 f"pool {shape.name!r} is held by another worker; it is free once that one detaches "
-                f"or is silent for {self.config.lease_ttl_s:g} s"
+                f"or is silent for {self.config.lease_ttl_s:g} s",
+                retry_after_s=max(0.0, pool.expires_at_s - self.clock()),
             )
         if (hello.acknowledged_through or hello.notices_acknowledged_through) and not hello.can_adopt:
             raise StaleIncarnationError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
-from live_service import Clock
+from live_service import TTL_S, Clock
 
 from radixkv import (
     AbortedError,
@@ -197,9 +201,48 @@ def test_an_address_that_cannot_be_read_is_refused() -> None:
 
 def test_a_second_holder_is_refused_and_the_first_holds_on(service: ServiceThread, holder: RemoteHolder) -> None:
     holder.acquire(PROMPT, seq_id=1)
-    with pytest.raises(PoolHeldError):
-        connect(service.addresses[0], PoolShape(64))
+    with pytest.raises(PoolHeldError) as held:
+        connect(service.addresses[0], PoolShape(64), wait_s=0.3)
+    assert held.value.retry_after_s == TTL_S, "by the service's clock, which stands still"
     assert holder.extend(1, 101).first_changed == 7
+
+
+def test_a_held_pool_is_waited_for_until_its_holder_detaches(service: ServiceThread) -> None:
+    first = connect(service.addresses[0], PoolShape(64))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(connect, service.addresses[0], PoolShape(64), wait_s=60.0)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        first.close()
+        with waiting.result(timeout=60) as second:
+            assert second.stats().num_sequences == 0
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, float("nan")])
+def test_a_time_to_wait_for_a_pool_that_is_none_is_refused_by_name(wait_s: float, service: ServiceThread) -> None:
+    with pytest.raises(InvalidArgumentError, match="wait_s"):
+        connect(service.addresses[0], PoolShape(64), wait_s=wait_s)
+
+
+def test_an_interrupt_ends_the_wait_for_a_held_pool_at_once(service: ServiceThread, holder: RemoteHolder) -> None:
+    assert holder.pool == PoolShape(64)
+    program = """
+import sys
+from radixkv import PoolShape, connect
+print("waits", flush=True)
+try:
+    connect(sys.argv[1], PoolShape(64), wait_s=600.0)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    command = [sys.executable, "-c", program, service.addresses[0]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+        waiting.send_signal(signal.SIGINT)
+        out, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, out, err) == (0, "interrupted\n", "")
 
 
 def test_submitted_steps_complete_in_order_across_breaks_and_beyond_the_window(holder: RemoteHolder) -> None:

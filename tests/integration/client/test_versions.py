@@ -147,14 +147,24 @@ def restarting(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
 def test_an_acquire_that_waited_at_a_former_life_of_the_service_has_its_notice(
     restarting: Callable[[], ServiceThread],
 ) -> None:
-    told = threading.Event()
+    told, restarts = threading.Event(), list[int]()
     with restarting() as first:
-        holder = connect(first.addresses[0], PoolShape(64), on_notices=told.set, patience_s=60.0)
+        holder = connect(
+            first.addresses[0],
+            PoolShape(64),
+            on_notices=told.set,
+            on_restart=lambda: restarts.append(1),
+            patience_s=60.0,
+        )
         holder.step([AcquireOp(PROMPT, seq_id=1)])
         waits = AcquireOp(PROMPT, waits=True)
         assert holder.step([waits]) == [Pending(1, 100)]
+        holder.interrupt()
+        holder.step([])
+        assert restarts == [], "a broken stream is none"
     with restarting(), holder:
         assert told.wait(30)
+        assert restarts == [1]
         assert holder.take_notices() == [Notice("gone", 1, 100)]
         assert holder.step([waits]) == [Pending(1, 100)], "sequence 1 goes on"
         told.clear()

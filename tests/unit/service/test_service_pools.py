@@ -214,8 +214,9 @@ def test_silence_for_the_ttl_ends_the_lease_and_a_successor_starts_on_an_empty_t
     pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
     clock.now_s += TTL_S - 0.001
     assert table.select("default") == [pool]
-    with pytest.raises(PoolHeldError, match="held by another"):
+    with pytest.raises(PoolHeldError, match="held by another") as held:
         attach(table, hello(2))
+    assert held.value.retry_after_s == pytest.approx(0.001)
     clock.now_s += 0.001
     with pytest.raises(UnknownPoolError):
         table.select("default")

@@ -46,7 +46,7 @@ EXAMPLES = [
     (AbortedError("an earlier op failed"), grpc.StatusCode.ABORTED),
     (LeaseError("gone"), grpc.StatusCode.FAILED_PRECONDITION),
     (StaleIncarnationError("over"), grpc.StatusCode.FAILED_PRECONDITION),
-    (PoolHeldError("held"), grpc.StatusCode.FAILED_PRECONDITION),
+    (PoolHeldError("held", retry_after_s=2.5), grpc.StatusCode.FAILED_PRECONDITION),
     (UnknownPoolError("no such pool"), grpc.StatusCode.NOT_FOUND),
     (LimitError("too large"), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (UnavailableError("stopping"), grpc.StatusCode.UNAVAILABLE),
