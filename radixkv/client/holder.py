@@ -126,6 +126,7 @@ class RemoteHolder(RemoteReader):
 
         Raises:
             InvalidArgumentError: an op that a message cannot hold.
+            UnimplementedError: an option that the attached service, of an earlier version, would ignore.
             LimitError: a Step, or a queue of Steps, larger than its limit. Nothing was sent.
             LeaseError, UnavailableError: the lease was lost before.
         """

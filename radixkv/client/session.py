@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from typing import NamedTuple, cast
@@ -41,7 +41,7 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.features import FEATURES
+from radixkv.wire.features import FEATURES, unknown_option
 from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import PENDING, op_to_proto, result_from_proto
 from radixkv.wire.values import SHAPE
@@ -124,6 +124,7 @@ class HolderSession:
         self._adoption: Iterator[_Pending] | None = None  # Steps that a restarted service has not got yet
         self._telling: deque[_Pending] = deque()  # those of them that are under way
         self._limits = _Limits.of(workers.Attached())
+        self._features: Collection[str] = ()  # of the service
         self._spare_future = _new_future()
         self._opened_send: Callable[[bytes], None] | None = None  # of the stream that is open
         self._send: Callable[[bytes], None] | None = None  # the same, once that stream is attached
@@ -142,6 +143,8 @@ class HolderSession:
         protos = step.ops
         for op in ops:
             op_to_proto(op, protos.add())
+            if (option := unknown_option(op, self._features)) is not None:
+                raise UnimplementedError(option)
             if isinstance(op, ForkOp) and op.n > self._limits.max_children_per_fork:
                 raise LimitError(f"a fork of {op.n}; the service takes at most {self._limits.max_children_per_fork}")
         if len(protos) > self._limits.max_ops_per_step:
@@ -285,12 +288,13 @@ class HolderSession:
             if self._is_over(send):
                 return
             self._limits = _Limits.of(attached)
+            self._features = frozenset(attached.features)
             self.lease_ttl_s = attached.lease_ttl_ms / 1000
             is_restart = self._ledger is not None and not attached.resumed
             if self._ledger is None:
                 self._ledger = Ledger(self._pool)
             elif is_restart:
-                self._begin_again(self._ledger, attached)
+                self._begin_again(self._ledger)
             self._send = self._opened_send
             self._num_sent = 0
             self._send_what_fits()
@@ -301,9 +305,13 @@ class HolderSession:
         """Whether that stream is not the open one. The lock is held."""
         return self._opened_send is None or (send is not None and send is not self._opened_send)
 
-    def _begin_again(self, ledger: Ledger, attached: workers.Attached) -> None:
+    def _begin_again(self, ledger: Ledger) -> None:
         """Start the adoption in a restarted service; pending Steps follow it. The lock is held."""
-        self._notices.lost(outcomes_follow="awaited" in attached.features)
+        self._notices.lost(outcomes_follow="awaited" in self._features)
+        for pending in self._pending:
+            for op, proto in zip(pending.ops, pending.request.step.ops, strict=True):
+                if unknown_option(op, self._features) is not None:
+                    proto.Clear()  # to an earlier version, which rejects an unset op, and would ignore the option
         while self._journal:
             self._note(self._journal.popleft()[1])
         self._telling.clear()

@@ -198,6 +198,8 @@ class AcquireOptions(TypedDict, total=False):
     seq_id: int | None
     share_prefix: bool
     retention: Sequence[Retention]
+    at_least: int
+    whole_blocks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,8 @@ class AcquireOp:
     waits: bool = False
     share_prefix: bool = True
     retention: tuple[Retention, ...] = ()
+    at_least: int = 0
+    whole_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
     RadixKVError
     ├── InvalidArgumentError     an argument outside its bound; names the argument, the value, the bound
     ├── UnknownSequenceError     no sequence of that id is open
+    ├── NotCachedError           less of a prompt is cached than its acquire asks for
     ├── OutOfBlocksError         the pool cannot hold the request, even after every permitted eviction
     ├── QuotaError               the request exceeds the namespace's quota of blocks or sequences
     ├── PinBudgetError           a pin would exceed the pin budget or the pool's limit for pins
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidArgumentError",
     "LeaseError",
     "LimitError",
+    "NotCachedError",
     "OutOfBlocksError",
     "PermissionDeniedError",
     "PinBudgetError",
@@ -84,6 +86,19 @@ class UnknownSequenceError(RadixKVError, LookupError):
     def __init__(self, seq_id: int) -> None:
         super().__init__(f"no sequence {seq_id} is open in this pool")
         self.seq_id = seq_id
+
+
+class NotCachedError(RadixKVError):
+    """Less of the prompt is cached than the acquire's `at_least`, so no sequence was opened.
+
+    Attributes:
+        num_cached: leading tokens of the prompt that the acquire would have found. at_least: those that it asks for.
+    """
+
+    def __init__(self, num_cached: int, at_least: int) -> None:
+        super().__init__(f"{num_cached} leading tokens of the prompt are cached, and at least {at_least} are asked for")
+        self.num_cached = num_cached
+        self.at_least = at_least
 
 
 class OutOfBlocksError(RadixKVError):

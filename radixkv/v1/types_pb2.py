@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16radixkv/v1/types.proto\x12\nradixkv.v1\"G\n\tPoolShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03J\x04\x08\x04\x10\n\"I\n\x07\x42lockOp\x12 \n\x04\x63opy\x18\x01 \x01(\x0b\x32\x10.radixkv.v1.CopyH\x00\x42\x04\n\x02opJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x04saveR\x04load\"4\n\x04\x43opy\x12\x0b\n\x03src\x18\x01 \x01(\x05\x12\x0b\n\x03\x64st\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\"\x80\x01\n\tRetention\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x10\n\x03\x65nd\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08priority\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nduration_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x06\n\x04_endB\x0b\n\t_priorityB\r\n\x0b_duration_s\"\xab\x03\n\x05\x45rror\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.radixkv.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x10invalid_argument\x18\x03 \x01(\x0b\x32\x1b.radixkv.v1.InvalidArgumentH\x00\x12\x37\n\x10unknown_sequence\x18\x04 \x01(\x0b\x32\x1b.radixkv.v1.UnknownSequenceH\x00\x12\x30\n\rout_of_blocks\x18\x05 \x01(\x0b\x32\x17.radixkv.v1.OutOfBlocksH\x00\x12+\n\npin_budget\x18\x06 \x01(\x0b\x32\x15.radixkv.v1.PinBudgetH\x00\x12\"\n\x05quota\x18\x07 \x01(\x0b\x32\x11.radixkv.v1.QuotaH\x00\x12\x32\n\runimplemented\x18\x0b \x01(\x0b\x32\x19.radixkv.v1.UnimplementedH\x00\x12\x1a\n\rretry_after_s\x18\n \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07\x64\x65tailsB\x10\n\x0e_retry_after_sJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"A\n\x0fInvalidArgument\x12\x10\n\x08\x61rgument\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\r\n\x05\x62ound\x18\x03 \x01(\t\"!\n\x0fUnknownSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\",\n\rUnimplemented\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x03(\t\"8\n\x0bOutOfBlocks\x12\x12\n\nnum_needed\x18\x01 \x01(\x03\x12\x15\n\rnum_available\x18\x02 \x01(\x03\"b\n\x05Quota\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x12\n\nnum_needed\x18\x03 \x01(\x03\x12\x15\n\rnum_available\x18\x04 \x01(\x03\x12\r\n\x05quota\x18\x05 \x01(\x03\"z\n\tPinBudget\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_needed\x18\x02 \x01(\x01\x12\x15\n\rnum_available\x18\x03 \x01(\x01\x12\x11\n\tnum_total\x18\x04 \x01(\x01\x12!\n\x04pins\x18\x05 \x03(\x0b\x32\x13.radixkv.v1.PinCost\"U\n\x07PinCost\x12\x12\n\nnum_tokens\x18\x01 \x01(\x03\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x04 \x01(\x01*\xa7\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1f\n\x1b\x45RROR_CODE_UNKNOWN_SEQUENCE\x10\x02\x12\x1c\n\x18\x45RROR_CODE_OUT_OF_BLOCKS\x10\x03\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x04\x12\x14\n\x10\x45RROR_CODE_LEASE\x10\x05\x12 \n\x1c\x45RROR_CODE_STALE_INCARNATION\x10\x06\x12\x18\n\x14\x45RROR_CODE_POOL_HELD\x10\x07\x12\x1b\n\x17\x45RROR_CODE_UNKNOWN_POOL\x10\x08\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\t\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\n\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0b\x12\x19\n\x15\x45RROR_CODE_CORRUPTION\x10\x0c\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\r\x12\x19\n\x15\x45RROR_CODE_PIN_BUDGET\x10\x0e\x12\x14\n\x10\x45RROR_CODE_QUOTA\x10\x0f\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\x10\x12 \n\x1c\x45RROR_CODE_PERMISSION_DENIED\x10\x11\x12\x1c\n\x18\x45RROR_CODE_UNIMPLEMENTED\x10\x12\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16radixkv/v1/types.proto\x12\nradixkv.v1\"G\n\tPoolShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\x12\n\nblock_size\x18\x03 \x01(\x03J\x04\x08\x04\x10\n\"I\n\x07\x42lockOp\x12 \n\x04\x63opy\x18\x01 \x01(\x0b\x32\x10.radixkv.v1.CopyH\x00\x42\x04\n\x02opJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x04saveR\x04load\"4\n\x04\x43opy\x12\x0b\n\x03src\x18\x01 \x01(\x05\x12\x0b\n\x03\x64st\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\"\x80\x01\n\tRetention\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x10\n\x03\x65nd\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08priority\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x17\n\nduration_s\x18\x04 \x01(\x01H\x02\x88\x01\x01\x42\x06\n\x04_endB\x0b\n\t_priorityB\r\n\x0b_duration_s\"\xd8\x03\n\x05\x45rror\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.radixkv.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x10invalid_argument\x18\x03 \x01(\x0b\x32\x1b.radixkv.v1.InvalidArgumentH\x00\x12\x37\n\x10unknown_sequence\x18\x04 \x01(\x0b\x32\x1b.radixkv.v1.UnknownSequenceH\x00\x12\x30\n\rout_of_blocks\x18\x05 \x01(\x0b\x32\x17.radixkv.v1.OutOfBlocksH\x00\x12+\n\npin_budget\x18\x06 \x01(\x0b\x32\x15.radixkv.v1.PinBudgetH\x00\x12\"\n\x05quota\x18\x07 \x01(\x0b\x32\x11.radixkv.v1.QuotaH\x00\x12\x32\n\runimplemented\x18\x0b \x01(\x0b\x32\x19.radixkv.v1.UnimplementedH\x00\x12+\n\nnot_cached\x18\x0c \x01(\x0b\x32\x15.radixkv.v1.NotCachedH\x00\x12\x1a\n\rretry_after_s\x18\n \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07\x64\x65tailsB\x10\n\x0e_retry_after_sJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\n\"A\n\x0fInvalidArgument\x12\x10\n\x08\x61rgument\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\r\n\x05\x62ound\x18\x03 \x01(\t\"!\n\x0fUnknownSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x03\"1\n\tNotCached\x12\x12\n\nnum_cached\x18\x01 \x01(\x03\x12\x10\n\x08\x61t_least\x18\x02 \x01(\x03\",\n\rUnimplemented\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x03(\t\"8\n\x0bOutOfBlocks\x12\x12\n\nnum_needed\x18\x01 \x01(\x03\x12\x15\n\rnum_available\x18\x02 \x01(\x03\"b\n\x05Quota\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x12\n\nnum_needed\x18\x03 \x01(\x03\x12\x15\n\rnum_available\x18\x04 \x01(\x03\x12\r\n\x05quota\x18\x05 \x01(\x03\"z\n\tPinBudget\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_needed\x18\x02 \x01(\x01\x12\x15\n\rnum_available\x18\x03 \x01(\x01\x12\x11\n\tnum_total\x18\x04 \x01(\x01\x12!\n\x04pins\x18\x05 \x03(\x0b\x32\x13.radixkv.v1.PinCost\"U\n\x07PinCost\x12\x12\n\nnum_tokens\x18\x01 \x01(\x03\x12\x12\n\nnum_blocks\x18\x02 \x01(\x03\x12\r\n\x05ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x04 \x01(\x01*\xc2\x04\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x45RROR_CODE_INVALID_ARGUMENT\x10\x01\x12\x1f\n\x1b\x45RROR_CODE_UNKNOWN_SEQUENCE\x10\x02\x12\x1c\n\x18\x45RROR_CODE_OUT_OF_BLOCKS\x10\x03\x12\x16\n\x12\x45RROR_CODE_ABORTED\x10\x04\x12\x14\n\x10\x45RROR_CODE_LEASE\x10\x05\x12 \n\x1c\x45RROR_CODE_STALE_INCARNATION\x10\x06\x12\x18\n\x14\x45RROR_CODE_POOL_HELD\x10\x07\x12\x1b\n\x17\x45RROR_CODE_UNKNOWN_POOL\x10\x08\x12\x14\n\x10\x45RROR_CODE_LIMIT\x10\t\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\n\x12\x17\n\x13\x45RROR_CODE_INTERNAL\x10\x0b\x12\x19\n\x15\x45RROR_CODE_CORRUPTION\x10\x0c\x12 \n\x1c\x45RROR_CODE_DEADLINE_EXCEEDED\x10\r\x12\x19\n\x15\x45RROR_CODE_PIN_BUDGET\x10\x0e\x12\x14\n\x10\x45RROR_CODE_QUOTA\x10\x0f\x12\x1e\n\x1a\x45RROR_CODE_UNAUTHENTICATED\x10\x10\x12 \n\x1c\x45RROR_CODE_PERMISSION_DENIED\x10\x11\x12\x1c\n\x18\x45RROR_CODE_UNIMPLEMENTED\x10\x12\x12\x19\n\x15\x45RROR_CODE_NOT_CACHED\x10\x13\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixkv.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ERRORCODE']._serialized_start=1319
-  _globals['_ERRORCODE']._serialized_end=1870
+  _globals['_ERRORCODE']._serialized_start=1415
+  _globals['_ERRORCODE']._serialized_end=1993
   _globals['_POOLSHAPE']._serialized_start=38
   _globals['_POOLSHAPE']._serialized_end=109
   _globals['_BLOCKOP']._serialized_start=111
@@ -42,19 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETENTION']._serialized_start=241
   _globals['_RETENTION']._serialized_end=369
   _globals['_ERROR']._serialized_start=372
-  _globals['_ERROR']._serialized_end=799
-  _globals['_INVALIDARGUMENT']._serialized_start=801
-  _globals['_INVALIDARGUMENT']._serialized_end=866
-  _globals['_UNKNOWNSEQUENCE']._serialized_start=868
-  _globals['_UNKNOWNSEQUENCE']._serialized_end=901
-  _globals['_UNIMPLEMENTED']._serialized_start=903
-  _globals['_UNIMPLEMENTED']._serialized_end=947
-  _globals['_OUTOFBLOCKS']._serialized_start=949
-  _globals['_OUTOFBLOCKS']._serialized_end=1005
-  _globals['_QUOTA']._serialized_start=1007
-  _globals['_QUOTA']._serialized_end=1105
-  _globals['_PINBUDGET']._serialized_start=1107
-  _globals['_PINBUDGET']._serialized_end=1229
-  _globals['_PINCOST']._serialized_start=1231
-  _globals['_PINCOST']._serialized_end=1316
+  _globals['_ERROR']._serialized_end=844
+  _globals['_INVALIDARGUMENT']._serialized_start=846
+  _globals['_INVALIDARGUMENT']._serialized_end=911
+  _globals['_UNKNOWNSEQUENCE']._serialized_start=913
+  _globals['_UNKNOWNSEQUENCE']._serialized_end=946
+  _globals['_NOTCACHED']._serialized_start=948
+  _globals['_NOTCACHED']._serialized_end=997
+  _globals['_UNIMPLEMENTED']._serialized_start=999
+  _globals['_UNIMPLEMENTED']._serialized_end=1043
+  _globals['_OUTOFBLOCKS']._serialized_start=1045
+  _globals['_OUTOFBLOCKS']._serialized_end=1101
+  _globals['_QUOTA']._serialized_start=1103
+  _globals['_QUOTA']._serialized_end=1201
+  _globals['_PINBUDGET']._serialized_start=1203
+  _globals['_PINBUDGET']._serialized_end=1325
+  _globals['_PINCOST']._serialized_start=1327
+  _globals['_PINCOST']._serialized_end=1412
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_UNAUTHENTICATED: _ClassVar[ErrorCode]
     ERROR_CODE_PERMISSION_DENIED: _ClassVar[ErrorCode]
     ERROR_CODE_UNIMPLEMENTED: _ClassVar[ErrorCode]
+    ERROR_CODE_NOT_CACHED: _ClassVar[ErrorCode]
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_INVALID_ARGUMENT: ErrorCode
 ERROR_CODE_UNKNOWN_SEQUENCE: ErrorCode
@@ -47,6 +48,7 @@ ERROR_CODE_QUOTA: ErrorCode
 ERROR_CODE_UNAUTHENTICATED: ErrorCode
 ERROR_CODE_PERMISSION_DENIED: ErrorCode
 ERROR_CODE_UNIMPLEMENTED: ErrorCode
+ERROR_CODE_NOT_CACHED: ErrorCode
 
 class PoolShape(_message.Message):
     __slots__ = ("name", "num_blocks", "block_size")
@@ -87,7 +89,7 @@ class Retention(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., priority: _Optional[int] = ..., duration_s: _Optional[float] = ...) -> None: ...
 
 class Error(_message.Message):
-    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget", "quota", "unimplemented", "retry_after_s")
+    __slots__ = ("code", "message", "invalid_argument", "unknown_sequence", "out_of_blocks", "pin_budget", "quota", "unimplemented", "not_cached", "retry_after_s")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +98,7 @@ class Error(_message.Message):
     PIN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     QUOTA_FIELD_NUMBER: _ClassVar[int]
     UNIMPLEMENTED_FIELD_NUMBER: _ClassVar[int]
+    NOT_CACHED_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     code: ErrorCode
     message: str
@@ -105,8 +108,9 @@ class Error(_message.Message):
     pin_budget: PinBudget
     quota: Quota
     unimplemented: Unimplemented
+    not_cached: NotCached
     retry_after_s: float
-    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ..., unimplemented: _Optional[_Union[Unimplemented, _Mapping]] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., unknown_sequence: _Optional[_Union[UnknownSequence, _Mapping]] = ..., out_of_blocks: _Optional[_Union[OutOfBlocks, _Mapping]] = ..., pin_budget: _Optional[_Union[PinBudget, _Mapping]] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ..., unimplemented: _Optional[_Union[Unimplemented, _Mapping]] = ..., not_cached: _Optional[_Union[NotCached, _Mapping]] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("argument", "value", "bound")
@@ -123,6 +127,14 @@ class UnknownSequence(_message.Message):
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     def __init__(self, seq_id: _Optional[int] = ...) -> None: ...
+
+class NotCached(_message.Message):
+    __slots__ = ("num_cached", "at_least")
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    num_cached: int
+    at_least: int
+    def __init__(self, num_cached: _Optional[int] = ..., at_least: _Optional[int] = ...) -> None: ...
 
 class Unimplemented(_message.Message):
     __slots__ = ("what", "known")

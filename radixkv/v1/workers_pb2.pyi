@@ -147,7 +147,7 @@ class Op(_message.Message):
     def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., retain: _Optional[_Union[Retain, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictBranch, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention")
+    __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention", "at_least", "whole_blocks")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,8 @@ class Acquire(_message.Message):
     WAITS_FIELD_NUMBER: _ClassVar[int]
     IS_UNSHARED_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     reserve: int
     namespace: str
@@ -162,7 +164,9 @@ class Acquire(_message.Message):
     waits: bool
     is_unshared: bool
     retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
-    def __init__(self, tokens: _Optional[bytes] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., seq_id: _Optional[int] = ..., waits: _Optional[bool] = ..., is_unshared: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
+    at_least: int
+    whole_blocks: bool
+    def __init__(self, tokens: _Optional[bytes] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., seq_id: _Optional[int] = ..., waits: _Optional[bool] = ..., is_unshared: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., at_least: _Optional[int] = ..., whole_blocks: _Optional[bool] = ...) -> None: ...
 
 class Match(_message.Message):
     __slots__ = ("tokens", "namespace")

@@ -21,6 +21,7 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
     LimitError,
+    NotCachedError,
     OutOfBlocksError,
     PermissionDeniedError,
     PinBudgetError,
@@ -79,6 +80,7 @@ _TABLE = (
     _Row(UnauthenticatedError, types.ERROR_CODE_UNAUTHENTICATED, grpc.StatusCode.UNAUTHENTICATED),
     _Row(PermissionDeniedError, types.ERROR_CODE_PERMISSION_DENIED, grpc.StatusCode.PERMISSION_DENIED),
     _Row(UnimplementedError, types.ERROR_CODE_UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED),
+    _Row(NotCachedError, types.ERROR_CODE_NOT_CACHED, grpc.StatusCode.FAILED_PRECONDITION),
     _Row(WrongThreadError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
     _Row(RadixKVError, types.ERROR_CODE_INTERNAL, grpc.StatusCode.INTERNAL),
 )
@@ -132,6 +134,8 @@ def error_to_proto(error: RadixKVError) -> types.Error:
         proto.pin_budget.CopyFrom(_pin_budget_to_proto(error))
     elif isinstance(error, UnimplementedError):
         proto.unimplemented.CopyFrom(types.Unimplemented(what=error.what, known=error.known))
+    elif isinstance(error, NotCachedError):
+        proto.not_cached.CopyFrom(types.NotCached(num_cached=error.num_cached, at_least=error.at_least))
     return proto
 
 
@@ -151,6 +155,8 @@ def error_from_proto(proto: types.Error) -> RadixKVError:
         error = _pin_budget_from_proto(proto.pin_budget)
     elif proto.code == types.ERROR_CODE_UNIMPLEMENTED:
         error = UnimplementedError(proto.unimplemented.what, tuple(proto.unimplemented.known))
+    elif proto.code == types.ERROR_CODE_NOT_CACHED:
+        error = NotCachedError(proto.not_cached.num_cached, proto.not_cached.at_least)
     else:
         error = _BY_CODE.get(proto.code, RadixKVError)()
     error.args = (proto.message,)

@@ -19,6 +19,7 @@ QUICK_PARTS = 1
 
 HAPPENS = (
     "adopted",
+    "AcquireOp NotCachedError",
     "AcquireOp OutOfBlocksError",
     "AcquireOp QuotaError",
     "ExtendOp OutOfBlocksError",

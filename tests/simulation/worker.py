@@ -28,7 +28,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import OutOfBlocksError, PoolHeldError, QuotaError, RadixKVError
+from radixkv.core.errors import NotCachedError, OutOfBlocksError, PoolHeldError, QuotaError, RadixKVError
 from radixkv.core.tokens import pack_tokens
 
 from .branches import Branch, Job, Memory, Request, State
@@ -44,6 +44,7 @@ _ROUND_S = (0.004, 0.014)
 _ATTACH_TIMEOUT_S = 1.0
 _BLOCKED_S = 0.03
 _NO_ROOM = (OutOfBlocksError, QuotaError)
+_NOT_OPENED = (*_NO_ROOM, NotCachedError)
 
 _Sent = list[tuple[StepOp, list[Branch]]]
 
@@ -245,7 +246,17 @@ class SimulatedWorker:
             waits = self._simulator.chance(0.9)
             tokens = pack_tokens(branch.tokens)
             request = branch.request
-            op = AcquireOp(tokens, reserve, request.namespace, branch.seq_id, waits=waits, share_prefix=request.shares)
+            at_least, whole = len(branch.tokens) // 2 * (branch.seq_id % 7 == 3), branch.seq_id % 5 == 2
+            op = AcquireOp(
+                tokens,
+                reserve,
+                request.namespace,
+                branch.seq_id,
+                waits=waits,
+                share_prefix=request.shares,
+                at_least=at_least,
+                whole_blocks=whole,
+            )
             sent.append((op, [branch]))
 
     def _run(self, job: Job, branch: Branch, sent: _Sent) -> None:
@@ -324,6 +335,10 @@ class SimulatedWorker:
             self._watched.setdefault((result.seq_id, result.num_tokens), []).append(branch)
             self._simulator.count("pending")
         elif isinstance(result, AcquireResult):
+            if isinstance(op, AcquireOp) and (
+                result.num_stored_tokens < op.at_least or (op.whole_blocks and result.ops)
+            ):
+                raise ViolationError(f"{op} was answered by {result}")
             self._open(branch, result)
         elif isinstance(op, ForkOp) and isinstance(result, list):
             for child, opened in zip(branches[1:], result, strict=True):
@@ -343,7 +358,8 @@ class SimulatedWorker:
     def _refused(self, op: StepOp, branches: Sequence[Branch], error: RadixKVError) -> None:
         branch = branches[0]
         was_lost = isinstance(op, ForkOp) and op.seq_id in self._lost_ids
-        if (not was_lost and not isinstance(error, _NO_ROOM)) or isinstance(op, InsertOp | ReleaseOp):
+        expected = _NOT_OPENED if isinstance(op, AcquireOp) and op.at_least else _NO_ROOM
+        if (not was_lost and not isinstance(error, expected)) or isinstance(op, InsertOp | ReleaseOp):
             raise ViolationError(f"{op} was answered by {type(error).__name__}: {error}")
         self._simulator.count(f"{type(op).__name__} {type(error).__name__}")
         if isinstance(op, AcquireOp):

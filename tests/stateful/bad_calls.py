@@ -22,6 +22,8 @@ def bad_calls(holder: CacheHolder, branch: Branch | None) -> list[Callable[[], o
         lambda: holder.acquire(b"\0\0\0"),
         lambda: holder.acquire(some, reserve=-1),
         lambda: holder.acquire(some, namespace=""),
+        lambda: holder.acquire(some, at_least=-1),
+        lambda: holder.acquire(some, at_least=3),
         lambda: holder.acquire_or_wait(b""),
         lambda: holder.acquire(b"", share_prefix=False),
         lambda: holder.acquire(some, retention=[Retention(2, 2)]),

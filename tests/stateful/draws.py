@@ -11,6 +11,7 @@ __all__ = [
     "few_sequences",
     "lags",
     "namespaces",
+    "parts",
     "picks",
     "reserves",
     "sharings",
@@ -22,6 +23,8 @@ __all__ = [
 picks = st.integers(0, 63)
 namespaces = st.sampled_from((*NAMESPACES, NAMESPACES[0], NAMESPACES[0]))
 lags = st.sampled_from((0, 0, 1, 2))
+parts = st.sampled_from((0, 0, 0, 0, 0, 1, 2, 4))
+"""Quarters of a prompt."""
 reserves = st.sampled_from((0, 0, 0, 1, 3, 7))
 worths = st.sampled_from(RANGES)
 sharings = st.sampled_from((True, True, True, True, True, True, True, False))

@@ -285,6 +285,8 @@ def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
                 seq_id=op.seq_id,
                 share_prefix=op.share_prefix,
                 retention=op.retention,
+                at_least=op.at_least,
+                whole_blocks=op.whole_blocks,
             )
         case MatchOp():
             return holder.match(op.tokens, namespace=op.namespace)

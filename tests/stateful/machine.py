@@ -22,7 +22,7 @@ from radixkv.core.api import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 
 from .bad_calls import NO_SUCH_ID, bad_calls
-from .draws import lags, namespaces, picks, reserves, sharings, suffixes, tokens_0_to_2, worths
+from .draws import lags, namespaces, parts, picks, reserves, sharings, suffixes, tokens_0_to_2, worths
 from .driver import NAMESPACES
 from .hash_kv_worker import WorkerSequence
 from .keeping import KeepingRules
@@ -48,6 +48,7 @@ class CacheMachine(KeepingRules):
         namespace=namespaces,
         shares=sharings,
         worth=worths,
+        part=parts,
         style=picks,
         lag=lags,
     )
@@ -61,6 +62,7 @@ class CacheMachine(KeepingRules):
         namespace: str,
         shares: bool,
         worth: tuple[Retention, ...],
+        part: int,
         style: int,
         lag: int,
     ) -> None:
@@ -68,7 +70,8 @@ class CacheMachine(KeepingRules):
             return
         tokens = self._prompt(pick, cut, suffix)
         seq_id = self._new_id() if style % 2 else None
-        op = AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, style // 4 % 2 > 0, shares, worth)
+        waits, at_least, whole = style // 4 % 2 > 0, len(tokens) * part // 4, style // 8 % 4 == 3
+        op = AcquireOp(pack_tokens(tokens), reserve, namespace, seq_id, waits, shares, worth, at_least, whole)
         self._acquire(op, tokens, by_call=style % 4 < 2, lag=lag)
 
     @rule(pick=picks, more=st.integers(-1, 9), by_call=st.booleans(), lag=lags)
@@ -387,8 +390,10 @@ class CacheMachine(KeepingRules):
                 chosen = (new_ids[0], new_ids[1], taken, None)[number % 4]
                 waits, shares = pick % 3 == 0, number % 16 > 0
                 worth = RANGES[number % len(RANGES)]
+                at_least, whole = (0, 0, 0, 1, len(tokens) + 1)[number % 5], number % 8 == 7
+                namespace = NAMESPACES[pick % 8 == 0]
                 return AcquireOp(
-                    pack_tokens(tokens), number % 5, NAMESPACES[pick % 8 == 0], chosen, waits, shares, worth
+                    pack_tokens(tokens), number % 5, namespace, chosen, waits, shares, worth, at_least, whole
                 )
             case 7:
                 tokens = self._prompt(pick, number, [number % 2])

@@ -32,6 +32,7 @@ from radixkv.core.api import (
 from radixkv.core.errors import (
     AbortedError,
     InvalidArgumentError,
+    NotCachedError,
     RadixKVError,
     UnknownSequenceError,
 )
@@ -137,6 +138,12 @@ class Oracle:
     def most_match(self, namespace: str, tokens: Tokens) -> int:
         return _longest(tokens, self._known.get(namespace, {}))
 
+    def usable(self, op: AcquireOp, num_matched: int) -> int:
+        """How much of a match this acquire uses."""
+        if not op.share_prefix:
+            return 0
+        return num_matched - num_matched % self.block_size if op.whole_blocks else num_matched
+
     def was_cached(self, namespace: str, tokens: Tokens) -> bool:
         """Whether this history was ever published for others."""
         return tokens in self._ever.get(namespace, ())
@@ -197,14 +204,24 @@ class Oracle:
                     most = self.most_match(op.namespace, tokens)
                     assert not self.waits.must_wait(op, tokens, most), f"{op} answered {result!r} in place of waiting"
                 allowed = REFUSALS if may_run_out else expected
-                assert isinstance(result, allowed), f"{op} answered {result!r}, expected one of {allowed}"
-                self._observe_failure(op, result)
+                if may_run_out and isinstance(op, AcquireOp) and isinstance(result, NotCachedError):
+                    self._observe_too_little(op, result)
+                else:
+                    assert isinstance(result, allowed), f"{op} answered {result!r}, expected one of {allowed}"
+                    self._observe_failure(op, result)
                 failed.update(_named(op))
             else:
                 assert not expected, f"{op} answered {result}, expected one of {expected}"
                 self._observe_success(op, result)
                 if isinstance(result, Pending):
                     failed.update(_named(op))
+
+    def _observe_too_little(self, op: AcquireOp, error: NotCachedError) -> None:
+        tokens = tuple(unpack_tokens(op.tokens))
+        least = self.usable(op, self.least_match(op.namespace, tokens))
+        most = self.usable(op, self.most_match(op.namespace, tokens))
+        assert least <= error.num_cached <= most, f"{op} answered {error!r}, {least} to {most} are cached"
+        assert error.num_cached < error.at_least == op.at_least, f"{op} answered {error!r}"
 
     def _observe_failure(self, op: StepOp, error: RadixKVError) -> None:
         if not isinstance(error, REFUSALS):
@@ -261,8 +278,9 @@ class Oracle:
         tokens = tuple(unpack_tokens(op.tokens))
         stored = result.num_stored_tokens
         least, most = self.least_match(op.namespace, tokens), self.most_match(op.namespace, tokens)
-        if not op.share_prefix:
-            least = most = 0
+        least, most = self.usable(op, least), self.usable(op, most)
+        assert stored >= op.at_least, f"{op} answered {result}"
+        assert not (op.whole_blocks and (result.ops or stored % self.block_size)), f"{op} answered {result}"
         assert least <= stored <= most, f"{op} answered {stored} stored tokens, expected {least} to {most}"
         assert op.seq_id in (None, result.seq_id)
         assert not self.waits.must_wait(op, tokens, stored), f"{op} answered {result} in place of waiting"
@@ -395,6 +413,7 @@ class Oracle:
             return () if op.namespace else (InvalidArgumentError,)
         if isinstance(op, AcquireOp):
             is_bad = not op.tokens or len(op.tokens) % 4 != 0 or op.reserve < 0 or op.seq_id in self.branches
+            is_bad |= not 0 <= op.at_least <= len(op.tokens) // 4
             return (InvalidArgumentError,) if is_bad else ()
         branch = self.branches.get(op.seq_id)
         errors: list[type[RadixKVError]] = [UnknownSequenceError] if branch is None else []

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from radixkv.core.api import AcquireOp, AcquireResult, InsertOp, Pending
+from radixkv.core.errors import NotCachedError
 from radixkv.core.tokens import pack_tokens
 
 from .driver import NAMESPACES, Backend, CacheDriver
@@ -94,14 +95,17 @@ class Player(RuleBasedStateMachine):
 
     def _acquire(self, op: AcquireOp, tokens: Tokens, *, by_call: bool = False, lag: int = 0) -> AcquireResult | None:
         """One acquire, and just what it must be answered; None where it opens nothing."""
-        expected = self.driver.match(op.namespace, tokens) if op.share_prefix else 0
+        expected = self.driver.oracle.usable(op, self.driver.match(op.namespace, tokens))
         explanation = self.driver.explain(op.namespace, tokens)
         missed_before = self.driver.num_missed
         must_fit = self.driver.must_fit(op.namespace, len(tokens) + op.reserve)
         must_wait = self.driver.oracle.waits.must_wait(op, tokens, expected)
         (result,) = self.driver.carry([op], by_call=by_call, lag=lag)
         assert isinstance(result, Pending) == must_wait, f"{op} answered {result} where {expected} tokens matched"
-        if isinstance(result, REFUSALS):
+        if not must_wait and expected < op.at_least:
+            assert isinstance(result, NotCachedError), f"{op} answered {result} where {expected} tokens matched"
+            assert result.num_cached == expected, f"{op} answered {result!r} where {expected} tokens matched"
+        elif isinstance(result, REFUSALS):
             assert not must_fit, f"{op} fits beside what is there, and failed: {result}"
         elif isinstance(result, AcquireResult):
             assert result.num_stored_tokens == expected, f"{op} answered {result} where {expected} tokens matched"

@@ -138,7 +138,8 @@ class Shares:
             tokens = tuple(unpack_tokens(op.tokens))
             most = -(-(len(tokens) + op.reserve) // size)
             matched = before.match(op.namespace, tokens) if op.share_prefix else 0
-            return (max(0, most - matched // size - 1) if matched else most), most
+            is_unsure = matched % size > 0 and not op.whole_blocks
+            return max(0, most - matched // size - is_unsure), most
         if isinstance(op, ForkOp):
             is_partial = op.position % size > 0
             promised = -(-(op.position + op.reserve) // size) - -(-op.position // size)

@@ -42,7 +42,9 @@ class Waits:
         """Whether this acquire must wait where so much of it is cached."""
         if not (op.waits and op.share_prefix):
             return False
-        return self.furthest(op.namespace, tokens)[0] - num_matched >= self._oracle.block_size
+        size, furthest = self._oracle.block_size, self.furthest(op.namespace, tokens)[0]
+        wanted = -(-op.at_least // size) * size if op.whole_blocks else op.at_least
+        return furthest >= max(self._oracle.usable(op, num_matched) + size, wanted)
 
     def pending(self, op: AcquireOp, tokens: Tokens, result: Pending, least_match: int) -> None:
         """An acquire was answered so, with at least that much of it cached."""

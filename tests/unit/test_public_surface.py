@@ -42,6 +42,7 @@ PUBLIC_NAMES = {
     "NamespaceMatch",
     "NamespaceUsage",
     "NodeInfo",
+    "NotCachedError",
     "Notice",
     "OutOfBlocksError",
     "PermissionDeniedError",

@@ -25,7 +25,7 @@ from radixkv.core.cache.adopt import Adoption
 from radixkv.core.cache.manage import Management
 from radixkv.core.cache.reads import Reads
 from radixkv.core.cache.steps import apply_step
-from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
+from radixkv.core.errors import InvalidArgumentError, NotCachedError, RadixKVError, UnknownSequenceError
 from radixkv.core.inspect.explain import count_missed
 from radixkv.core.namespaces import owner_of
 from radixkv.core.sequences.lifecycle import close_sequence, open_child, open_sequence, promise
@@ -82,9 +82,14 @@ class PrefixCache(Reads, Management, Adoption):
                 frees all of it. True by default.
             retention: sets the priority of ranges of the history, prompt and generated tokens alike, once it is released with
                 `keep`; its forks bear it too. See `retain`. None by default.
+            at_least: nothing is locked or opened unless so many leading tokens are cached. 0 by default.
+            whole_blocks: True: the match ends at a whole block, so that `ops` is empty and the sequence writes no block of
+                another: for callers that cannot copy part of a block. False by default.
 
         Raises:
-            InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace.
+            InvalidArgumentError: an empty or unpackable prompt, a negative reserve, an id in use, a bad namespace, an
+                `at_least` above the prompt's length.
+            NotCachedError: fewer than `at_least` tokens are cached.
             OutOfBlocksError: it does not fit next to the locked and promised blocks; nothing was evicted.
         """
         answer = self.apply_acquire(validation.acquire_op(tokens, options, waits=False))
@@ -98,7 +103,7 @@ class PrefixCache(Reads, Management, Adoption):
         present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one that gets
         furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
 
-        Without `share_prefix` it never waits.
+        Without `share_prefix` it never waits. With `at_least` it waits for a sequence that gets so far, and for no other.
         """
         return self.apply_acquire(validation.acquire_op(tokens, options, waits=True))
 
@@ -113,19 +118,29 @@ class PrefixCache(Reads, Management, Adoption):
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
+        if op.at_least != 0:
+            validation.check_int("at_least", op.at_least, 0, length)
         owner = owner_of(namespace)
         account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
         known_root = forest.roots.get(namespace) if share_prefix else None
         root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
-        walk = forest.walk(root, packed)
+        walk = found = forest.walk(root, packed)
+        at_least, num_over = op.at_least, walk.matched_bytes % forest.block_bytes
+        if op.whole_blocks:
+            at_least += -at_least % forest.block_size
+            if num_over:
+                walk = forest.walk(root, packed[: walk.matched_bytes - num_over])
+        num_matched = walk.matched_bytes // TOKEN_BYTES
         if op.waits and share_prefix:
-            pending = self._join(namespace, packed, walk.matched_bytes // TOKEN_BYTES)
+            pending = self._join(namespace, packed, max(num_matched, at_least - forest.block_size))
             if pending is not None:
                 return pending
+        if num_matched < at_least:
+            raise NotCachedError(num_matched, op.at_least)
         plan = plan_acquire(forest, walk, length, op.reserve)
         allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)
         if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
-            count_missed(self._counters, forest, namespace, packed, walk)
+            count_missed(self._counters, forest, namespace, packed, found)
 
         new_id = self._free_ids(1)[0] if seq_id is None else seq_id
         if known_root is None:

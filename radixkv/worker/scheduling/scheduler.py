@@ -308,7 +308,8 @@ class Scheduler:
         is_plain = shares and not retention and not generation.pinning.has_due  # pinned prefixes are in blocks
         if not self._has_lines or not is_plain or generation.num_branches > 1:
             return AcquireOp(*given)
-        return LineAcquireOp(*given, branch.max_room, branch.num_matched if branch.was_matched else None)
+        num_matched = branch.num_matched if branch.was_matched else None
+        return LineAcquireOp(*given, max_tokens=branch.max_room, num_matched=num_matched)
 
     # -- answers
 

@@ -73,8 +73,14 @@ class RandomCalls:
         seq_id, namespace = choose.choice(self._ids), choose.choice(["default", "other", ""])
         match choose.randrange(10):
             case 0 | 1:
-                chosen = choose.choice([seq_id, None, -1])
-                return AcquireOp(self.tokens(), choose.randrange(-1, 9), namespace, chosen, retention=self.ranges())
+                chosen, at_least, whole = (
+                    choose.choice([seq_id, None, -1]),
+                    choose.choice([0, 0, -1, 3]),
+                    choose.random() < 0.2,
+                )
+                reserve, ranges = choose.randrange(-1, 9), self.ranges()
+                options: dict[str, Any] = {"retention": ranges, "at_least": at_least, "whole_blocks": whole}
+                return AcquireOp(self.tokens(), reserve, namespace, chosen, **options)
             case 2 | 3:
                 return ExtendOp(seq_id, choose.randrange(40))
             case 4 | 5:

@@ -11,7 +11,21 @@ from typing import Any
 import grpc
 import pytest
 
-from radixkv import AcquireOp, InsertOp, Notice, Pending, PoolShape, UnimplementedError, connect, pack_tokens
+from radixkv import (
+    AbortedError,
+    AcquireOp,
+    AcquireResult,
+    InsertOp,
+    InvalidArgumentError,
+    NotCachedError,
+    Notice,
+    Pending,
+    PoolShape,
+    UnimplementedError,
+    connect,
+    pack_tokens,
+)
+from radixkv.client import RemoteHolder
 from radixkv.core.errors import RadixKVError
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.service.attach.session import AttachSession
@@ -180,6 +194,47 @@ def test_a_holder_of_any_language_hears_of_its_waits_after_a_restart(channel: gr
     notices = stream.read().notices
     assert (notices.number, notices.after_step) == (5, 9)
     assert notices_from_proto(notices) == [Notice("gone", 1, 100), Notice("gone", 2, 5)]
+
+
+def test_enough_cached_and_whole_blocks_are_asked_for_over_the_wire(holder: RemoteHolder) -> None:
+    holder.step([AcquireOp(PROMPT, seq_id=1), InsertOp(1, 90)])
+    with pytest.raises(NotCachedError) as error:
+        holder.acquire(PROMPT, at_least=91)
+    assert (error.value.num_cached, error.value.at_least) == (90, 91)
+    [refused, aborted] = holder.step([AcquireOp(PROMPT, seq_id=2, at_least=91), InsertOp(2, 100)])
+    assert [type(refused), type(aborted)] == [NotCachedError, AbortedError]
+    whole = holder.acquire(PROMPT, whole_blocks=True)
+    assert (whole.num_stored_tokens, whole.ops) == (80, ())
+
+
+OPTIONS: list[dict[str, Any]] = [{"at_least": 1}, {"whole_blocks": True}]
+
+
+@pytest.mark.usefixtures("before")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_option_that_a_service_of_before_would_ignore_is_refused(
+    options: dict[str, Any], service: ServiceThread
+) -> None:
+    with connect(service.addresses[0], PoolShape(64)) as holder:
+        with pytest.raises(UnimplementedError, match=next(iter(options))):
+            holder.acquire(PROMPT, **options)
+        assert holder.stats().num_sequences == 0
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_an_option_on_its_way_when_an_earlier_version_takes_over_fails_alone(
+    options: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    config = ServiceConfig(addresses=(f"unix:{tmp_path}/s",))
+    with ServiceThread(config) as first:
+        holder = connect(first.addresses[0], PoolShape(64), patience_s=60.0)
+    waiting = holder.submit([AcquireOp(PROMPT, seq_id=1, **options), AcquireOp(PROMPT, seq_id=2)])
+    request.getfixturevalue("before")
+    with ServiceThread(config), holder:
+        refused, opened = waiting.result(30)
+        assert isinstance(refused, UnimplementedError | InvalidArgumentError)
+        assert isinstance(opened, AcquireResult)
+        assert holder.stats().num_sequences == 1
 
 
 @pytest.mark.usefixtures("before")

@@ -105,6 +105,8 @@ ops = st.one_of(
         st.booleans(),
         st.booleans(),
         st.lists(retentions, max_size=3).map(tuple),
+        integers,
+        st.booleans(),
     ),
     st.builds(MatchOp, whole_tokens, st.text()),
     pins,
@@ -234,6 +236,7 @@ def test_a_failed_op_comes_back_as_its_error() -> None:
     [
         (AcquireOp(b"abc"), "tokens"),
         (AcquireOp(b"", reserve=2**63), "reserve"),
+        (AcquireOp(b"", at_least=2**63), "at_least"),
         (AcquireOp(b"", namespace=7), "namespace"),  # type: ignore[arg-type]  # the wrong type is the case
         (AcquireOp(b"", namespace="\ud800"), "namespace"),
         (AcquireOp(b"", retention=(Retention(), Retention(2**63))), "retention[1].start"),

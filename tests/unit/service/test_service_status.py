@@ -16,6 +16,7 @@ from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
     LimitError,
+    NotCachedError,
     OutOfBlocksError,
     PermissionDeniedError,
     PinBudgetError,
@@ -55,6 +56,7 @@ EXAMPLES = [
     (UnauthenticatedError("who calls is not known"), grpc.StatusCode.UNAUTHENTICATED),
     (PermissionDeniedError("not there"), grpc.StatusCode.PERMISSION_DENIED),
     (UnimplementedError("op", ("acquire", "extend")), grpc.StatusCode.UNIMPLEMENTED),
+    (NotCachedError(3, 16), grpc.StatusCode.FAILED_PRECONDITION),
     (UnimplementedError("at_least"), grpc.StatusCode.UNIMPLEMENTED),
 ]
 
