@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from typing import overload
 
@@ -39,6 +40,7 @@ def connect(
     wait_s: float = ...,
     on_notices: Callable[[], None] | None = ...,
     on_restart: Callable[[], None] | None = ...,
+    on_freed: Callable[[array[int]], None] | None = ...,
     patience_s: float | None = ...,
     credentials: Credentials | None = ...,
 ) -> RemoteHolder: ...
@@ -55,6 +57,7 @@ def connect(
     wait_s: float = 0.0,
     on_notices: Callable[[], None] | None = None,
     on_restart: Callable[[], None] | None = None,
+    on_freed: Callable[[array[int]], None] | None = None,
     patience_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> RemoteHolder | RemoteReader:
@@ -73,6 +76,9 @@ def connect(
             raise nor wait for an answer.
         on_restart: called at least once when a restarted service has accepted a holder, before any answer or notice of that
             service is complete. As `on_notices`, on any thread.
+        on_freed: called with the ids of blocks that became free, right before the answer to the Step that shows it is complete,
+            for a holder that mirrors blocks elsewhere; see `PrefixCache.take_freed`. As `on_notices`, on any thread. After
+            `on_restart`, each block that no open sequence has may have been freed.
         patience_s: how long a holder tries to reach a lost service before it gives its lease up. A service that returns
             within it, restarted, gets the pool's contents, and the holder's sequences go on. None: the lease's TTL.
         credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
@@ -85,6 +91,7 @@ def connect(
         UnauthenticatedError, PermissionDeniedError: the service does not know the caller, or the caller may not hold that
             pool. (A reader gets it at its first call.)
         PoolHeldError: another worker holds the pool, also after `wait_s`.
+        UnimplementedError: `on_freed` for a service of an earlier version, which reports no freed blocks.
         StaleIncarnationError: the life of that incarnation has ended.
         UnavailableError: no service could be reached in time. (A reader gets it at its first call.)
     """
@@ -103,6 +110,7 @@ def connect(
                 timeout_s=timeout_s,
                 on_notices=on_notices,
                 on_restart=on_restart,
+                on_freed=on_freed,
                 patience_s=patience_s,
                 credentials=credentials,
             )

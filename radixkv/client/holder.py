@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Unpack
@@ -43,7 +44,8 @@ class RemoteHolder(RemoteReader):
     `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, patience_s, credentials: see `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, on_freed, patience_s, credentials: see
+            `connect`.
 
     Beyond the errors of `PrefixCache`, calls raise `LimitError` for a Step over the service's limits.
     """
@@ -58,6 +60,7 @@ class RemoteHolder(RemoteReader):
         timeout_s: float = 10.0,
         on_notices: Callable[[], None] | None = None,
         on_restart: Callable[[], None] | None = None,
+        on_freed: Callable[[array[int]], None] | None = None,
         patience_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -69,7 +72,7 @@ class RemoteHolder(RemoteReader):
         self.incarnation = incarnation
         self._notices = NoticeBox(on_notices)
         try:
-            session = HolderSession(pool, incarnation, self._notices, holder_name, on_restart)
+            session = HolderSession(pool, incarnation, self._notices, holder_name, on_restart, on_freed)
             self._steps = StepStream(self._channel, address, session, timeout_s, patience_s)
         except BaseException:
             super().close()

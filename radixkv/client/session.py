@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -44,7 +45,7 @@ from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES, unknown_option
 from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import PENDING, op_to_proto, result_from_proto
-from radixkv.wire.values import SHAPE
+from radixkv.wire.values import SHAPE, unpack_blocks
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
@@ -88,6 +89,7 @@ class HolderSession:
         notices: receives the notices.
         holder_name: name of the holder.
         on_restart: called when a restarted service has accepted the holder; must be short and must not raise.
+        on_freed: called with freed block ids, before the answer that brings them is complete; as `on_restart`.
 
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
@@ -101,6 +103,7 @@ class HolderSession:
         notices: NoticeBox,
         holder_name: str = "",
         on_restart: Callable[[], None] | None = None,
+        on_freed: Callable[[array[int]], None] | None = None,
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
@@ -109,10 +112,10 @@ class HolderSession:
             incarnation=incarnation,
             holder_name=holder_name,
             can_adopt=True,
-            features=FEATURES,
+            features=FEATURES if on_freed is not None else (name for name in FEATURES if name != "freed_blocks"),
         )
         self._notices = notices
-        self._on_restart = on_restart
+        self._on_restart, self._on_freed = on_restart, on_freed
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
@@ -289,6 +292,8 @@ class HolderSession:
                 return
             self._limits = _Limits.of(attached)
             self._features = frozenset(attached.features)
+            if self._on_freed is not None and "freed_blocks" not in self._features:
+                raise UnimplementedError("on_freed")
             self.lease_ttl_s = attached.lease_ttl_ms / 1000
             is_restart = self._ledger is not None and not attached.resumed
             if self._ledger is None:
@@ -355,6 +360,8 @@ class HolderSession:
                 self._note(self._journal.popleft()[1])
             if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
+        if answer.freed_block_ids and self._on_freed is not None:
+            self._on_freed(unpack_blocks(answer.freed_block_ids, "freed_block_ids"))
         if pending.future is not None:
             pending.future.set_result(results)
         self._notices.answered(answer.number)

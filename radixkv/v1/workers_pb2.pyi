@@ -321,12 +321,14 @@ class AdoptSequence(_message.Message):
     def __init__(self, seq_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_computed: _Optional[int] = ..., room: _Optional[int] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., is_unshared: _Optional[bool] = ..., beside_seq_id: _Optional[int] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., shares_last_block: _Optional[bool] = ...) -> None: ...
 
 class StepAnswer(_message.Message):
-    __slots__ = ("number", "results")
+    __slots__ = ("number", "results", "freed_block_ids")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    FREED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     results: _containers.RepeatedCompositeFieldContainer[OpResult]
-    def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ...) -> None: ...
+    freed_block_ids: bytes
+    def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ..., freed_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class Notices(_message.Message):
     __slots__ = ("number", "after_step", "notices", "cleared", "journal")

@@ -10,8 +10,8 @@ __all__ = ["FEATURES", "unknown_option"]
 
 _ACQUIRE_OPTIONS = {"at_least": "acquire.at_least", "whole_blocks": "acquire.whole_blocks"}
 
-FEATURES = ("unimplemented", "awaited", *_ACQUIRE_OPTIONS.values())
-"""Those of this version, as a service and as a holder alike."""
+FEATURES = ("unimplemented", "awaited", *_ACQUIRE_OPTIONS.values(), "freed_blocks")
+"""Those of a service of this version."""
 
 
 def unknown_option(op: StepOp | AdoptionOp, features: Collection[str]) -> str | None:

@@ -35,6 +35,7 @@ from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation
 from radixkv.core.tree.accounts import NamespaceAccount
+from radixkv.core.tree.block_pool import FollowedPool
 from radixkv.core.tree.roots import RootNode
 
 __all__ = ["PrefixCache"]
@@ -58,6 +59,7 @@ class PrefixCache(Reads, Management, Adoption):
         max_waits: how many waits and untaken notices may be outstanding; past it an acquire that may wait is opened at once.
         clock: seconds, monotonic.
         seq_ids: source of the ids of sequences whose caller chooses none.
+        follows_freed: record the blocks that become free, for `take_freed`.
 
     Raises:
         InvalidArgumentError: a size out of its bound.
@@ -301,6 +303,15 @@ class PrefixCache(Reads, Management, Adoption):
         """
         self._enter()
         return self._single_flight.take_notices()
+
+    def take_freed(self) -> array[int]:
+        """Return the blocks that became free since the last call, each once: evicted, dropped, or private to a sequence that
+        ended. Their former contents match no longer, and they may have been taken again. For callers that mirror blocks
+        elsewhere. O(freed). Empty without `follows_freed`.
+        """
+        self._enter()
+        pool = self._forest.pool
+        return pool.take_freed() if isinstance(pool, FollowedPool) else array("i")
 
     def step(
         self, ops: SequenceOf[StepOp | AdoptionOp], refused: Mapping[int, RadixKVError] | None = None

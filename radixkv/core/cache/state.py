@@ -15,6 +15,7 @@ from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
 from radixkv.core.inspect.counters import Counters
 from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.sequences.single_flight import MAX_WAITS, SingleFlight
+from radixkv.core.tree.block_pool import BlockPool, FollowedPool
 from radixkv.core.tree.change_log import EventLog
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
@@ -40,6 +41,7 @@ class CacheState:
         pin_budget: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         seq_ids: Iterator[int] | None = None,
+        follows_freed: bool = False,
     ) -> None:
         validation.check_pool_shape(num_blocks, block_size)
         validation.check_int("event_capacity", event_capacity, 1)
@@ -55,7 +57,8 @@ class CacheState:
             raise InvalidArgumentError("seq_ids", seq_ids, "an iterator of ids")
         make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
         log = EventLog(event_capacity)
-        self._forest = Forest(num_blocks, block_size, make_policy, clock, log)
+        pool = FollowedPool(num_blocks) if follows_freed else BlockPool(num_blocks)
+        self._forest = Forest(pool, block_size, make_policy, clock, log)
         self.journal = self._forest.journal
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
         self._pins = PinBook(self._forest, pin_budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-__all__ = ["BlockPool"]
+__all__ = ["BlockPool", "FollowedPool"]
 
 
 class BlockPool:
@@ -96,3 +96,24 @@ class BlockPool:
         if self._unclaimed is not None:
             return [block_id for block_id, is_free in enumerate(bytes(self._unclaimed)) if is_free]
         return self._free.tolist()
+
+
+class FollowedPool(BlockPool):
+    """A pool that records the blocks that become free."""
+
+    __slots__ = ("_freed",)
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._freed = array("i")
+
+    def give_back(self, block_ids: array[int]) -> None:
+        """See `BlockPool.give_back`."""
+        super().give_back(block_ids)
+        self._freed.extend(block_ids)
+
+    def take_freed(self) -> array[int]:
+        """The blocks that became free since the last call, each once. O(freed)."""
+        freed = array("i", dict.fromkeys(self._freed))
+        self._freed = array("i")
+        return freed

@@ -50,11 +50,12 @@ class Forest:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, make_policy: PolicyFactory, clock: Callable[[], float], events: EventLog
+        self, pool: BlockPool, block_size: int, make_policy: PolicyFactory, clock: Callable[[], float], events: EventLog
     ) -> None:
+        num_blocks = pool.num_blocks
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
-        self.pool = BlockPool(num_blocks)
+        self.pool = pool
         self.make_policy = lambda partition_blocks: make_policy(partition_blocks, block_size)
         self.partitions = [Partition(num_blocks, self.make_policy)]
         self.policy_name = self.partitions[0].policy.name

@@ -42,6 +42,7 @@ from radixkv.service.quotas import QuotaBook
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.journal import journal_to_proto
 from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto
+from radixkv.wire.values import pack_blocks
 
 __all__ = ["Attachment", "HolderStream", "Pool", "PoolTable"]
 
@@ -85,6 +86,7 @@ class Pool:
         "config",
         "expires_at_s",
         "first_step",
+        "follows_freed",
         "identity",
         "incarnation",
         "next_notices",
@@ -108,6 +110,7 @@ class Pool:
         self.quotas = quotas
         self.stream: HolderStream | None = None
         self.stream_number = hello.stream_number
+        self.follows_freed = "freed_blocks" in hello.features
         self.identity: tuple[str, str] | None = None  # of the credential that attached it
         self.expires_at_s = 0.0
         self.first_step = self.next_step = hello.acknowledged_through + 1
@@ -210,6 +213,8 @@ class Pool:
             result_to_proto(op, result, answer.results.add())
             if isinstance(op, SetQuotaOp) and not isinstance(result, RadixKVError):
                 self.quotas.keep(self.shape.name, op)
+        if self.follows_freed:
+            answer.freed_block_ids = pack_blocks(self.cache.take_freed())
         self.answers.append(response)
         self.next_step += 1
         return response
@@ -340,6 +345,7 @@ class PoolTable:
             clock=self.clock,
             event_capacity=self.config.max_kept_events,
             first_event_number=self._first_event_number(),
+            follows_freed="freed_blocks" in hello.features,
         )
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache, self.quotas)

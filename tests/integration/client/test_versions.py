@@ -15,12 +15,14 @@ from radixkv import (
     AbortedError,
     AcquireOp,
     AcquireResult,
+    EvictOp,
     InsertOp,
     InvalidArgumentError,
     NotCachedError,
     Notice,
     Pending,
     PoolShape,
+    ReleaseOp,
     UnimplementedError,
     connect,
     pack_tokens,
@@ -205,6 +207,38 @@ def test_enough_cached_and_whole_blocks_are_asked_for_over_the_wire(holder: Remo
     assert [type(refused), type(aborted)] == [NotCachedError, AbortedError]
     whole = holder.acquire(PROMPT, whole_blocks=True)
     assert (whole.num_stored_tokens, whole.ops) == (80, ())
+
+
+def test_freed_blocks_are_reported_to_a_holder_that_asks_and_to_no_other(
+    service: ServiceThread, channel: grpc.Channel
+) -> None:
+    freed: list[int] = []
+    with (
+        connect(service.addresses[0], PoolShape(64), on_freed=freed.extend) as holder,
+        connect(service.addresses[0]) as reader,
+    ):
+        table = holder.acquire(PROMPT, seq_id=1).block_table
+        holder.insert(1, 100)
+        holder.release(1)
+        assert freed == []
+        reader.evict(2)
+        holder.step([])
+        assert sorted(freed) == sorted(table[-2:])
+        freed.clear()
+        holder.interrupt()
+        [evicted, opened] = holder.step([EvictOp(64), AcquireOp(PROMPT)])
+        assert evicted == len(freed) == 5
+        assert isinstance(opened, AcquireResult)
+        assert set(freed) <= set(opened.block_table), "taken again by the same Step"
+    stream = Stream(channel)
+    stream.ask(op(AcquireOp(PROMPT, seq_id=1)))
+    assert not stream.ask(op(ReleaseOp(1)), number=2).freed_block_ids
+
+
+@pytest.mark.usefixtures("before")
+def test_a_holder_that_needs_freed_blocks_is_refused_by_a_service_that_reports_none(service: ServiceThread) -> None:
+    with pytest.raises(UnimplementedError, match="on_freed"):
+        connect(service.addresses[0], PoolShape(64), on_freed=print)
 
 
 OPTIONS: list[dict[str, Any]] = [{"at_least": 1}, {"whole_blocks": True}]

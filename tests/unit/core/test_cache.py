@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 from array import array
 
@@ -388,3 +390,32 @@ def test_a_node_tells_how_many_sequences_stand_on_it() -> None:
     assert [(node.position, node.num_sequences) for node in cache.dump()] == [(0, 0), (4, 2), (4, 1)]
     cache.release(first.seq_id)
     assert [(node.position, node.num_sequences) for node in cache.dump()] == [(0, 0), (4, 1), (4, 1)]
+
+
+def test_every_block_that_leaves_the_cache_is_reported_once_to_who_mirrors_them() -> None:
+    choose = random.Random(5)
+    cache = PrefixCache(num_blocks=12, block_size=2, follows_freed=True)
+    assert not PrefixCache(num_blocks=12).take_freed()
+    held: dict[int, set[int]] = {}
+    for _ in range(2000):
+        before = {block for node in cache.dump() for block in node.block_ids}.union(*held.values())
+        match choose.randrange(6):
+            case 0 | 1 | 2:
+                tokens = [choose.randrange(2) for _ in range(choose.randrange(1, 9))]
+                with contextlib.suppress(OutOfBlocksError):
+                    opened = cache.acquire(tokens)
+                    held[opened.seq_id] = set(opened.block_table)
+                    cache.insert(opened.seq_id, len(tokens))
+            case 3 | 4 if held:
+                seq_id = choose.choice(list(held))
+                del held[seq_id]
+                cache.release(seq_id, keep=choose.random() < 0.7)
+            case 5:
+                cache.evict(choose.randrange(3)) if choose.random() < 0.9 else cache.clear()
+        after = {block for node in cache.dump() for block in node.block_ids}.union(*held.values())
+        freed = cache.take_freed()
+        assert len(set(freed)) == len(freed)
+        assert before - after <= set(freed)
+        assert set(freed) <= before
+        assert not cache.take_freed()
+    cache.check()
