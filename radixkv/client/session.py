@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
 from radixkv.core.api import (
+    AcquireOp,
     AdoptionOp,
     AdoptSequenceOp,
     ForkOp,
@@ -146,9 +147,10 @@ class HolderSession:
         protos = step.ops
         for op in ops:
             op_to_proto(op, protos.add())
-            if (option := unknown_option(op, self._features)) is not None:
-                raise UnimplementedError(option)
-            if isinstance(op, ForkOp) and op.n > self._limits.max_children_per_fork:
+            if isinstance(op, AcquireOp):
+                if (option := unknown_option(op, self._features)) is not None:
+                    raise UnimplementedError(option)
+            elif isinstance(op, ForkOp) and op.n > self._limits.max_children_per_fork:
                 raise LimitError(f"a fork of {op.n}; the service takes at most {self._limits.max_children_per_fork}")
         if len(protos) > self._limits.max_ops_per_step:
             raise LimitError(f"a Step of {len(protos)} ops; the service takes at most {self._limits.max_ops_per_step}")

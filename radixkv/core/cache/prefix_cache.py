@@ -120,25 +120,25 @@ class PrefixCache(Reads, Management, Adoption):
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
-        if op.at_least != 0:
-            validation.check_int("at_least", op.at_least, 0, length)
+        at_least = op.at_least
+        if at_least != 0:
+            validation.check_int("at_least", at_least, 0, length)
         owner = owner_of(namespace)
         account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
         known_root = forest.roots.get(namespace) if share_prefix else None
         root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = found = forest.walk(root, packed)
-        at_least, num_over = op.at_least, walk.matched_bytes % forest.block_bytes
         if op.whole_blocks:
             at_least += -at_least % forest.block_size
-            if num_over:
+            if num_over := walk.matched_bytes % forest.block_bytes:
                 walk = forest.walk(root, packed[: walk.matched_bytes - num_over])
-        num_matched = walk.matched_bytes // TOKEN_BYTES
         if op.waits and share_prefix:
+            num_matched = walk.matched_bytes // TOKEN_BYTES
             pending = self._join(namespace, packed, max(num_matched, at_least - forest.block_size))
             if pending is not None:
                 return pending
-        if num_matched < at_least:
-            raise NotCachedError(num_matched, op.at_least)
+        if walk.matched_bytes < at_least * TOKEN_BYTES:
+            raise NotCachedError(walk.matched_bytes // TOKEN_BYTES, op.at_least)
         plan = plan_acquire(forest, walk, length, op.reserve)
         allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)
         if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
