@@ -10,6 +10,7 @@ from typing import Unpack
 
 from radixkv.core import validation
 from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
     AcquireOp,
     AcquireOptions,
     AcquireResult,
@@ -18,6 +19,7 @@ from radixkv.core.api import (
     ExtendResult,
     Notice,
     Pending,
+    Retention,
     StepOp,
     StepResult,
 )
@@ -94,7 +96,7 @@ class PrefixCache(Reads, Management, Adoption):
             NotCachedError: fewer than `at_least` tokens are cached.
             OutOfBlocksError: it does not fit next to the locked and promised blocks; nothing was evicted.
         """
-        answer = self.apply_acquire(validation.acquire_op(tokens, options, waits=False))
+        answer = self._acquire(tokens, waits=False, **options)
         assert isinstance(answer, AcquireResult), "it does not wait"
         return answer
 
@@ -107,20 +109,43 @@ class PrefixCache(Reads, Management, Adoption):
 
         Without `share_prefix` it never waits. With `at_least` it waits for a sequence that gets so far, and for no other.
         """
-        return self.apply_acquire(validation.acquire_op(tokens, options, waits=True))
+        return self._acquire(tokens, waits=True, **options)
 
     def apply_acquire(self, op: AcquireOp) -> AcquireResult | Pending:
         """`acquire`, or `acquire_or_wait`, as an op."""
+        return self._acquire(
+            op.tokens,
+            op.reserve,
+            op.namespace,
+            op.seq_id,
+            op.waits,
+            op.share_prefix,
+            op.retention,
+            op.at_least,
+            op.whole_blocks,
+        )
+
+    def _acquire(
+        self,
+        tokens: TokensLike,
+        reserve: int = 0,
+        namespace: str = DEFAULT_NAMESPACE,
+        seq_id: int | None = None,
+        waits: bool = False,
+        share_prefix: bool = True,
+        retention: SequenceOf[Retention] = (),
+        at_least: int = 0,
+        whole_blocks: bool = False,
+    ) -> AcquireResult | Pending:
         self._enter()
-        packed, namespace, seq_id, share_prefix = pack_tokens(op.tokens), op.namespace, op.seq_id, op.share_prefix
+        packed = pack_tokens(tokens)
         validation.check_prompt(packed)
-        validation.check_int("reserve", op.reserve, 0)
+        validation.check_int("reserve", reserve, 0)
         validation.check_namespace(namespace)
-        ranges = validation.check_retention(op.retention) if op.retention else ()
+        ranges = () if retention == () else validation.check_retention(retention)
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
-        at_least = op.at_least
         if at_least != 0:
             validation.check_int("at_least", at_least, 0, length)
         owner = owner_of(namespace)
@@ -128,18 +153,19 @@ class PrefixCache(Reads, Management, Adoption):
         known_root = forest.roots.get(namespace) if share_prefix else None
         root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = found = forest.walk(root, packed)
-        if op.whole_blocks:
-            at_least += -at_least % forest.block_size
+        num_wanted = at_least
+        if whole_blocks:
+            num_wanted += -at_least % forest.block_size
             if num_over := walk.matched_bytes % forest.block_bytes:
                 walk = forest.walk(root, packed[: walk.matched_bytes - num_over])
-        if op.waits and share_prefix:
+        if waits and share_prefix:
             num_matched = walk.matched_bytes // TOKEN_BYTES
-            pending = self._join(namespace, packed, max(num_matched, at_least - forest.block_size))
+            pending = self._join(namespace, packed, max(num_matched, num_wanted - forest.block_size))
             if pending is not None:
                 return pending
-        if walk.matched_bytes < at_least * TOKEN_BYTES:
-            raise NotCachedError(walk.matched_bytes // TOKEN_BYTES, op.at_least)
-        plan = plan_acquire(forest, walk, length, op.reserve)
+        if walk.matched_bytes < num_wanted * TOKEN_BYTES:
+            raise NotCachedError(walk.matched_bytes // TOKEN_BYTES, at_least)
+        plan = plan_acquire(forest, walk, length, reserve)
         allocation.check_capacity(forest, owner, account, plan.num_needed, num_sequences=1)
         if share_prefix and len(packed) // forest.block_bytes > walk.matched_bytes // forest.block_bytes:
             count_missed(self._counters, forest, namespace, packed, found)

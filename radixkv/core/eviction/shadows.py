@@ -79,6 +79,8 @@ class Shadow:
 
     def serve(self, path: Sequence[Rested], now: int) -> int:
         """Serve a request whose path came to rest, root first; returns its number of hit blocks. O(path · log entries)."""
+        if self._renew(path):
+            return sum(rested.num_blocks for rested in path)
         num_hit, num_left = 0, self._num_blocks
         parts: list[tuple[Rested, int, int, int]] = []
         is_whole = True
@@ -103,6 +105,22 @@ class Shadow:
             if num_blocks:
                 self._keep(rested, rested.start + first * self._block_bytes, rested.key, first, num_blocks, num_uses)
         return num_hit
+
+    def _renew(self, path: Sequence[Rested]) -> bool:
+        """Serve a path whose nodes are all held as they are; returns whether they were."""
+        size, known = self._block_bytes, []
+        for rested in path:
+            kept = self._kept.get(_name(rested.namespace, rested.start, rested.key[:size]))
+            if kept is None or kept.num_blocks != rested.num_blocks or kept.key != rested.key:
+                return False
+            known.append(kept)
+        for kept in known:
+            self._queue.remove(cast(Node, kept))
+        for rested, kept in zip(reversed(path), reversed(known), strict=True):
+            kept.access_number, kept.reuse_class = rested.access_number, rested.reuse_class
+            kept.num_uses += CACHED_USE
+            self._queue.add(cast(Node, kept))
+        return True
 
     def _take_out(self, rested: Rested) -> Iterator[tuple[int, int]]:
         """Take out the known parts of a node from its start on: of each its number of blocks, and its uses with this one."""

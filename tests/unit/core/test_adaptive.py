@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from radixkv import PrefixCache
 from radixkv.core.eviction import AdaptivePolicy
+from radixkv.core.eviction.policy import SortedPolicy
 from radixkv.core.eviction.shadows import Rested, Shadow
-from radixkv.core.eviction.sorted_policies import LFUPolicy
+from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 from tests.unit.core.test_eviction import hit_rate, stored
 
 BLOCK = 2
@@ -148,3 +151,40 @@ def test_no_leaf_is_lost_while_leaves_are_filed_anew() -> None:
     policy._contest.followed = "lfu" if policy.followed == "lru" else "lru"
     assert cache.evict(400) == num_held
     assert cache.stats().num_nodes == 0
+
+
+class _Slow(Shadow):
+    """A shadow that takes every path apart."""
+
+    __slots__ = ()
+
+    def _renew(self, path: Sequence[Rested]) -> bool:
+        return not path
+
+
+@pytest.mark.parametrize("policy", [LRUPolicy, LFUPolicy])
+def test_a_path_that_is_held_as_it_is_is_served_as_any_other(policy: type[SortedPolicy]) -> None:
+    source = random.Random(4)
+    edges = [bytes([number] * 12) + bytes(source.choices(range(256), k=8 * 4)) for number in range(12)]
+    quick, slow = (kind(policy(), 40, 4) for kind in (Shadow, _Slow))
+    num_renewed = 0
+    for number in range(3000):
+        path, start = [], 0
+        for edge in source.choices(edges, k=source.randint(1, 3)):
+            num_blocks = source.choice((11, 11, 11, 5))
+            path.append(Rested("a", start, edge[: 4 * num_blocks], num_blocks, number, 0))
+            start += 4 * num_blocks
+        before = [kept.num_blocks for kept in quick._kept.values()]
+        assert quick.serve(path, number) == slow.serve(path, number)
+        assert len(quick) == len(slow)
+        assert _contents(quick) == _contents(slow)
+        num_renewed += before == [kept.num_blocks for kept in quick._kept.values()]
+    assert num_renewed > 100
+
+
+def _content(kept: Any) -> tuple[object, ...]:
+    return kept.name, kept.num_blocks, kept.access_number, kept.num_uses
+
+
+def _contents(shadow: Shadow) -> list[tuple[object, ...]]:
+    return sorted(map(_content, shadow._kept.values()))
