@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, Unpack
 
@@ -77,6 +77,13 @@ class RemoteHolder(RemoteReader):
         except BaseException:
             super().close()
             raise
+
+    @property
+    def features(self) -> Collection[str]:
+        """Names of the additions to the first contract that the service understands; see `Attached.features` in workers.proto.
+        A restart may change them.
+        """
+        return self._steps.features
 
     def acquire(self, tokens: TokensLike, **options: Unpack[AcquireOptions]) -> AcquireResult:
         """See `PrefixCache.acquire`."""

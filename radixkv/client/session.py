@@ -134,6 +134,11 @@ class HolderSession:
         self._send: Callable[[bytes], None] | None = None  # the same, once that stream is attached
 
     @property
+    def features(self) -> Collection[str]:
+        """The features of the service that accepted the holder last."""
+        return self._features
+
+    @property
     def is_attached(self) -> bool:
         """Whether the service has accepted the holder on the open stream."""
         return self._send is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -41,6 +41,7 @@ class StepStream:
     Raises:
         UnavailableError: the service could not be reached in time.
         LeaseError, InvalidArgumentError, LimitError, UnauthenticatedError, PermissionDeniedError: the service refused.
+        UnimplementedError: the service lacks a feature that the holder needs.
     """
 
     def __init__(
@@ -77,6 +78,11 @@ class StepStream:
     def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
         """Send a Step, now or when the window allows; see `RemoteHolder.submit`. O(size)."""
         return self._session.submit(ops)
+
+    @property
+    def features(self) -> Collection[str]:
+        """See `RemoteHolder.features`."""
+        return self._session.features
 
     @property
     def _silence_s(self) -> float:

@@ -151,9 +151,9 @@ NoticeKind = Literal["published", "gone", "lost"]
 class Notice(NamedTuple):
     """The outcome of a `Pending`, after which its caller acquires again; or the loss of a sequence.
 
-    `kind`: ``"published"``: the first `num_tokens` tokens of that sequence match now. ``"gone"``: it ended, or its namespace
-    was cleared, before they did. ``"lost"``: a restarted service did not adopt the sequence, so its blocks are no longer its
-    own and the holder computes it again; `num_tokens` is 0.
+    `kind`: ``"published"``: the first `num_tokens` tokens of that sequence match now. ``"gone"``: it ended, its namespace was
+    cleared, or the service was restarted, before they did. ``"lost"``: a restarted service did not adopt the sequence, so its
+    blocks are no longer its own and the holder computes it again; `num_tokens` is 0.
     """
 
     kind: NoticeKind

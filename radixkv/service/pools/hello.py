@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.sequences.single_flight import MAX_WAITS
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.values import SHAPE
@@ -18,7 +19,7 @@ def check_hello(hello: workers.Hello, config: ServiceConfig) -> PoolShape:
     """The shape of the pool that a holder asks for.
 
     Raises:
-        InvalidArgumentError: a shape, name, number or incarnation out of bounds.
+        InvalidArgumentError: a shape, name, number or incarnation out of bounds, or more awaited outcomes than can be.
     """
     shape = SHAPE.read(hello.pool)
     if not 1 <= len(shape.name) <= MAX_NAME_CHARACTERS:
@@ -29,6 +30,9 @@ def check_hello(hello: workers.Hello, config: ServiceConfig) -> PoolShape:
     for name in ("acknowledged_through", "notices_acknowledged_through"):
         if getattr(hello, name) > MAX_NUMBER:
             raise InvalidArgumentError(name, getattr(hello, name), f"at most {MAX_NUMBER}")
+    max_awaited = MAX_WAITS + config.max_unacknowledged_notices
+    if len(hello.awaited) > max_awaited:
+        raise InvalidArgumentError("awaited", f"{len(hello.awaited)} of them", f"at most {max_awaited}")
     if not hello.incarnation:
         raise InvalidArgumentError("incarnation", 0, "a random number that is not 0")
     if shape.num_blocks > config.max_blocks_per_pool:

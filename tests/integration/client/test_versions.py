@@ -205,6 +205,7 @@ def test_enough_cached_and_whole_blocks_are_asked_for_over_the_wire(holder: Remo
     assert (error.value.num_cached, error.value.at_least) == (90, 91)
     [refused, aborted] = holder.step([AcquireOp(PROMPT, seq_id=2, at_least=91), InsertOp(2, 100)])
     assert [type(refused), type(aborted)] == [NotCachedError, AbortedError]
+    assert {"acquire.at_least", "acquire.whole_blocks"} <= set(holder.features)
     whole = holder.acquire(PROMPT, whole_blocks=True)
     assert (whole.num_stored_tokens, whole.ops) == (80, ())
 
@@ -274,6 +275,7 @@ def test_an_option_on_its_way_when_an_earlier_version_takes_over_fails_alone(
 @pytest.mark.usefixtures("before")
 def test_a_holder_attaches_to_a_service_of_before(service: ServiceThread) -> None:
     with connect(service.addresses[0], PoolShape(64)) as holder:
+        assert not holder.features
         holder.acquire(PROMPT, seq_id=1)
         holder.insert(1, 100)
         holder.interrupt()

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from radixkv.core.api import AcquireOp, AcquireResult, ExtendOp, InsertOp, Notice, Pending
+from radixkv.core.api import AcquireOp, AcquireResult, ExtendOp, InsertOp, Notice, Pending, StepOp
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import AbortedError, InvalidArgumentError, NotCachedError
 from radixkv.core.tokens import pack_tokens
@@ -47,7 +47,7 @@ def test_a_prompt_of_which_too_little_is_cached_is_not_opened(
 
 def test_later_ops_on_a_sequence_that_was_not_opened_are_aborted(cache: PrefixCache) -> None:
     tokens = pack_tokens(PROMPT)
-    ops = [
+    ops: list[StepOp] = [
         AcquireOp(tokens, seq_id=1, at_least=11),
         ExtendOp(1, 30),
         AcquireOp(tokens, seq_id=2, at_least=10),

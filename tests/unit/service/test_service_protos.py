@@ -13,6 +13,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc  # type: ignore[import-untyped]  # it ships no types
 
+from radixkv.wire.features import FEATURES
+
 ROOT = Path(__file__).parents[3]
 PROTOS = sorted((ROOT / "protos/radixkv/v1").glob("*.proto"))
 ELEMENT = re.compile(
@@ -88,3 +90,8 @@ def test_requests_and_responses_belong_to_one_call_and_enums_start_unspecified(p
             assert call.output_type.name == f"{call.name}Response"
     for enum in descriptor.enum_types_by_name.values():
         assert enum.values_by_number[0].name.endswith("_UNSPECIFIED")
+
+
+def test_every_feature_is_documented_where_it_is_named() -> None:
+    text = (ROOT / "protos/radixkv/v1/workers.proto").read_text()
+    assert [name for name in FEATURES if text.count(f'//   "{name}"') + text.count(f', "{name}"  ') != 1] == []
