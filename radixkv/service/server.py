@@ -111,7 +111,9 @@ class CacheService:
             request_s=config.request_s,
             unread_s=config.unread_s,
         )
-        server = grpc.aio.server(interceptors=(guard, self._calls, *self._interceptors), options=_server_options(config))
+        server = grpc.aio.server(
+            interceptors=(guard, self._calls, *self._interceptors), options=_server_options(config)
+        )
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server

@@ -11,12 +11,12 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 from radixkv.client import RemoteHolder, connect
 from radixkv.core.api import AcquireOp, ExtendOp, ForkOp, InsertOp, PoolShape, ReleaseOp, StepOp
-from radixkv.core.errors import LeaseError, UnavailableError
+from radixkv.core.errors import LeaseError
 from radixkv.core.tokens import pack_tokens
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence
 
@@ -25,6 +25,7 @@ __all__ = ["main", "work"]
 MAX_OPEN = 6
 MAX_LENGTH = 40
 PATIENCE_S = 30.0
+PAUSE_S = 0.005
 _ALPHABET = 3
 
 
@@ -71,21 +72,19 @@ def _grow(worker: HashKvWorker, sequence: WorkerSequence, draw: random.Random) -
     return ops
 
 
-def work(holder: RemoteHolder, pool: PoolShape, num_steps: int, seed: int) -> int:
-    """Send that many Steps (0: until the process is stopped); returns how many were answered."""
+def work(holder: RemoteHolder, pool: PoolShape, seed: int) -> Iterator[None]:
+    """Send a Step with each turn."""
     worker, draw = HashKvWorker(holder, pool.num_blocks, pool.block_size), random.Random(seed)
     seq_ids = count(1)
-    for number in range(num_steps) if num_steps else count():
+    for number in count():
         for notice in holder.take_notices():
             if notice.kind == "lost" and notice.seq_id in worker.sequences:
                 worker.lose(notice.seq_id)
         worker.submit(_ops(worker, draw, seq_ids), may_be_refused=True)
         worker.catch_up(draw.randint(0, 2) if number % 8 else 0)
         worker.verify()
-        time.sleep(0.005)
-    worker.catch_up()
-    worker.verify()
-    return num_steps
+        time.sleep(PAUSE_S)
+        yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,16 +101,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = PoolShape(num_blocks=options.blocks, block_size=4)
-    done, lives = 0, 0
-    while lives < 10 and (not options.steps or done < options.steps):
+    num_done = num_lives = 0
+    while not options.steps or num_done < options.steps:
         try:
             incarnation = secrets.randbits(64) or 1
             with connect(options.address, pool, incarnation=incarnation, patience_s=PATIENCE_S) as holder:
-                done += work(holder, pool, options.steps, options.seed + lives)
-        except (LeaseError, UnavailableError) as error:
+                for _ in work(holder, pool, options.seed + num_lives):
+                    num_done += 1
+                    if num_done == options.steps:
+                        break
+        except LeaseError as error:
             print(f"the lease is lost, a new life begins: {error}", file=sys.stderr)
-            lives += 1
-    return 0 if done else 1
+            num_lives += 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A holder's own view when it sends a Step: what is acknowledged, and what its Steps under way will make of it."""
+"""The view of a holder that sends a Step: the acknowledged state, and the effect of its Steps under way."""
 
 from __future__ import annotations
 
