@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from radixkv.core.api import AcquireResult, AdoptionOp, AdoptOp, AdoptSequenceOp, StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
-from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.testing.outlook import Outlook, named_id
 from radixkv.testing.record import PoolRecord
@@ -62,6 +62,7 @@ class Life:
 
     hello: workers.Hello
     record: PoolRecord
+    stream: StreamWatch | None = None  # the newest
     stream_number: int = 0
     acknowledged: int = 0
     delivered: int = 0
@@ -157,7 +158,7 @@ class Observer:
         stream.is_over = True
         self._streams.discard(stream)
         number = self.note(f"the stream ends: {error or 'without an error'}")
-        if stream.life is not None and error is not None:
+        if stream.life is not None and stream.life.stream is stream and error is not None:
             stream.life.is_cut = True
         if stream.life is not None and is_lost and not stream.life.ended_by:
             stream.life.ended_by = number
@@ -192,6 +193,8 @@ class Observer:
         if life is None or stream.limits is None:
             self.broke("attached-first", f"{kind} was sent before Attached", stream.hello_message, number)
             return
+        if life.stream is not stream:
+            return  # a late message of a stream that a newer one has replaced
         if kind == "step":
             self._step(stream, life, request.step, request.ByteSize(), number)
         elif kind == "heartbeat":
@@ -233,7 +236,7 @@ class Observer:
         if life is not None:
             life.hello = hello
             life.stream_number = max(life.stream_number, hello.stream_number)
-            stream.life = life
+            stream.life, life.stream = life, stream
 
     def _acknowledge(
         self,
@@ -296,7 +299,9 @@ class Observer:
             self.seen[kind] += 1
             try:
                 op = op_from_proto(proto)
-            except InvalidArgumentError:
+            except InvalidArgumentError as error:
+                if proto.WhichOneof("op") is not None:
+                    self.broke("op-valid", f"Step {step.number}, {kind}: {error}", number)
                 ops.append(None)
                 unsure.append(True)
                 continue
@@ -349,7 +354,7 @@ class Observer:
             if found is not None:
                 self.broke(found[0], found[1], number)
             if isinstance(op, AdoptOp):
-                history = life.adopted[1][: op.num_kept * TOKEN_BYTES] + pack_tokens(op.tokens)
+                history = life.adopted[1][: op.num_kept * TOKEN_BYTES] + op.tokens
                 life.adopted = (op.namespace, history)
         elif kind not in _ADOPTION_KINDS:
             life.adopting = None

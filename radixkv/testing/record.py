@@ -227,7 +227,7 @@ class PoolRecord:
 
     def check_adopt(self, op: AdoptOp, before: bytes) -> tuple[str, str] | None:
         """The rule that an adoption breaks, and the facts; `before`: the history that it continues."""
-        history = before[: op.num_kept * TOKEN_BYTES] + pack_tokens(op.tokens)
+        history = before[: op.num_kept * TOKEN_BYTES] + op.tokens
         return self._check_blocks(op.namespace, self.trees.get(op.namespace, 0), history, op.block_ids, op.num_kept)
 
     def _check_blocks(
@@ -260,14 +260,16 @@ class PoolRecord:
             "block_table": known.table,
             "num_computed": known.num_computed,
             "room": known.room,
+            "reserve": max(0, known.promised_end - known.room),
             "namespace": known.namespace,
             "is_unshared": self.trees.get(known.namespace) != known.tree,
         }
         adopted = {
-            "tokens": pack_tokens(op.tokens),
+            "tokens": op.tokens,
             "block_table": list(op.block_table),
             "num_computed": op.num_computed,
             "room": op.room,
+            "reserve": op.reserve,
             "namespace": op.namespace,
             "is_unshared": not op.share_prefix,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -47,7 +48,7 @@ def conform(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_example_passes_over_every_fault() -> None:
-    status, report = conform("--gap", "4", "--seed", "3", "--", *EXAMPLE, "{address}", "--steps", "120")
+    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "6", "--", *EXAMPLE, "{address}", "--steps", "120")
     assert not report["breaches"]
     assert status == 0
     assert report["not_seen"] == []
@@ -77,6 +78,16 @@ def test_our_worker_passes_and_its_blocks_agree(tmp_path: Path) -> None:
     assert status == 0
     assert report["exercised"]["blocks verified: agrees"]
     assert report["exercised"]["restarts to adopt after"]
+
+
+@pytest.mark.thorough
+def test_the_command_of_the_readme_runs() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "radixkv/testing/README.md").read_text()
+    (command,) = re.findall(r"^```sh\n(.*)\n```", readme, re.M)
+    words = [sys.executable if word == "python" else word for word in command.split()]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert f"No rule of {len(RULES)} is broken" in ended.stdout
 
 
 # -- blocks, which messages do not show

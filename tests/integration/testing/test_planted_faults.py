@@ -148,8 +148,8 @@ async def resent_under_a_new_number(holder: SmallHolder) -> None:
     await holder.send(insert(1, 4))
     await holder.until_over()
     await holder.hello()
-    await holder.send(insert(1, 4), number=3)
-    await holder.until_over()
+    await holder.step(insert(1, 4), number=3)
+    await holder.goodbye()
 
 
 async def resent_with_other_ops(holder: SmallHolder) -> None:
@@ -281,6 +281,12 @@ async def a_negative_reserve(holder: SmallHolder) -> None:
     await holder.goodbye()
 
 
+async def half_a_token(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step({"acquire": {"seq_id": 1, "tokens": b"abcdef"}})  # type: ignore[arg-type]  # protobuf takes it
+    await holder.goodbye()
+
+
 async def a_name_too_long(holder: SmallHolder) -> None:
     await holder.hello(holder_name="x" * 129)
 
@@ -376,6 +382,7 @@ FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
     ("insert-falls", fewer_computed_than_before, {}),
     ("fork-computed", forked_beyond_the_computed, {}),
     ("op-valid", a_negative_reserve, {}),
+    ("op-valid", half_a_token, {}),
     ("stream-accepted", a_name_too_long, {}),
     ("adopt-content", adopted_with_other_tokens, {"script": RESTART_FOURTH}),
     ("adopt-content", a_block_that_was_never_written, {"script": RESTART_FOURTH}),
