@@ -7,6 +7,8 @@ faults          the faults, and plans of when each happens
 observer        the rules, checked from the messages of a holder's streams
 outlook         a holder's own view when it sends a Step
 record          sequences and contents of blocks, by the answered Steps
+life            one incarnation of a pool, and one stream, as the observer keeps them
+messages        messages as lines of the report
 report          the report, as text and JSON
 requests        requests to a worker under test
 holder          a careful holder, as an example

@@ -10,11 +10,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from radixkv.core.errors import RadixKVError
 from radixkv.service import ServiceConfig
 from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults
 from radixkv.testing.report import as_json, as_text
+from radixkv.testing.requests import ask
 from radixkv.testing.rules import RULES
 from radixkv.testing.trial import Trial
 
@@ -137,11 +139,9 @@ async def _run(trial: Trial, options: argparse.Namespace) -> bool:
             loop.add_signal_handler(number, stopping.set)
         ended = asyncio.ensure_future(process.wait())
         interrupted = asyncio.ensure_future(stopping.wait())
-        waiting = {ended, interrupted}
+        waiting: set[asyncio.Future[Any]] = {ended, interrupted}
         requests = None
         if options.worker is not None:
-            from radixkv.testing.requests import ask  # it needs the worker's contract alone
-
             requests = asyncio.ensure_future(ask(options.worker, options.requests, options.seed))
             waiting |= set() if options.seconds else {requests}
         progress = asyncio.ensure_future(_progress(trial))
@@ -158,6 +158,9 @@ async def _run(trial: Trial, options: argparse.Namespace) -> bool:
             if process.returncode is None:
                 _send(process, signal.SIGKILL)
                 await process.wait()
+        if requests is not None and requests.done() and not requests.cancelled() and requests.exception():
+            print(f"the requests to {options.worker} failed: {requests.exception()}", file=sys.stderr)
+        await trial.settle()
         trial.observer.finished(exit_status)
         return stopping.is_set()
 

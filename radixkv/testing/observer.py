@@ -10,13 +10,13 @@ a message that was written to a broken stream may never have arrived.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from radixkv.core.api import AcquireResult, AdoptionOp, AdoptOp, AdoptSequenceOp, StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.journal import JournalEntry
+from radixkv.testing.life import Flight, Life, Note, StreamWatch
+from radixkv.testing.messages import describe_request, describe_response, line_of, name_of
 from radixkv.testing.outlook import Outlook, named_id
 from radixkv.testing.record import PoolRecord
 from radixkv.testing.rules import RULES, Broken
@@ -24,73 +24,13 @@ from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import op_from_proto, result_from_proto
 
-__all__ = ["Observer", "StreamWatch"]
+__all__ = ["Observer"]
 
 _ADOPTION_KINDS = {"adopt", "adopt_sequence", "pin", "unpin", "set_quota", "retain"}
 _KEPT_MESSAGES = 20_000
 _KEPT_BREACHES = 5
 
 Report = Callable[..., None]
-
-
-@dataclass
-class _Flight:
-    """A Step that the holder has sent and whose answer it has not acknowledged. `results`: those delivered."""
-
-    number: int
-    protos: list[workers.Op]
-    ops: list[StepOp | AdoptionOp | None]
-    message: int
-    unsure: list[bool]
-    is_clean: bool
-    results: list[StepResult] | None = None
-    answer_message: int = 0
-
-
-@dataclass
-class _Note:
-    number: int
-    after_step: int
-    entries: list[JournalEntry]
-    message: int
-    delivered_at_s: float
-
-
-@dataclass
-class Life:
-    """One incarnation of a pool, as its holder must see it."""
-
-    hello: workers.Hello
-    record: PoolRecord
-    stream: StreamWatch | None = None  # the newest
-    stream_number: int = 0
-    acknowledged: int = 0
-    delivered: int = 0
-    notices_acknowledged: int = 0
-    notices_delivered: int = 0
-    flights: dict[int, _Flight] = field(default_factory=dict)
-    notes: list[_Note] = field(default_factory=list)
-    released: dict[int, int] = field(default_factory=dict)  # the message that released a sequence
-    is_attached: bool = False
-    is_cut: bool = False  # its last stream did not end by the holder
-    ended_by: int = 0  # the message that ended it
-    adopting: PoolRecord | None = None  # the state that a restarted service is to be given
-    adopted: tuple[str, bytes] = ("", b"")
-    num_adopted: int = 0
-
-
-@dataclass(eq=False)
-class StreamWatch:
-    """One stream of a holder."""
-
-    limits: workers.Attached | None = None
-    life: Life | None = None
-    hello_message: int = 0
-    expected_step: int = 0
-    heard_at_s: float = 0.0
-    last_message: int = 0
-    is_silent: bool = False
-    is_over: bool = False
 
 
 class Observer:
@@ -167,11 +107,18 @@ class Observer:
         if is_fault and not has_shown:
             self.broke("stream-accepted", f"the service ended the stream: {error}", stream.last_message, number)
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._streams)
+
     def finished(self, exit_status: int | None) -> None:
         """The holder has ended; None: its exit status is not known."""
         for life in self.lives.values():
             if life.is_attached and not life.ended_by and not life.is_cut:
-                self.broke("goodbye", f"incarnation {life.hello.incarnation:#x} was left attached", *_last(life))
+                self.broke(
+                    "goodbye", f"incarnation {life.hello.incarnation:#x} was left attached", life.last_step_message
+                )
         if exit_status:
             self.broke("holder-exit", f"exit status {exit_status}")
 
@@ -180,7 +127,7 @@ class Observer:
     def sent(self, stream: StreamWatch, request: workers.AttachRequest, now_s: float) -> None:
         """The holder sent a message."""
         kind = request.WhichOneof("message") or "empty"
-        number = self.note(_describe_request(kind, request))
+        number = self.note(describe_request(kind, request))
         stream.heard_at_s, stream.last_message, stream.is_silent = now_s, number, False
         if (kind == "hello") != (stream.hello_message == 0):
             self.broke("hello-first", f"{kind} is {'not ' * (kind != 'hello')}Hello, and is out of turn", number)
@@ -222,7 +169,7 @@ class Observer:
                 facts = f"incarnation {hello.incarnation:#x} had ended"
                 self.broke("incarnation-new", facts, life.ended_by, number)
             if hello.pool != life.hello.pool:
-                facts = f"{_line(hello.pool)}, was {_line(life.hello.pool)}"
+                facts = f"{line_of(hello.pool)}, was {line_of(life.hello.pool)}"
                 self.broke("same-pool", facts, number)
             if life.stream_number and hello.stream_number <= life.stream_number:
                 facts = f"stream {hello.stream_number} follows stream {life.stream_number}"
@@ -293,7 +240,8 @@ class Observer:
         outlook = Outlook(
             life.record, [(flight.ops, flight.results) for flight in life.flights.values()], life.released
         )
-        ops, unsure = [], []
+        ops: list[StepOp | AdoptionOp | None] = []
+        unsure: list[bool] = []
         for proto in protos:
             kind = proto.WhichOneof("op") or "unknown op"
             self.seen[kind] += 1
@@ -313,7 +261,7 @@ class Observer:
             outlook.expect(op, number)
             ops.append(op)
         is_clean = sum(self.num_breaches.values()) == num_before
-        life.flights[step.number] = _Flight(step.number, protos, ops, number, unsure, is_clean)
+        life.flights[step.number] = Flight(step.number, protos, ops, number, unsure, is_clean)
 
     def _check_number(self, stream: StreamWatch, life: Life, step: workers.Step, number: int) -> None:
         expected = stream.expected_step
@@ -368,7 +316,7 @@ class Observer:
     def delivered(self, stream: StreamWatch, response: workers.AttachResponse, now_s: float) -> None:
         """A message is written to the holder."""
         kind, life = response.WhichOneof("message"), stream.life
-        number = self.note(_describe_response(kind, response))
+        number = self.note(describe_response(kind, response))
         if life is None:
             return
         if kind == "attached":
@@ -380,7 +328,7 @@ class Observer:
             self.seen["Notices"] += 1
             life.notices_delivered = notices.number
             entries = journal_from_proto(notices)
-            life.notes.append(_Note(notices.number, notices.after_step, entries, number, now_s))
+            life.notes.append(Note(notices.number, notices.after_step, entries, number, now_s))
 
     def _attached(self, stream: StreamWatch, life: Life, attached: workers.Attached, now_s: float) -> None:
         stream.limits, stream.heard_at_s = attached, now_s
@@ -416,49 +364,8 @@ class Observer:
             is_lost = named_id(op) in life.record.lost
             is_refused = isinstance(result, InvalidArgumentError | UnknownSequenceError)
             if is_refused and flight.is_clean and not is_unsure and not is_lost:
-                facts = f"Step {flight.number}, {proto_name(op)}: {result}"
+                facts = f"Step {flight.number}, {name_of(op)}: {result}"
                 self.broke("op-valid", facts, flight.message, number)
             if isinstance(result, AcquireResult) and result.num_stored_tokens:
                 self.seen["prefixes reused"] += 1
         flight.results, flight.answer_message = results, number
-
-
-def proto_name(op: object) -> str:
-    """The name of an op, as a person writes it."""
-    return type(op).__name__.removesuffix("Op")
-
-
-def _last(life: Life) -> Sequence[int]:
-    return [max((flight.message for flight in life.flights.values()), default=0)]
-
-
-def _line(proto: object) -> str:
-    return " ".join(str(proto).split())
-
-
-def _describe_request(kind: str, request: workers.AttachRequest) -> str:
-    if kind != "step":
-        return (
-            f"holder: {kind} {_line(getattr(request, kind))[:160]}" if kind != "empty" else "holder: an empty message"
-        )
-    step = request.step
-    ops = []
-    for op in step.ops[:6]:
-        name = op.WhichOneof("op") or "unknown"
-        value = getattr(op, name, None)
-        numbers = (
-            [f"{field.name} {shown}" for field, shown in value.ListFields() if isinstance(shown, int)] if value else []
-        )
-        ops.append(" ".join([name, *numbers]))
-    ops += [f"and {len(step.ops) - 6} more"] * (len(step.ops) > 6)
-    return f"holder: Step {step.number}, acknowledged through {step.acknowledged_through}: {'; '.join(ops) or 'no ops'}"
-
-
-def _describe_response(kind: str | None, response: workers.AttachResponse) -> str:
-    if kind == "step_answer":
-        results = [result.WhichOneof("result") or "unknown" for result in response.step_answer.results]
-        errors = [result.error.message for result in response.step_answer.results if result.HasField("error")]
-        return f"service: answer to Step {response.step_answer.number}: {', '.join(results[:6] + errors[:2])}"
-    if kind == "notices":
-        return f"service: Notices {response.notices.number}"
-    return f"service: {kind} {_line(getattr(response, kind or '', ''))[:160]}"

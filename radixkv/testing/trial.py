@@ -22,7 +22,8 @@ from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.service import ServiceConfig
 from radixkv.service.server import CacheService
 from radixkv.testing.faults import Fault, FaultPlan
-from radixkv.testing.observer import Life, Observer
+from radixkv.testing.life import Life
+from radixkv.testing.observer import Observer
 from radixkv.v1 import generation_pb2, generation_pb2_grpc, prefix_cache_pb2, prefix_cache_pb2_grpc
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
@@ -33,6 +34,8 @@ __all__ = ["Trial"]
 _ATTACH = "/radixkv.v1.Workers/Attach"
 _TICKS_PER_TTL = 30
 _CALL_TIMEOUT_S = 10.0
+_SETTLE_S = 5.0
+_VERIFY_S = 0.05
 _HASTE_S = 0.05
 """How long Attached is held back, for a Step that does not wait for it to show."""
 _LOST = {types.ERROR_CODE_STALE_INCARNATION}
@@ -225,6 +228,12 @@ class Trial:
         """Let the holder end undisturbed."""
         self._has_faults = False
 
+    async def settle(self) -> None:
+        """Wait for the last messages of a holder that has ended."""
+        until_s = time.monotonic() + _SETTLE_S
+        while self.observer.has_streams and time.monotonic() < until_s:
+            await asyncio.sleep(0.01)
+
     # -- faults
 
     def expire(self) -> None:
@@ -283,12 +292,16 @@ class Trial:
         """Have the worker compute cached blocks again, one after the other."""
         async with grpc.aio.insecure_channel(address) as channel:
             stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]  # generated
+            verified: set[tuple[str, bytes]] = set()
             while True:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_VERIFY_S)
                 life = self._life()
-                known = [each for each in _cached(life) if _is_full(life, each[1])] if life is not None else []
+                known = {each for each in _cached(life) if _is_full(life, each[1])} if life is not None else set()
+                verified = verified if known - verified else set()
                 if known:
-                    await self._verify(stub, *self.random.choice(known))
+                    block = self.random.choice(sorted(known - verified))
+                    verified.add(block)
+                    await self._verify(stub, *block)
 
     async def _verify(self, stub: Any, namespace: str, tokens: bytes) -> None:
         request = generation_pb2.VerifyBlockRequest(token_ids=tokens, namespace=namespace)
