@@ -33,8 +33,6 @@ class Note:
     number: int
     after_step: int
     entries: list[JournalEntry]
-    message: int
-    delivered_at_s: float
 
 
 @dataclass
@@ -50,7 +48,9 @@ class Life:
     notices_acknowledged: int = 0
     notices_delivered: int = 0
     flights: dict[int, Flight] = field(default_factory=dict)
+    notices_noted: int = 0  # of those in the record
     notes: list[Note] = field(default_factory=list)
+    unacknowledged: dict[int, tuple[int, float]] = field(default_factory=dict)  # message and time of each Notices
     released: dict[int, int] = field(default_factory=dict)  # the message that released a sequence
     is_attached: bool = False
     is_cut: bool = False  # its last stream did not end by the holder

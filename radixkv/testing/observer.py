@@ -151,10 +151,10 @@ class Observer:
             self.seen["goodbyes"] += 1
             life.ended_by = number
         ttl_s = stream.limits.lease_ttl_ms / 1000
-        for note in life.notes if kind != "goodbye" else ():
-            if life.notices_acknowledged < note.number and now_s > note.delivered_at_s + ttl_s:
-                self.broke("notices-ack", f"Notices {note.number} is not acknowledged", note.message, number)
-                note.delivered_at_s = now_s
+        for notices, (message, delivered_at_s) in list(life.unacknowledged.items()) if kind != "goodbye" else ():
+            if now_s > delivered_at_s + ttl_s:
+                self.broke("notices-ack", f"Notices {notices} is not acknowledged", message, number)
+                del life.unacknowledged[notices]
 
     def _hello(self, stream: StreamWatch, hello: workers.Hello, number: int) -> None:
         life = self.lives.get(hello.incarnation)
@@ -178,6 +178,7 @@ class Observer:
             for flight in life.flights.values():  # all answers that arrived are acknowledged
                 flight.results = None
             life.notes = [note for note in life.notes if note.number <= hello.notices_acknowledged_through]
+            life.unacknowledged.clear()
             life.delivered = life.acknowledged
             life.notices_delivered = life.notices_acknowledged
         if life is not None:
@@ -202,7 +203,9 @@ class Observer:
                 self.broke("ack-delivered", f"{what} to {value} are acknowledged, delivered to {delivered}", number)
             elif value < before and not may_fall:
                 self.broke("ack-falls", f"{what} are acknowledged to {value}, were to {before}", number)
-        life.notices_acknowledged = max(life.notices_acknowledged, min(notices, life.notices_delivered))
+        while life.notices_acknowledged < min(notices, life.notices_delivered):
+            life.notices_acknowledged += 1
+            life.unacknowledged.pop(life.notices_acknowledged, None)
         while life.acknowledged < min(through, life.delivered):
             self._note_until(life, life.acknowledged)
             life.acknowledged += 1
@@ -220,6 +223,7 @@ class Observer:
         ]
         for note in due:
             life.record.noted(note.entries, note.after_step)
+            life.notices_noted = max(life.notices_noted, note.number)
             life.notes.remove(note)
 
     def _step(self, stream: StreamWatch, life: Life, step: workers.Step, size_bytes: int, number: int) -> None:
@@ -327,8 +331,9 @@ class Observer:
             notices = response.notices
             self.seen["Notices"] += 1
             life.notices_delivered = notices.number
-            entries = journal_from_proto(notices)
-            life.notes.append(Note(notices.number, notices.after_step, entries, number, now_s))
+            life.unacknowledged[notices.number] = number, now_s
+            if notices.number > life.notices_noted:
+                life.notes.append(Note(notices.number, notices.after_step, journal_from_proto(notices)))
 
     def _attached(self, stream: StreamWatch, life: Life, attached: workers.Attached, now_s: float) -> None:
         stream.limits, stream.heard_at_s = attached, now_s
@@ -337,6 +342,7 @@ class Observer:
             life.flights.clear()
             life.released.clear()
             life.notes.clear()
+            life.notices_noted = life.notices_acknowledged  # their numbers go on from there
             life.num_adopted, life.adopted = 0, ("", b"")
             stream.expected_step = attached.next_step
             if life.hello.can_adopt:
