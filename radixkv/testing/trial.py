@@ -92,8 +92,10 @@ class _WatchedContext:
 
     async def write(self, response: workers.AttachResponse) -> None:
         self._check()
-        if response.HasField("attached") and self._ahead is not None:
-            await asyncio.wait({self._ahead}, timeout=_HASTE_S)
+        if response.HasField("attached"):
+            response.attached.max_message_bytes //= 2  # of what is read, so that a larger message is seen
+            if self._ahead is not None:
+                await asyncio.wait({self._ahead}, timeout=_HASTE_S)
         fault = None
         if response.HasField("step_answer") and response.step_answer.number >= self._step:
             fault, self._fault = self._fault, None

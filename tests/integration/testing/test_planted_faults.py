@@ -34,6 +34,7 @@ def watched(hold: Holding, script: Mapping[int, Fault] = {}, ttl_s: float = TTL_
             lease_ttl_s=ttl_s,
             max_unacknowledged_steps=window,
             max_ops_per_step=16,
+            max_message_bytes=65_536,
             drain_s=0.1,
         )
         async with Trial(Script(script), config) as trial:
@@ -212,6 +213,12 @@ async def too_many_ops(holder: SmallHolder) -> None:
     await holder.until_over()
 
 
+async def too_many_bytes(holder: SmallHolder) -> None:
+    attached = await holder.hello()
+    await holder.step(acquire(1, attached.max_message_bytes // 4))
+    await holder.goodbye()
+
+
 async def an_id_used_twice(holder: SmallHolder) -> None:
     await holder.hello()
     await holder.step(acquire(1))
@@ -372,6 +379,7 @@ FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
     ("heartbeat", no_heartbeat, {"ttl_s": SHORT_TTL_S}),
     ("window", too_many_under_way, {}),
     ("step-size", too_many_ops, {}),
+    ("step-size", too_many_bytes, {}),
     ("id-in-use", an_id_used_twice, {}),
     ("unknown-sequence", ops_out_of_order, {}),
     ("use-after-release", used_after_release, {}),
