@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -65,6 +65,7 @@ class CacheService:
         clock: seconds, monotonic; for leases and recency.
         collector: called at least once a second with counts of possible garbage; none where the process is not the service's
             own.
+        interceptors: further ones, next to the servicers.
 
     All calls must come from one event loop.
     """
@@ -75,11 +76,13 @@ class CacheService:
         *,
         clock: Callable[[], float] = time.monotonic,
         collector: Collector | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
         self.config = config
         self.addresses: tuple[str, ...] = ()
         self._clock = clock
         self._collector = collector
+        self._interceptors = interceptors
         self._calls = LastingCalls()
         self._publisher: ZmqPublisher | None = None
         self._paths: list[str] = []
@@ -108,7 +111,9 @@ class CacheService:
             request_s=config.request_s,
             unread_s=config.unread_s,
         )
-        server = grpc.aio.server(interceptors=(guard, self._calls), options=_server_options(config))
+        server = grpc.aio.server(
+            interceptors=(guard, self._calls, *self._interceptors), options=_server_options(config)
+        )
         workers_pb2_grpc.add_WorkersServicer_to_server(self._workers, server)  # type: ignore[no-untyped-call]  # generated
         prefix_cache_pb2_grpc.add_PrefixCacheServicer_to_server(  # type: ignore[no-untyped-call]  # generated
             PrefixCacheServicer(self._pools, self._followers), server

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from hash_model import EOS, VOCAB_SIZE, HashRunner
 from torch import Tensor
 
 from radixkv import PrefixCache, unpack_tokens
@@ -24,6 +23,7 @@ from radixkv.gateway.server import GatewayServer
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.request import GenerateParams, Generator
 from radixkv.generation.stream import GenerationStream
+from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.model.model import ForwardRow

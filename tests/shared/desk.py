@@ -9,14 +9,13 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from hash_model import EOS, VOCAB_SIZE, HashRunner
-
 from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Delta, StreamItem
+from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.generations.beam_search import generation_type
 from radixkv.worker.generations.generation import Generation, Terms

@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from hash_model import HashRunner
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials, RemoteHolder
@@ -20,6 +19,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.net.tls import Security
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.v1 import generation_pb2 as generation
 from radixkv.v1 import kv_events_pb2, prefix_cache_pb2, types_pb2, workers_pb2
 from radixkv.worker.engine.engine import Engine

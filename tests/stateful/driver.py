@@ -28,10 +28,10 @@ from radixkv.core.errors import (
     UnknownSequenceError,
 )
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.testing.hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 
 from .event_follower import Followers
 from .explanations import check_explanation, check_gone
-from .hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 from .oracle import Oracle, Tokens
 from .pinned import check_refused_pin, pins_that_gave_way
 from .recency import Recency

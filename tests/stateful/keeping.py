@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from radixkv.core.api import ReleaseOp, Retention
+from radixkv.testing.hash_kv_worker import WorkerSequence
 
 from .draws import few_sequences, namespaces, picks, suffixes, worths
 from .driver import NAMESPACES
-from .hash_kv_worker import WorkerSequence
 from .player import Player, id_of
 
 __all__ = ["KeepingRules"]

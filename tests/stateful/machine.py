@@ -20,11 +20,11 @@ from radixkv.core.api import (
     StepOp,
 )
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.testing.hash_kv_worker import WorkerSequence
 
 from .bad_calls import NO_SUCH_ID, bad_calls
 from .draws import lags, namespaces, parts, picks, reserves, sharings, suffixes, tokens_0_to_2, worths
 from .driver import NAMESPACES
-from .hash_kv_worker import WorkerSequence
 from .keeping import KeepingRules
 from .player import MAX_PROMPT, id_of
 from .retained import RANGES

@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 from radixkv.core.api import AcquireOp, AcquireResult, InsertOp, Pending
 from radixkv.core.errors import NotCachedError
 from radixkv.core.tokens import pack_tokens
+from radixkv.testing.hash_kv_worker import WorkerSequence
 
 from .driver import NAMESPACES, Backend, CacheDriver
 from .explanations import count_missed
-from .hash_kv_worker import WorkerSequence
 from .oracle import Tokens
 from .shares import REFUSALS
 

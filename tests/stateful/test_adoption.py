@@ -30,10 +30,10 @@ from radixkv.core.api import (
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
 from radixkv.v1 import workers_pb2 as workers
 
 from .event_follower import EventFollower
-from .hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
 from .snapshot import read_snapshot
 from .wire import BLOCK_SIZE, NUM_BLOCKS, Wire
 

@@ -260,13 +260,14 @@ def test_files_that_are_named_are_there(file: str) -> None:
 
 
 def known_flags() -> set[str]:
-    """Of every command of `radixkv`, and what the benches' and the simulation's sources name."""
+    """Of every command of `radixkv`, and what the sources of the benches, the simulation and the kit for holders name."""
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     for command in COMMANDS:
         command.add(commands)
     found = {flag for each in commands.choices.values() for action in each._actions for flag in action.option_strings}
     sources = [*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests" / "simulation").rglob("*.py")]
+    sources += (ROOT / "radixkv" / "testing").glob("*.py")
     return found | {flag for path in sources for flag in re.findall(r'"(--[a-z-]+)"', path.read_text())}
 
 

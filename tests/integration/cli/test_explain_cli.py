@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from byte_model import VOCAB_SIZE, save_byte_model
-from hash_model import HashRunner
 from live_service import Clock
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.cli import main
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.server import GenerationServer

@@ -17,7 +17,7 @@ SERVERS = ("radixkv up", "radixkv serve", "radixkv worker")
 FOLDERS = (
     "",
     "radixkv",
-    *(f"radixkv/{name}" for name in ("core", "service", "worker", "gateway", "cli")),
+    *(f"radixkv/{name}" for name in ("core", "service", "worker", "gateway", "cli", "testing")),
     "kernels",
     "bench",
 )

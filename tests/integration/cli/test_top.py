@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hash_model import HashRunner
 from terminal import Terminal
 
 from radixkv import PrefixCache
 from radixkv.cli import main
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 

@@ -6,13 +6,13 @@ import random
 
 import pytest
 from desk import Desk, greedy, take
-from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PoolShape, PrefixCache, connect, unpack_tokens
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation

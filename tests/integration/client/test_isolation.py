@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 from chat_stack import wait_until
-from hash_model import HashRunner
 
 from radixkv import OutOfBlocksError, PoolShape, PrefixCache, connect
 from radixkv.core.api import AcquireOp
@@ -15,6 +14,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Usage
 from radixkv.service import ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 
 PROMPT = list(range(1, 30))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from byte_model import save_byte_model
-from hash_model import HashRunner, generate
 
 from radixkv import PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.cli.program import main
@@ -20,6 +19,7 @@ from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta
 from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.run import Worker, WorkerConfig

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import pytest
-from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
 from radixkv import (
@@ -22,6 +21,7 @@ from radixkv.core.api import CacheStats, StepOp, StepResult
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
+from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ForwardRow
 

@@ -11,13 +11,13 @@ from answers import draw_prompt, generate_tokens, greedy, read_tokens, start_tog
 from desk import Desk, LateCache
 from desk import greedy as greedy_of_hashes
 from desk import take as take_hashes
-from hash_model import HashRunner, generate
 from tiny_models import reference_model, reference_replies, save_model
 
 from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.generation.stream import Delta, Usage
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.model.model import ModelRunner

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
-from hash_model import HashRunner, generate
 
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.tokens import unpack_tokens
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 

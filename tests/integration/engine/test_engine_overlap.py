@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 import pytest
 from desk import Desk, LateCache, greedy, take
-from hash_model import HashRunner, generate
 
 from radixkv.core.api import InsertOp, StepOp, StepResult
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.limits import SchedulerLimits
 

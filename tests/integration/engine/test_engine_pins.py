@@ -6,7 +6,6 @@ import random
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
-from hash_model import HashRunner, generate
 
 from radixkv import PrefixCache, pack_tokens
 from radixkv.core.errors import InvalidArgumentError
@@ -14,6 +13,7 @@ from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, PrefixPin
 from radixkv.generation.stream import Completed
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.arena import Arena

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
-from hash_model import HashRunner, generate
 
 from radixkv import QuotaError
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.limits import SchedulerLimits
 

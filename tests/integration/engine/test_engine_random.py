@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
+from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits

@@ -10,13 +10,13 @@ from concurrent.futures import Future
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
-from hash_model import VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
 from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.core.api import AcquireOp, InsertOp, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
 from radixkv.generation.request import UnknownGenerationError
+from radixkv.testing.hash_model import VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine import loop
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.model.model import ForwardRow

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from answers import collect, draw_prompt, generate_tokens, greedy, start_together
-from hash_model import HashRunner, generate
 from scored import Scored, check, read_scores
 from tiny_adapters import linear_paths, save_adapter
 from tiny_models import VOCAB_SIZE, reference_model, reference_replies, save_model, save_wide
@@ -20,6 +19,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.generation.stream import FinishReason
 from radixkv.kernels.runtime.native_build import native_library
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.scheduling.arena import Arena

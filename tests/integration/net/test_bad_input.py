@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc
 import pytest
-from hash_model import HashRunner
 
 from bench.bad_input.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, OPENING, call_headers, frame
 from radixkv import PrefixCache
 from radixkv.client import RemoteHolder
 from radixkv.service import ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.v1 import prefix_cache_pb2, types_pb2
 from radixkv.wire.errors import ERROR_METADATA_KEY
 from radixkv.worker.engine.engine import Engine

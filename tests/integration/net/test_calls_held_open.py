@@ -16,7 +16,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from guarded import tenant_row
-from hash_model import HashRunner
 
 from bench.bad_input.http2 import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, call_headers, frame
 from radixkv import PoolShape, PrefixCache, connect
@@ -24,6 +23,7 @@ from radixkv.client import Credentials
 from radixkv.net import keepalive
 from radixkv.net.calls.health import MAX_CHECKS, MAX_WATCHERS
 from radixkv.service import Security, ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from guarded import MINE, digest, guarded_site, tenant_row
-from hash_model import HashRunner
 from torch import Tensor
 
 from radixkv import (
@@ -27,6 +26,7 @@ from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.net.tls import Security
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.model.rows import ForwardRow
 from radixkv.worker.server import GenerationServer

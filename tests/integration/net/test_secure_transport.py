@@ -15,7 +15,6 @@ import pytest
 from certificates import Authority, Certificate
 from chat_stack import gateway, keys_file
 from guarded import tenant_row
-from hash_model import HashRunner
 
 from radixkv import (
     InvalidArgumentError,
@@ -32,6 +31,7 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.client import GenerationClient
 from radixkv.net.tenants import KeyRing
 from radixkv.service import Security, ServerTls, ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from hash_model import HashRunner
 
 from radixkv import LimitError, PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.generation import stream as stream_module
@@ -18,6 +17,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta, EventQueue, Started
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.v1 import generation_pb2, prefix_cache_pb2
 from radixkv.worker.engine import engine as engine_module
 from radixkv.worker.engine.engine import Engine

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 from guarded import tenant_row
-from hash_model import HashRunner
 
 from radixkv import LimitError, PrefixCache
 from radixkv.client import Credentials
@@ -23,6 +22,7 @@ from radixkv.generation.request import ForkParams, GenerateParams, Prompt
 from radixkv.generation.stream import GenerationStream, Started
 from radixkv.net.limits import Limiter
 from radixkv.net.tls import Security
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 

@@ -11,7 +11,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from hash_model import VOCAB_SIZE, HashRunner, generate
 
 from radixkv import (
     DeadlineExceededError,
@@ -39,6 +38,7 @@ from radixkv.generation.stream import (
     Usage,
 )
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import VOCAB_SIZE, HashRunner, generate
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.worker.engine.engine import Engine

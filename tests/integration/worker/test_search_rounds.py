@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 from desk import Desk, LateCache, advance, greedy, take
-from hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from torch import Tensor
 
 from radixkv.generation.params import EarlyStopping, SampledToken, SamplingParams
+from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.generations.beam_search import BeamSearch, Candidate
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.stop_rules import StopRules

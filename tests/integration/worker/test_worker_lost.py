@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from hash_model import HashRunner
 
 from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.gateway.backend.backend import Backend, EventStream
@@ -30,6 +29,7 @@ from radixkv.generation.stream import (
     PromptLogprobs,
     Started,
 )
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 

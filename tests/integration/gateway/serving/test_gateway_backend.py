@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hash_model import HashRunner, generate
 
 from radixkv import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
@@ -18,6 +17,7 @@ from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Generator
 from radixkv.generation.stream import Completed, Delta, Started
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 

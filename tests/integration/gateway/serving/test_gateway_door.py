@@ -16,7 +16,6 @@ import httpx
 import pytest
 from chat_stack import gateway, keys_file, wait_until
 from fastapi.routing import APIRoute
-from hash_model import HashRunner
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.gateway.config import GatewayConfig
@@ -24,6 +23,7 @@ from radixkv.gateway.http import connections
 from radixkv.gateway.http.gate import Cost
 from radixkv.gateway.server import GatewayServer
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 
 LOCAL = "127.0.0.1:0"

@@ -10,13 +10,13 @@ import httpx
 import pytest
 from chat_stack import gateway, keys_file
 from guarded import guarded_site, tenant_row
-from hash_model import HashRunner
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import Credentials
 from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.client import GenerationClient
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 
 LOCAL = "127.0.0.1:0"

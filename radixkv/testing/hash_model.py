@@ -104,7 +104,7 @@ class Gate:
             self._num_until_closed = num_forwards
 
     def enter(self) -> None:
-        """What a forward begins with."""
+        """Begin a forward: wait until the gate is open."""
         assert self._is_open.wait(60)
         with self._lock:
             if self._num_until_closed:

@@ -1,10 +1,9 @@
 """A decode worker whose slots hold hashes: whatever block a cache gets wrong, a read then shows.
 
-A slot at position p of a history holds a hash of (namespace, history[0 .. p]); a sequence that shares with nobody has one of
-its own for a namespace. The worker carries out block ops and keeps
-block tables exactly as one with tensors would, up to two answers behind what it has sent, and it knows nothing but the
-answers it has applied. `verify` reads what an attention kernel would read: every computed position of every sequence,
-through its table.
+A slot at position p of a history holds a hash of (namespace, history[0 .. p]); an unshared sequence has a namespace of its own
+there. The worker carries out block ops and keeps block tables exactly as one with tensors would, up to two answers late, and
+knows nothing but the answers that it has applied. `verify` reads as an attention kernel would: every computed position of every
+sequence, through its table.
 
     submitted ──►  [ unapplied answers, oldest first ]  ──► applied: copies carried out, tables and room taken over
 """
@@ -38,8 +37,10 @@ __all__ = ["ANSWER_TIMEOUT_S", "MAX_ANSWERS_BEHIND", "HashKvWorker", "WorkerSequ
 MAX_ANSWERS_BEHIND = 2
 ANSWER_TIMEOUT_S = 30.0
 
+_SequenceOp = ExtendOp | InsertOp | ForkOp | ReleaseOp | AcquireOp
+
 POISON = -1
-"""What a slot holds before anything was written to it; no hash below is negative."""
+"""Content of a slot before its first write; no hash below is negative."""
 
 
 def kv_of(namespace: str, tokens: Sequence[int]) -> list[int]:
@@ -58,7 +59,7 @@ class WorkerSequence:
 
     `tokens[:num_reported]` is the history as it was sent to the cache, the rest is sampled and not reported yet. Positions
     below `num_computed` hold KV, positions in [num_stored, room) are the worker's to write. While `num_uncertain` inserts
-    are on their way that may fail with an op before them, no more tokens may be reported: they could arrive with a gap.
+    that may fail with an op before them are under way, no other tokens may be reported: they could arrive with a gap.
     """
 
     seq_id: int | None
@@ -116,7 +117,7 @@ class HashKvWorker:
         shaky_ids: set[int | None] = set()
         sent = []
         for op in ops:
-            is_uncertain = may_be_refused or (not isinstance(op, MatchOp) and op.seq_id in shaky_ids)
+            is_uncertain = may_be_refused or (isinstance(op, _SequenceOp) and op.seq_id in shaky_ids)
             sent.append(self._register(op, is_uncertain=is_uncertain))
             shaky_ids.update(_fallible_ids(op))
         answers = self._call(ops[0]) if by_call else self.holder.submit(list(ops))
@@ -133,12 +134,12 @@ class HashKvWorker:
                 self._apply(one, result)
 
     def lose(self, seq_id: int) -> None:
-        """The sequence is gone; what is answered about it behind that is refused, or came before."""
+        """The sequence is gone: later answers about it are errors."""
         life = self.sequences.pop(seq_id)
         life.is_open, life.is_lost = False, True
 
     def sample(self, sequence: WorkerSequence, token: int) -> None:
-        """Append a token that the cache has not been told of."""
+        """Append a token that is not reported to the cache yet."""
         sequence.tokens.append(token)
 
     def compute(self, sequence: WorkerSequence, length: int) -> None:
@@ -177,7 +178,7 @@ class HashKvWorker:
             self._num_acquired += 1
             namespace = op.namespace if op.share_prefix else f"{op.namespace}, alone {self._num_acquired}"
             return _Sent(op, [self._new_life(op.seq_id, namespace, tokens)])
-        if isinstance(op, MatchOp):
+        if not isinstance(op, _SequenceOp):
             return _Sent(op, [None])
         life = self.sequences.get(op.seq_id)
         if isinstance(op, ForkOp):
@@ -300,3 +301,5 @@ def _call_facade(holder: CacheHolder, op: StepOp) -> StepResult:
         case ReleaseOp():
             holder.release(op.seq_id, op.keep)
             return None
+        case _:
+            raise TypeError(f"no call of the façade for {op}")

@@ -1,0 +1,217 @@
+"""The command that tests a holder: our own ones pass, over every fault, and what is wrong in a worker's blocks is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_model import save_byte_model
+
+from radixkv import PoolShape, connect
+from radixkv.core.api import Copy
+from radixkv.service import ServiceConfig
+from radixkv.testing.conform import EXIT_BROKEN, EXIT_STOPPED, EXIT_UNTESTED, main
+from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults, Script
+from radixkv.testing.hash_model import HashRunner
+from radixkv.testing.observer import Observer
+from radixkv.testing.report import as_text
+from radixkv.testing.requests import ask
+from radixkv.testing.rules import RULES
+from radixkv.testing.trial import Trial
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.server import GenerationServer
+
+LOCAL = "127.0.0.1:0"
+EXAMPLE = (sys.executable, "-m", "radixkv.testing.holder")
+KIT = (sys.executable, "-m", "radixkv.testing.conform")
+
+
+def conform(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and report of the command."""
+    ended = subprocess.run([*KIT, "--json", *arguments], capture_output=True, text=True, timeout=500, check=False)
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
+
+
+# -- holders that are right
+
+
+def test_the_example_passes_over_every_fault() -> None:
+    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "6", "--", *EXAMPLE, "{address}", "--steps", "120")
+    assert not report["breaches"]
+    assert status == 0
+    assert report["not_seen"] == []
+    assert all(report["exercised"][fault] for fault in DEFAULT_FAULTS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(6))
+def test_the_example_passes_with_each_seed_and_lost_leases(seed: int) -> None:
+    more = ("--seed", str(seed), "--gap", "9", "--faults", ",".join(Fault), "--window", "3")
+    status, report = conform(*more, "--", *EXAMPLE, "--steps", "400", "--seed", str(seed), "{address}")
+    assert not report["breaches"]
+    assert status == 0
+    assert report["exercised"]["leases lost"]
+
+
+@pytest.mark.thorough
+def test_our_worker_passes_and_its_blocks_agree(tmp_path: Path) -> None:
+    model = save_byte_model(tmp_path / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    pool = ("--num-blocks", "48", "--block-size", "16", "--device", "cpu", "--dtype", "float32")
+    worker = (sys.executable, "-P", "-m", "radixkv.cli", "worker", "--service", "{address}", "--listen", address)
+    status, report = conform("--worker", address, "--ttl", "6", "--", *worker, "--model", str(model), *pool)
+    assert not report["breaches"]
+    assert status == 0
+    assert report["exercised"]["blocks verified: agrees"]
+    assert report["exercised"]["restarts to adopt after"]
+
+
+@pytest.mark.thorough
+def test_the_command_of_the_readme_runs() -> None:
+    readme = (Path(__file__).resolve().parents[3] / "radixkv/testing/README.md").read_text()
+    (command,) = re.findall(r"^```sh\n(.*)\n```", readme, re.M)
+    words = [sys.executable if word == "python" else word for word in command.split()]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert f"No rule of {len(RULES)} is broken" in ended.stdout
+
+
+# -- blocks, which messages do not show
+
+
+class NoCopies(HashRunner):
+    """A device on which copies are not carried out."""
+
+    def carry_out(self, ops: Sequence[Copy]) -> None:
+        pass
+
+
+def verified(runner: HashRunner, num_agreeing: int) -> Observer:
+    """What is found of an engine with that device, once a block differs or so many have agreed."""
+
+    async def run() -> Observer:
+        config = ServiceConfig(addresses=(LOCAL,), lease_ttl_s=30.0, drain_s=0.1)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        async with Trial(Script(), config, worker=address) as trial:
+            holder = await asyncio.to_thread(lambda: connect(trial.address, PoolShape(64, 4)))
+            with Engine(runner, holder) as engine:
+                server = GenerationServer(engine, address).start()
+                await ask(address, 8, seed=1)
+                while not trial.observer.breaches and trial.observer.seen["blocks verified: agrees"] < num_agreeing:
+                    await asyncio.sleep(0.05)
+                await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(holder.close)
+            trial.observer.finished(0)
+            return trial.observer
+
+    return asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_a_device_that_copies_passes() -> None:
+    observer = verified(HashRunner(64, 4), 12)
+    assert not observer.breaches, as_text(observer)
+    assert observer.seen["COPY"]
+
+
+def test_a_device_that_does_not_copy_is_found() -> None:
+    observer = verified(NoCopies(64, 4), 1000)
+    assert {breach.rule for breach in observer.breaches} == {"block-content"}
+
+
+# -- the command
+
+
+def test_a_holder_that_fails_or_does_nothing_is_reported() -> None:
+    status, report = conform("--", "sh", "-c", "exit 3", "sh")
+    assert status == EXIT_BROKEN
+    assert report["num_breaches"] == {"holder-exit": 1}
+    status, report = conform("--", "true")
+    assert status == EXIT_UNTESTED
+    assert "no Step was sent" in report["not_seen"]
+
+
+@pytest.mark.thorough
+def test_seconds_stop_a_holder_which_says_goodbye() -> None:
+    status, report = conform("--seconds", "20", "--faults", "", "--", *EXAMPLE, "--steps", "0", "{address}")
+    assert not report["breaches"]
+    assert (status, report["exercised"]["goodbyes"]) == (0, 1)
+
+
+def test_ctrl_c_stops_the_holder_and_prints_the_report() -> None:
+    marker = f"echo $$; exec {' '.join(EXAMPLE)} --steps 0 $0"
+    command = [*KIT, "--faults", "", "--", "sh", "-c", marker]
+    kit = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert kit.stderr is not None
+    holder = int(kit.stderr.readline())
+    time.sleep(0.2)  # before or after it has attached: both are to end cleanly
+    kit.send_signal(signal.SIGINT)
+    out, errors = kit.communicate(timeout=60)
+    assert "Traceback" not in errors
+    assert "Exercised:" in out
+    assert kit.returncode in (EXIT_STOPPED, EXIT_BROKEN)
+    with pytest.raises(ProcessLookupError):
+        os.kill(holder, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "COMMAND"),
+        (["--faults", "earthquake", "--", "true"], "earthquake"),
+        (["--ttl", "0", "--", "true"], "lease_ttl_s"),
+        (["--gap", "1", "--", "true"], "--gap"),
+        (["--window", "0", "--", "true"], "max_unacknowledged_steps"),
+    ],
+)
+def test_a_wrong_command_line_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_command_that_is_not_there_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--", "/no/such/holder"]) == 2
+    assert "/no/such/holder" in capfd.readouterr().err
+
+
+def test_the_rules_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--rules"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == list(RULES)
+
+
+def test_each_source_is_there() -> None:
+    protos = Path(__file__).resolve().parents[3] / "protos/radixkv/v1"
+    for rule in RULES.values():
+        file, _, places = rule.source.partition(", ")
+        for place in places.split(" and ") if file.endswith(".proto") else ():
+            text = (protos / file).read_text()
+            message, _, field = place.partition(".")
+            assert f"message {message} " in text or f"service {message} " in text, rule
+            assert not field or f" {field} = " in text or f"rpc {field}(" in text, rule
+
+
+def test_a_seed_draws_each_fault_once_and_the_same_again() -> None:
+    plan, again = RandomFaults(5), RandomFaults(5)
+    faults = [plan.at(ordinal) for ordinal in range(1, 200)]
+    assert faults == [again.at(ordinal) for ordinal in range(1, 200)]
+    met = [fault for fault in faults if fault is not None]
+    assert set(met[: len(DEFAULT_FAULTS)]) == set(DEFAULT_FAULTS)
+    assert RandomFaults(5, []).at(50) is None

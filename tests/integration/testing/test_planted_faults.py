@@ -1,0 +1,419 @@
+"""Each rule is broken once by a small holder, and named; a holder that keeps them all breaks none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from small_holder import SmallHolder, StreamOver, acquire, adopt, extend, fork, insert, release
+
+from radixkv import pack_tokens
+from radixkv.service import ServiceConfig
+from radixkv.testing.faults import Fault, Script
+from radixkv.testing.observer import Observer
+from radixkv.testing.report import as_text
+from radixkv.testing.rules import RULES
+from radixkv.testing.trial import Trial
+
+Holding = Callable[[SmallHolder], Awaitable[None]]
+
+TTL_S = 20.0
+SHORT_TTL_S = 1.0
+TOKENS = pack_tokens(range(4))
+
+
+def watched(hold: Holding, script: Mapping[int, Fault] = {}, ttl_s: float = TTL_S, window: int = 8) -> Observer:
+    """What the observer has found once a holder is done."""
+
+    async def run() -> Observer:
+        config = ServiceConfig(
+            addresses=("127.0.0.1:0",),
+            lease_ttl_s=ttl_s,
+            max_unacknowledged_steps=window,
+            max_ops_per_step=16,
+            max_message_bytes=65_536,
+            drain_s=0.1,
+        )
+        async with Trial(Script(script), config) as trial:
+            holder = SmallHolder(trial.address)
+            with suppress(StreamOver):
+                await asyncio.wait_for(hold(holder), 60)
+            await holder.close()
+            trial.observer.finished(None)
+            return trial.observer
+
+    return asyncio.run(run())
+
+
+def block_of(holder: SmallHolder) -> int:
+    """The first block of the sequence that was opened last."""
+    return int.from_bytes(holder.results[0].acquire.block_table[:4], "little")
+
+
+# -- right
+
+
+async def work(holder: SmallHolder) -> None:
+    """Open, fork, grow and release, and go on over breaks."""
+    ops = [
+        [acquire(1, 6, reserve=4)],
+        [insert(1, 6)],
+        [fork(1, 5, 2), extend(1, 8)],
+        [insert(1, 7, 9), extend(2, 7)],
+        [insert(2, 6, 8), release(1)],
+        [acquire(1, 6)],
+        [release(2), release(1)],
+    ]
+    await holder.hello()
+    while holder.acknowledged < len(ops):
+        with suppress(StreamOver):
+            await holder.step(*ops[holder.acknowledged], number=holder.acknowledged + 1)
+            continue
+        assert (await holder.hello()).resumed
+    await holder.heartbeat()
+    await holder.goodbye()
+
+
+@pytest.mark.parametrize("fault", [None, Fault.LOSE_STEP, Fault.LOSE_ANSWER, Fault.BREAK, Fault.EVICT, Fault.PIN])
+@pytest.mark.parametrize("ordinal", [1, 4])
+def test_a_holder_that_keeps_the_rules_breaks_none(fault: Fault | None, ordinal: int) -> None:
+    observer = watched(work, {ordinal: fault} if fault is not None else {})
+    assert not observer.breaches, as_text(observer)
+    assert observer.seen["Steps"] == 7
+    assert observer.seen["COPY"] >= 1
+    assert observer.seen["streams resumed"] == (fault in (Fault.LOSE_STEP, Fault.LOSE_ANSWER, Fault.BREAK))
+    assert observer.seen["Steps sent again"] == (fault in (Fault.LOSE_STEP, Fault.LOSE_ANSWER))
+
+
+# -- wrong, a rule each
+
+
+async def step_before_attached(holder: SmallHolder) -> None:
+    await holder.say_hello()
+    await holder.send(acquire(1))
+    await holder.read()
+    await holder.goodbye()
+
+
+async def two_hellos(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.write(hello={"pool": holder.pool, "incarnation": holder.incarnation})
+    await holder.until_over()
+
+
+async def other_shape(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.until_over()
+    holder.pool.num_blocks += 1
+    await holder.hello()
+
+
+async def same_stream_number(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.until_over()
+    holder.num_streams -= 1
+    await holder.hello()
+    await holder.goodbye()
+
+
+async def incarnation_after_a_lost_lease(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.send(insert(1, 4))
+    await holder.until_over()
+    await holder.hello()
+
+
+async def incarnation_after_goodbye(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.goodbye()
+    await holder.hello()
+
+
+async def a_number_left_out(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.send(insert(1, 4), number=3)
+    await holder.until_over()
+
+
+async def resent_under_a_new_number(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.send(insert(1, 4))
+    await holder.until_over()
+    await holder.hello()
+    await holder.step(insert(1, 4), number=3)
+    await holder.goodbye()
+
+
+async def resent_with_other_ops(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.send(insert(1, 4))
+    await holder.until_over()
+    await holder.hello()
+    await holder.step(insert(1, 3), number=2)
+    await holder.goodbye()
+
+
+async def acknowledged_before_it_came(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.send(insert(1, 4))
+    await holder.until_over()
+    await holder.hello(acknowledged_through=2)
+    await holder.goodbye()
+
+
+async def acknowledged_less(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(insert(1, 4))
+    await holder.heartbeat()
+    await holder.heartbeat(ack=1)
+    await holder.goodbye()
+
+
+async def notices_not_acknowledged(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(insert(1, 4))
+    while not holder.notices:
+        await holder.heartbeat()
+    for _ in range(12):
+        holder.notices = 0
+        await asyncio.sleep(SHORT_TTL_S / 6)
+        await holder.heartbeat()
+    await holder.goodbye()
+
+
+async def no_heartbeat(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.until_over()
+
+
+async def too_many_under_way(holder: SmallHolder) -> None:
+    await holder.hello()
+    for seq_id in range(9):
+        await holder.send(acquire(seq_id), ack=0)
+    await holder.until_over()
+
+
+async def too_many_ops(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.send(*(acquire(seq_id) for seq_id in range(17)))
+    await holder.until_over()
+
+
+async def too_many_bytes(holder: SmallHolder) -> None:
+    attached = await holder.hello()
+    await holder.step(acquire(1, attached.max_message_bytes // 4))
+    await holder.goodbye()
+
+
+async def an_id_used_twice(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(acquire(1))
+    await holder.goodbye()
+
+
+async def ops_out_of_order(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(insert(1, 0, 7), acquire(1))
+    await holder.goodbye()
+
+
+async def used_after_release(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(release(1))
+    await holder.step(extend(1, 8))
+    await holder.goodbye()
+
+
+async def written_past_its_room(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(insert(1, 5, 7))
+    await holder.goodbye()
+
+
+async def inserted_before_the_answer(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(extend(1, 8), insert(1, 5, 7))
+    await holder.goodbye()
+
+
+async def inserted_with_the_acquire(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1), insert(1, 4))
+    await holder.goodbye()
+
+
+async def more_computed_than_there_is(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1), extend(1, 8))
+    await holder.step(insert(1, 5))
+    await holder.goodbye()
+
+
+async def fewer_computed_than_before(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(insert(1, 4))
+    await holder.step(insert(1, 3))
+    await holder.goodbye()
+
+
+async def forked_beyond_the_computed(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(insert(1, 2), fork(1, 3, 2))
+    await holder.goodbye()
+
+
+async def a_negative_reserve(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1, reserve=-1))
+    await holder.goodbye()
+
+
+async def half_a_token(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step({"acquire": {"seq_id": 1, "tokens": b"abcdef"}})  # type: ignore[arg-type]  # protobuf takes it
+    await holder.goodbye()
+
+
+async def a_name_too_long(holder: SmallHolder) -> None:
+    await holder.hello(holder_name="x" * 129)
+
+
+async def _restarted(holder: SmallHolder) -> int:
+    """Cache a block, and attach to a restarted service. Returns the block."""
+    await holder.hello()
+    await holder.step(acquire(1))
+    block = block_of(holder)
+    await holder.step(insert(1, 4), release(1))
+    await holder.step(acquire(2, 6))
+    await holder.step()  # with this one the service restarts
+    await holder.until_over()
+    assert not (await holder.hello()).resumed
+    return block
+
+
+async def adopted_with_other_tokens(holder: SmallHolder) -> None:
+    block = await _restarted(holder)
+    await holder.step(adopt(pack_tokens([0, 1, 2, 9]), block))
+    await holder.goodbye()
+
+
+async def a_block_that_was_never_written(holder: SmallHolder) -> None:
+    block = await _restarted(holder)
+    await holder.step(adopt(TOKENS, (block + 5) % 16))
+    await holder.goodbye()
+
+
+async def nothing_adopted(holder: SmallHolder) -> None:
+    await _restarted(holder)
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+async def a_sequence_adopted_with_more_room(holder: SmallHolder) -> None:
+    block = await _restarted(holder)
+    table = b"".join(each.to_bytes(4, "little") for each in (block, (block + 1) % 16, (block + 2) % 16))
+    tokens = pack_tokens(range(6))
+    sequence = {"seq_id": 2, "tokens": tokens, "block_table": table, "num_computed": 4, "room": 9}
+    await holder.step({"adopt_sequence": sequence})  # type: ignore[arg-type]  # protobuf takes it
+    await holder.goodbye()
+
+
+async def a_cleared_history_adopted(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    block = block_of(holder)
+    await holder.step(insert(1, 4), release(1))
+    await holder.step({"clear": {}})  # type: ignore[arg-type]  # protobuf takes it
+    while not holder.notices:
+        await holder.read()
+    await holder.step()
+    await holder.until_over()
+    await holder.hello()
+    await holder.step(adopt(TOKENS, block))
+    await holder.goodbye()
+
+
+async def no_goodbye(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+
+
+BREAK_FIRST = {1: Fault.BREAK}
+LOSE_SECOND = {2: Fault.LOSE_ANSWER}
+RESTART_FOURTH = {4: Fault.RESTART}
+FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
+    ("attached-first", step_before_attached, {}),
+    ("hello-first", two_hellos, {}),
+    ("same-pool", other_shape, {"script": BREAK_FIRST}),
+    ("stream-number", same_stream_number, {"script": BREAK_FIRST}),
+    ("incarnation-new", incarnation_after_a_lost_lease, {"script": {2: Fault.LOSE_LEASE}}),
+    ("incarnation-new", incarnation_after_goodbye, {}),
+    ("step-numbers", a_number_left_out, {}),
+    ("resend-first", resent_under_a_new_number, {"script": LOSE_SECOND}),
+    ("resend-first", resent_under_a_new_number, {"script": {2: Fault.LOSE_STEP}}),
+    ("resend-unchanged", resent_with_other_ops, {"script": LOSE_SECOND}),
+    ("resend-unchanged", resent_with_other_ops, {"script": {2: Fault.LOSE_STEP}}),
+    ("ack-delivered", acknowledged_before_it_came, {"script": LOSE_SECOND}),
+    ("ack-falls", acknowledged_less, {}),
+    ("notices-ack", notices_not_acknowledged, {"script": {2: Fault.CLEAR}, "ttl_s": SHORT_TTL_S}),
+    ("heartbeat", no_heartbeat, {"ttl_s": SHORT_TTL_S}),
+    ("window", too_many_under_way, {}),
+    ("step-size", too_many_ops, {}),
+    ("step-size", too_many_bytes, {}),
+    ("id-in-use", an_id_used_twice, {}),
+    ("unknown-sequence", ops_out_of_order, {}),
+    ("use-after-release", used_after_release, {}),
+    ("insert-room", written_past_its_room, {}),
+    ("insert-early", inserted_before_the_answer, {}),
+    ("insert-early", inserted_with_the_acquire, {}),
+    ("insert-tokens", more_computed_than_there_is, {}),
+    ("insert-falls", fewer_computed_than_before, {}),
+    ("fork-computed", forked_beyond_the_computed, {}),
+    ("op-valid", a_negative_reserve, {}),
+    ("op-valid", half_a_token, {}),
+    ("stream-accepted", a_name_too_long, {}),
+    ("adopt-content", adopted_with_other_tokens, {"script": RESTART_FOURTH}),
+    ("adopt-content", a_block_that_was_never_written, {"script": RESTART_FOURTH}),
+    ("adopt-dropped", a_cleared_history_adopted, {"script": RESTART_FOURTH}),
+    ("adopt-first", nothing_adopted, {"script": RESTART_FOURTH}),
+    ("adopt-sequence", a_sequence_adopted_with_more_room, {"script": RESTART_FOURTH}),
+    ("goodbye", no_goodbye, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "hold", "more"), FAULTS, ids=[f"{hold.__name__}-{n}" for n, (_, hold, _) in enumerate(FAULTS)]
+)
+def test_the_rule_that_a_holder_breaks_is_named(rule: str, hold: Holding, more: dict[str, Any]) -> None:
+    observer = watched(hold, **more)
+    assert [breach.rule for breach in observer.breaches[:1]] == [rule], as_text(observer)
+    breach = observer.breaches[0]
+    assert breach.messages
+    assert all(number in observer.messages for number in breach.messages)
+    text = as_text(observer)
+    assert f"BROKEN {rule}" in text
+    assert RULES[rule].source in text
+
+
+def test_every_rule_that_messages_can_break_is_planted() -> None:
+    assert {rule for rule, _, _ in FAULTS} == set(RULES) - {"block-content", "holder-exit"}

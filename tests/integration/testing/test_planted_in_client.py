@@ -1,0 +1,125 @@
+"""Bugs planted in our own client are found by the kit, from the messages that a working holder then sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from radixkv import PoolShape, RadixKVError, connect
+from radixkv.client.ledger import Ledger
+from radixkv.client.notices import NoticeBox
+from radixkv.client.session import HolderSession
+from radixkv.core.api import ClearOp, ExtendOp
+from radixkv.service import ServiceConfig
+from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults
+from radixkv.testing.holder import work
+from radixkv.testing.observer import Observer
+from radixkv.testing.report import as_text
+from radixkv.testing.trial import Trial
+
+NUM_STEPS = 150
+POOL = PoolShape(num_blocks=24, block_size=4)
+
+
+def watched(faults: tuple[Fault, ...], ttl_s: float = 6.0) -> Observer:
+    """What is found of the example while it works, up to the first breach."""
+
+    async def run() -> Observer:
+        config = ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=ttl_s, drain_s=0.1)
+        async with Trial(RandomFaults(2, faults, (2, 4)), config) as trial:
+
+            def hold() -> None:
+                with suppress(RadixKVError, AssertionError), connect(trial.address, POOL, patience_s=20) as holder:
+                    for _ in islice(work(holder, POOL, seed=4), NUM_STEPS):
+                        if trial.observer.breaches:
+                            return
+
+            await asyncio.to_thread(hold)
+            await trial.settle()
+            trial.observer.finished(0)
+            return trial.observer
+
+    return asyncio.run(asyncio.wait_for(run(), 300))
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _forget_no_clear(ledger: Ledger, entry: Any) -> None:
+    if not isinstance(entry, ClearOp):
+        NOTED(ledger, entry)
+
+
+def _extend_without_room(ledger: Ledger, op: ExtendOp, result: Any) -> None:
+    opened = ledger._open[op.seq_id]
+    room = opened.room
+    EXTENDED(ledger, op, result)
+    opened.room = room
+
+
+def _open_as_the_first(session: HolderSession, send: Callable[[bytes], None]) -> None:
+    session._hello.stream_number = 0
+    OPENED(session, send)
+
+
+def _open_with_one_answer_more(session: HolderSession, send: Callable[[bytes], None]) -> None:
+    session._num_answered += bool(session._num_answered)
+    OPENED(session, send)
+    session._num_answered -= bool(session._num_answered)
+
+
+NOTED, EXTENDED, OPENED = Ledger.noted, Ledger._extended, HolderSession.open
+BREAKS = (Fault.BREAK, Fault.LOSE_ANSWER, Fault.LOSE_STEP)
+RESTARTS = (Fault.RESTART, Fault.LOSE_AND_RESTART)
+DROPS = (*RESTARTS, Fault.EVICT_BRANCH, Fault.CLEAR)
+BUGS: list[tuple[str, Any, str, Any, tuple[Fault, ...], float]] = [
+    ("adopt-dropped", Ledger, "_drop", _nothing, DROPS, 6.0),
+    ("adopt-dropped", Ledger, "noted", _forget_no_clear, DROPS, 6.0),
+    ("adopt-content", Ledger, "_hand_out", _nothing, RESTARTS, 6.0),
+    ("adopt-sequence", Ledger, "_extended", _extend_without_room, RESTARTS, 6.0),
+    ("adopt-first", Ledger, "adoption", lambda _: iter(()), RESTARTS, 6.0),
+    ("heartbeat", HolderSession, "heartbeat", _nothing, (), 1.0),
+    ("goodbye", HolderSession, "say_goodbye", lambda _: False, (), 6.0),
+    ("stream-number", HolderSession, "open", _open_as_the_first, BREAKS, 6.0),
+    (
+        "ack-delivered",
+        HolderSession,
+        "open",
+        _open_with_one_answer_more,
+        BREAKS,
+        6.0,
+    ),
+    ("notices-ack", NoticeBox, "num_received", property(lambda _: 0), (Fault.CLEAR, Fault.PIN), 0.3),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("rule", "owner", "name", "bug", "faults", "ttl_s"), BUGS, ids=[f"{b[0]}-{b[2]}" for b in BUGS]
+)
+def test_a_bug_in_the_client_is_named_by_the_rule_it_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+    owner: Any,
+    name: str,
+    bug: Any,
+    faults: tuple[Fault, ...],
+    ttl_s: float,
+) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    if rule == "heartbeat":
+        monkeypatch.setattr("radixkv.testing.holder.PAUSE_S", 0.9)
+    observer = watched(faults, ttl_s)
+    assert rule in observer.num_breaches, as_text(observer)
+
+
+@pytest.mark.thorough
+def test_the_client_as_it_is_breaks_none() -> None:
+    observer = watched(DEFAULT_FAULTS)
+    assert not observer.breaches, as_text(observer)
