@@ -25,23 +25,9 @@ Prompt = str | TokensLike | Sequence[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat."""
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-_REFUSED = {
-    "past_key_values",
-    "cache",
-    "use_cache",
-    "inputs",
-    "input_ids",
-    "inputs_embeds",
-    "attention_mask",
-    "max_length",
-}
-_REFUSED |= {
-    "num_beams",
-    "num_return_sequences",
-    "return_dict_in_generate",
-    "assistant_model",
-    "prompt_lookup_num_tokens",
-}
+_REFUSED = {"past_key_values", "cache", "cache_implementation", "use_cache", "inputs", "input_ids", "inputs_embeds"}
+_REFUSED |= {"attention_mask", "max_length", "num_beams", "num_return_sequences", "return_dict_in_generate"}
+_REFUSED |= {"assistant_model", "prompt_lookup_num_tokens"}
 
 
 @dataclass(frozen=True, slots=True)

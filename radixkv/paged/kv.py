@@ -159,6 +159,7 @@ def run_model(
         **{CACHE_ARGUMENT: past_key_values},
         max_new_tokens=max_new_tokens,
         use_cache=True,
+        cache_implementation=None,
         num_beams=1,
         num_return_sequences=1,
         return_dict_in_generate=False,
@@ -186,7 +187,7 @@ def _probe(model: Any) -> list[_Shape | None]:
             found = f"K {tuple(keys.shape)} and V {tuple(values.shape)} of {keys.dtype}"
             raise InvalidArgumentError("model", f"one whose layer {index} has {found}", _KEPT)
         shapes.append((keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
-    if not any(shapes):
+    if not shapes or shapes[0] is None:  # transformers takes the length of a history from its first layer
         raise InvalidArgumentError("model", type(model).__name__, _KEPT)
     return shapes
 

@@ -250,6 +250,16 @@ def test_keys_whose_rotation_depends_on_the_length_are_not_reused_past_that_leng
         generate(model, None, random_ids(20), cache, kv, max_new_tokens=13)
 
 
+def test_a_model_whose_generation_config_names_a_cache_is_served() -> None:
+    setup, prompt = Setup("qwen3"), random_ids(13)
+    expected = alone(setup.model, prompt)
+    setup.model.generation_config.cache_implementation = "static"
+    try:
+        assert setup.continued(prompt).token_ids == expected
+    finally:
+        setup.model.generation_config.cache_implementation = None
+
+
 def test_namespaces_share_nothing() -> None:
     setup, prompt = Setup(), random_ids(13)
     setup.continued(prompt, namespace="a")
