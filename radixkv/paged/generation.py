@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixkv.core.api import DEFAULT_NAMESPACE, AcquireResult, CacheHolder
+from radixkv.core.api import DEFAULT_NAMESPACE, AcquireResult, CacheHolder, Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TokensLike, pack_tokens, unpack_tokens
 from radixkv.core.validation import check_int
@@ -105,21 +105,18 @@ def generate(
     reserve = max_new_tokens - 1  # the last token is never computed
     with _deferred_interrupt() as interrupted, ExitStack() as opened, _seeded(seed, model.device):
         first = cache.acquire(ids, reserve=reserve, namespace=namespace)
-        opened.callback(cache.release, first.seq_id)
-        rows = [_Row(first, len(ids))]
-        kv.carry_out(first.ops)
+        rows = [_Row(first, len(ids), cache, kv, opened)]
         past = kv.gather(first.block_table, first.num_cached_tokens)
         if n > 1:
             if first.num_stored_tokens < len(ids):
                 run_model(model, inputs, past, 1, pad_token_id=0, **GREEDY)
-                rows[0].publish(ids, len(ids), past, cache, kv)
-            for child in cache.fork(first.seq_id, len(ids), n - 1, reserve):
-                opened.callback(cache.release, child.seq_id)
-                rows.append(_Row(child, len(ids)))
+                rows[0].publish(ids, len(ids), past)
+            children = cache.fork(first.seq_id, len(ids), n - 1, reserve)
+            rows += [_Row(child, len(ids), cache, kv, opened) for child in children]
             past = kv.gather(rows[0].table, len(ids) - 1)  # each row computes the last token again, for its logits
             past.batch_repeat_interleave(n)
         endings = _endings(model, options) if n > 1 else ((), None)
-        publisher = _Publisher(rows, past, cache, kv, interrupted, len(ids), *endings)
+        publisher = _Publisher(rows, past, kv.block_size, interrupted, len(ids), *endings)
         options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), publisher]
         histories = publisher.publish(run_model(model, inputs.repeat(n, 1), past, max_new_tokens, **options))
     replies = [history[len(ids) :] for history in histories]
@@ -142,24 +139,39 @@ def generate_batch(
 
 
 class _Row:
-    """An open sequence that is one row of a batch. `num_known`: length of the history that the cache has of it."""
+    """An open sequence that is one row of a batch; closed by `opened`.
 
-    def __init__(self, opened: AcquireResult, num_known: int) -> None:
-        self.seq_id = opened.seq_id
-        self.table: array[int] = opened.block_table[:]
-        self._num_stored = opened.num_stored_tokens
-        self._num_known = num_known
+    Its computed tokens stay cached, unless block ops have failed: then its blocks do not hold what the cache believes.
+    """
 
-    def publish(self, history: list[int], end: int, past: Any, cache: CacheHolder, kv: PagedKV, row: int = 0) -> None:
+    def __init__(
+        self, answer: AcquireResult, num_known: int, cache: CacheHolder, kv: PagedKV, opened: ExitStack
+    ) -> None:
+        """`num_known`: length of the history that the cache has."""
+        self._seq_id, self._cache, self._kv = answer.seq_id, cache, kv
+        self.table: array[int] = answer.block_table[:]
+        self._num_stored, self._num_known = answer.num_stored_tokens, num_known
+        opened.callback(self._release)
+        self._carry_out(answer.ops)
+
+    def publish(self, history: list[int], end: int, past: Any, row: int = 0) -> None:
         """Store and publish positions below `end`, which row `row` of `past` holds."""
         if end <= self._num_stored:
             return
-        grown = cache.extend(self.seq_id, end)
+        grown = self._cache.extend(self._seq_id, end)
         self.table[grown.first_changed :] = grown.block_ids
-        kv.carry_out(grown.ops)
-        kv.scatter(past, self.table, self._num_stored, end, row=row)
-        cache.insert(self.seq_id, end, history[self._num_known : end])
+        self._carry_out(grown.ops)
+        self._kv.scatter(past, self.table, self._num_stored, end, row=row)
+        self._cache.insert(self._seq_id, end, history[self._num_known : end])
         self._num_stored, self._num_known = end, max(end, self._num_known)
+
+    def _carry_out(self, ops: Sequence[Copy]) -> None:
+        self._is_kept = False
+        self._kv.carry_out(ops)
+        self._is_kept = True
+
+    def _release(self) -> None:
+        self._cache.release(self._seq_id, keep=self._is_kept)
 
 
 @dataclass(slots=True)
@@ -171,8 +183,7 @@ class _Publisher:
 
     rows: list[_Row]
     past: Any
-    cache: CacheHolder
-    kv: PagedKV
+    block_size: int
     interrupted: threading.Event
     num_prompt: int
     eos: Sequence[int]
@@ -182,7 +193,7 @@ class _Publisher:
     def __call__(self, input_ids: Tensor, _scores: Any, **_options: Any) -> Tensor:
         if self.past.get_seq_length() >= self.next_length:
             self.publish(input_ids)
-            self.next_length = self.past.get_seq_length() + self.kv.block_size
+            self.next_length = self.past.get_seq_length() + self.block_size
         return torch.full((len(self.rows),), self.interrupted.is_set(), device=input_ids.device)
 
     def publish(self, input_ids: Tensor) -> list[list[int]]:
@@ -190,7 +201,7 @@ class _Publisher:
         histories = [self._ended(history) for history in input_ids.tolist()]
         num_computed = self.past.get_seq_length()
         for index, (row, history) in enumerate(zip(self.rows, histories, strict=True)):
-            row.publish(history, min(num_computed, len(history)), self.past, self.cache, self.kv, index)
+            row.publish(history, min(num_computed, len(history)), self.past, index)
         return histories
 
     def _ended(self, history: list[int]) -> list[int]:

@@ -191,6 +191,23 @@ def test_an_error_in_the_middle_leaves_the_published_blocks_and_nothing_else(n: 
     assert setup.continued(prompt).token_ids == alone(setup.model, prompt)
 
 
+def test_a_copy_that_failed_leaves_nothing_that_it_should_have_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, prompt = Setup(), random_ids(13)
+    setup.continued(prompt)
+    edited = prompt[:10] + random_ids(5, seed=1)
+
+    def fails(_ops: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup.kv, "carry_out", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            setup.continued(edited)
+    assert setup.is_clean()
+    for history in (prompt, edited):
+        assert setup.continued(history).token_ids == alone(setup.model, history)
+
+
 def test_an_interrupt_ends_the_reply_at_its_next_token_with_all_that_is_computed_cached() -> None:
     setup, prompt = Setup(), random_ids(13)
 
