@@ -6,8 +6,8 @@ Layout: caches as in `kv_cache`, of one layout, dtype, block count, block size a
 Grid: (copies, tensors of all caches, kv heads); a program copies the starts of a head's runs in a block: one run of K or of V
 in the head-major layout, and one per scale of a row for scales.
 Dtypes: any; elements move as integers of their size.
-Limits: the copies of one call are independent: no block is the destination of two, or both source and destination. Callers
-with a chain of copies make one call per link.
+Limits: the copies of one launch are independent: no block is the destination of two, or both source and destination.
+`carry_out` makes several launches of a list of block ops.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803
@@ -16,11 +16,12 @@ with a chain of copies make one call per link.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
@@ -29,7 +30,7 @@ from radixkv.kernels.runtime.native_build import native_library
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.runtime.upload import upload
 
-__all__ = ["copy_blocks", "copy_blocks_reference"]
+__all__ = ["carry_out", "conflict_free_batches", "copied_together", "copy_blocks", "copy_blocks_reference"]
 
 _RUN_ELEMENTS = 1024
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -71,6 +72,57 @@ def _copy_blocks_kernel(
                 b_element = start + tl.arange(0, RUN)  # [RUN]
                 m_element = b_element < tokens * width
                 tl.store(p_to + b_element, tl.load(p_from + b_element, mask=m_element), mask=m_element)
+
+
+def copied_together(caches: Sequence[KVCache]) -> list[list[KVCache]]:
+    """Groups of caches that one launch serves: of one layout, device and number of heads."""
+    groups: dict[Hashable, list[KVCache]] = {}
+    for cache in caches:
+        groups.setdefault((cache.layout, cache.device, cache.num_kv_heads), []).append(cache)
+    return list(groups.values())
+
+
+def carry_out(groups: Sequence[Sequence[KVCache]], ops: Sequence[Copy]) -> None:
+    """Carry out block ops on all caches, with the result of doing one after the other.
+
+    Args:
+        groups: from `copied_together`, of one pool.
+
+    Raises:
+        InvalidArgumentError: an op names a block outside the pool or more tokens than a block has; nothing was copied.
+    """
+    num_blocks, block_size = groups[0][0].num_blocks, groups[0][0].block_size
+    for op in ops:
+        if not (0 <= op.src < num_blocks and 0 <= op.dst < num_blocks):
+            raise InvalidArgumentError("ops", op, f"copies between blocks below {num_blocks}")
+        if not 0 <= op.num_tokens <= block_size:
+            raise InvalidArgumentError("ops", op, f"copies of at most {block_size} tokens")
+    for batch in conflict_free_batches(ops):
+        columns = torch.tensor(batch, dtype=torch.int64).T.contiguous()
+        for caches in groups:
+            copy_blocks(caches, *columns.to(caches[0].device))
+
+
+def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:
+    """Split `ops` into runs whose copies may happen in any order or at once. O(number of ops).
+
+    Within a run no block is written twice, and no written block is read. Copies of a block to itself, and of no tokens, are
+    dropped.
+    """
+    batch: list[Copy] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for op in ops:
+        if op.src == op.dst or op.num_tokens == 0:
+            continue
+        if op.src in written or op.dst in written or op.dst in read:
+            yield batch
+            batch, read, written = [], set(), set()
+        batch.append(op)
+        read.add(op.src)
+        written.add(op.dst)
+    if batch:
+        yield batch
 
 
 def copy_blocks(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
@@ -131,7 +183,7 @@ def _copy_natively(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_toke
 
 def _copy_by_torch(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
     block_size = caches[0].block_size
-    offset = torch.arange(block_size)
+    offset = torch.arange(block_size, device=src.device)
     kept = offset < num_tokens[:, None]
     source_slots = (src[:, None] * block_size + offset)[kept]
     destination_slots = (dst[:, None] * block_size + offset)[kept]

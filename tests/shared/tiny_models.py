@@ -127,18 +127,21 @@ REFUSED_CONFIGS = {
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
-def save_model(family: str, folder: Path, seed: int = 0) -> str:
-    """Write a random model of `family` into `folder` and return the folder as `ModelRunner` takes it."""
+def random_model(config: Any, seed: int = 0) -> Any:
+    """A random model of a configuration, in float32."""
     torch.manual_seed(seed)
-    config = (CONFIGS | REFUSED_CONFIGS)[family]()
-    is_encoder_decoder = config.is_encoder_decoder
-    make = tf.AutoModelForSeq2SeqLM if is_encoder_decoder else tf.AutoModelForCausalLM
+    make = tf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else tf.AutoModelForCausalLM
     model: Any = make.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:  # wide enough that attention is no average and logits differ
                 parameter.normal_(0.0, 0.25)
-    model.save_pretrained(folder)
+    return model
+
+
+def save_model(family: str, folder: Path, seed: int = 0) -> str:
+    """Write a random model of `family` into `folder` and return the folder as `ModelRunner` takes it."""
+    random_model((CONFIGS | REFUSED_CONFIGS)[family](), seed).save_pretrained(folder)
     return str(folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,12 +12,13 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.verification import BlockDifference
-from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents, copy_blocks
+from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents
+from radixkv.kernels.kv.block_copy import carry_out, copied_together
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.huge_pages import take_soon
 from radixkv.worker.errors import ModelError
 
-__all__ = ["KVPool", "LayerShape", "conflict_free_batches", "pool_token_bytes"]
+__all__ = ["KVPool", "LayerShape", "pool_token_bytes"]
 
 _LARGE_BYTES = 64 << 20
 """A larger pool's memory is taken from the system on a separate thread; a smaller one's, as it is written."""
@@ -81,11 +82,7 @@ class KVPool:
             ) from error
         if device.type == "cpu" and self.size_bytes > _LARGE_BYTES:
             take_soon([tensor for cache in self.caches for tensor in cache.tensors])
-        # One copy kernel serves caches of one layout, with the same number of heads.
-        alike: dict[Hashable, list[KVCache]] = {}
-        for cache in self.caches:
-            alike.setdefault((cache.layout, cache.num_kv_heads), []).append(cache)
-        self._copied_together = list(alike.values())
+        self._copied_together = copied_together(self.caches)
         try:
             self._host = HostBlocks(num_host_blocks, self.caches)
         except MemoryError as error:
@@ -141,15 +138,7 @@ class KVPool:
         Raises:
             InvalidArgumentError: an op names a block outside the pool or more tokens than a block has; nothing was copied.
         """
-        for op in ops:
-            if not (0 <= op.src < self.num_blocks and 0 <= op.dst < self.num_blocks):
-                raise InvalidArgumentError("ops", op, f"copies between blocks below {self.num_blocks}")
-            if not 0 <= op.num_tokens <= self.block_size:
-                raise InvalidArgumentError("ops", op, f"copies of at most {self.block_size} tokens")
-        for batch in conflict_free_batches(ops):
-            columns = torch.tensor(batch, dtype=torch.int64).T.contiguous().to(self.device)
-            for caches in self._copied_together:
-                copy_blocks(caches, *columns)
+        carry_out(self._copied_together, ops)
 
 
 def _difference(layer: int, values: Tensor, others: Tensor) -> BlockDifference:
@@ -182,25 +171,3 @@ def _allocate(
         return allocate_latents(num_blocks, block_size, layer.key_dim, layer.value_dim, dtype, device)
     sizes = (num_blocks, block_size, layer.num_kv_heads, layer.key_dim, dtype, device)
     return allocate_kv(*sizes, v_head_dim=layer.value_dim, format=kv_format)
-
-
-def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:
-    """Split `ops` into runs whose copies may happen in any order or at once. O(number of ops).
-
-    Within a run no block is written twice, and no written block is read. Copies of a block to itself, and of no tokens, are
-    dropped.
-    """
-    batch: list[Copy] = []
-    read: set[int] = set()
-    written: set[int] = set()
-    for op in ops:
-        if op.src == op.dst or op.num_tokens == 0:
-            continue
-        if op.src in written or op.dst in written or op.dst in read:
-            yield batch
-            batch, read, written = [], set(), set()
-        batch.append(op)
-        read.add(op.src)
-        written.add(op.dst)
-    if batch:
-        yield batch

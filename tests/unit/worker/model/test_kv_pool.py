@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import write_kv, write_latents
+from radixkv.kernels.kv.block_copy import conflict_free_batches
 from radixkv.worker.errors import ModelError
-from radixkv.worker.model.kv_pool import KVPool, LayerShape, conflict_free_batches
+from radixkv.worker.model.kv_pool import KVPool, LayerShape
 
 NUM_BLOCKS = 5
 BLOCK_SIZE = 4
