@@ -11,6 +11,9 @@ PUBLIC_NAMES = {
     "AbortedError",
     "AcquireOp",
     "AcquireResult",
+    "AdoptOp",
+    "AdoptResult",
+    "AdoptSequenceOp",
     "BlockTimes",
     "ClearOp",
     "CacheEvent",
@@ -69,6 +72,7 @@ PUBLIC_NAMES = {
     "WrongThreadError",
     "connect",
     "pack_tokens",
+    "proto_dir",
     "unpack_tokens",
 }
 
