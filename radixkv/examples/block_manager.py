@@ -1,8 +1,8 @@
 """A block manager for an engine that has block tables of its own, in process: allocate, append, free, fork.
 
-For an engine whose scheduler runs like nano-vllm's: admit a sequence if `allocate` succeeds, run the model, call `computed`, draw a
-token, and before the next round call `append`, which fails where a sequence must be preempted. Prefixes are reused to the token,
-running sequences share their blocks, and `fork` is free.
+For an engine with a scheduler like that of nano-vllm: admit a sequence if `allocate` succeeds, run the model, call `computed`,
+draw a token, and call `append` before the next round; where it fails a sequence must be preempted. Prefixes are reused to the
+token, and running sequences share their blocks.
 
     manager = BlockManager(num_blocks=1024, block_size=16, copy=lambda src, dst, n: kv[:, dst, :n].copy_(kv[:, src, :n]))
     seq = Sequence(prompt_ids)
@@ -16,7 +16,8 @@ running sequences share their blocks, and `fork` is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as SequenceOf
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from radixkv import AcquireResult, Copy, OutOfBlocksError, PrefixCache, QuotaError, pack_tokens
@@ -50,8 +51,8 @@ class BlockManager:
 
     Args:
         num_blocks, block_size: of the pool.
-        copy: copies the first n slots of a block to another, all layers, K and V: ``copy(src, dst, n)``. On a GPU it goes to the
-            stream of the model, so that copies, writes and reads keep the order of the calls.
+        copy: copies the first n slots of a block to another, all layers, K and V: ``copy(src, dst, n)``; on the model's
+            stream, so that copies, writes and reads keep the order of the calls.
     """
 
     def __init__(self, num_blocks: int, block_size: int, copy: Callable[[int, int, int], object]) -> None:

@@ -26,8 +26,9 @@ FETCH_S, RUN_S = 600.0, 150.0
 class Client(NamedTuple):
     """A client and what it is run with.
 
-    name: as its users know it. script: in `SCRIPTS`, or at a path of its own; its first line says what is run. packages: of PyPI for a script in Python,
-    of npm for one in JavaScript, with their versions. is_slow: fetching or running it takes longer than a newcomer waits.
+    name: as its users know it. script: in `SCRIPTS`, or at a path of its own; its first line says what is run. packages: of
+    PyPI for a script in Python, of npm for one in JavaScript, with their versions. is_slow: fetching or running it takes longer
+    than a newcomer waits.
     """
 
     name: str

@@ -27,7 +27,9 @@ CLIENTS = (
     Client("anthropic", "anthropic_sdk.py", ("anthropic==2.12.0",), is_slow=False),
     Client("openai (npm)", "openai_node.mjs", ("openai@6.49.0",), is_slow=False),
     Client("@anthropic-ai/sdk (npm)", "anthropic_node.mjs", ("@anthropic-ai/sdk@1.13.0",), is_slow=False),
-    Client("grpc-js", str(NODE_HOLDER / "engine.mjs"), ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"), is_slow=False),
+    Client(
+        "grpc-js", str(NODE_HOLDER / "engine.mjs"), ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"), is_slow=False
+    ),
     Client(
         "Vercel AI SDK",
         "vercel_ai.mjs",
