@@ -31,7 +31,7 @@ DRAWS = {"temperature", "top_k", "top_p", "min_p", "seed"}  # of one certain tok
 
 
 def read(prompt: pb.Prompt, history: bytes) -> list[int]:
-    """The token ids of a prompt. A history keeps its own; what the template writes after an assistant's turn follows."""
+    """The token ids of a prompt. A history keeps its own, and the template's text after an assistant's turn follows."""
     tokens, chat = unpack_tokens(history + prompt.token_ids), prompt.messages
     if prompt.WhichOneof("form") != "messages":
         return tokens + list(prompt.text.encode())
