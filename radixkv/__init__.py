@@ -7,11 +7,15 @@ process. Importing this package imports neither torch nor grpc.
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.api import (
     AcquireOp,
     AcquireResult,
+    AdoptOp,
+    AdoptResult,
+    AdoptSequenceOp,
     BlockTimes,
     CacheEvent,
     CacheHolder,
@@ -82,6 +86,9 @@ __all__ = [
     "AbortedError",
     "AcquireOp",
     "AcquireResult",
+    "AdoptOp",
+    "AdoptResult",
+    "AdoptSequenceOp",
     "BlockTimes",
     "CacheEvent",
     "CacheHolder",
@@ -141,6 +148,7 @@ __all__ = [
     "WrongThreadError",
     "connect",
     "pack_tokens",
+    "proto_dir",
     "unpack_tokens",
 ]
 
@@ -151,6 +159,11 @@ _LATER = {
     "SamplingParams": "radixkv.generation.params",
     "connect": "radixkv.client",
 }
+
+
+def proto_dir() -> str:
+    """The folder below which ``radixkv/v1/*.proto`` lies: protoc's ``-I``."""
+    return str(Path(__file__).resolve().parents[1])
 
 
 def __getattr__(name: str) -> Any:

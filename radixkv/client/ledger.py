@@ -98,7 +98,7 @@ def _tree_name(tree: int) -> bytes:
 
 
 class Ledger:
-    """Follows the answered Steps of one pool, in order. Its owner locks.
+    """Follows the answered Steps of one pool, in order. Its owner locks. Numbers of ops may be of any integer type.
 
     About 120 bytes and the token ids per block of the pool. O(1) per op and block that it changes.
 
@@ -145,7 +145,7 @@ class Ledger:
                 case ForkOp(), list():
                     self._forked(op, result)
                 case ReleaseOp(), None:
-                    self._use(self._open.pop(op.seq_id))
+                    self._use(self._open.pop(int(op.seq_id)))
                 case _:
                     pass
 
@@ -208,39 +208,39 @@ class Ledger:
         self._use(opened)
 
     def _extended(self, op: ExtendOp, result: ExtendResult) -> None:
-        opened = self._open[op.seq_id]
-        if op.num_tokens <= opened.room:
+        opened, num_tokens = self._open[int(op.seq_id)], int(op.num_tokens)
+        if num_tokens <= opened.room:
             return
         if opened.shares_last and result.first_changed == len(opened.table):
             self._cut(opened, len(opened.table) - 1)
         opened.shares_last = False
         opened.table[result.first_changed :] = result.block_ids
-        opened.room = op.num_tokens
+        opened.room = num_tokens
         self._hand_out(result.block_ids)
 
     def _inserted(self, op: InsertOp) -> None:
-        opened = self._open[op.seq_id]
+        opened, num_computed = self._open[int(op.seq_id)], int(op.num_computed)
         if op.new_tokens:
             if isinstance(opened.tokens, bytes):
                 opened.tokens = bytearray(opened.tokens)
             opened.tokens += pack_tokens(op.new_tokens)
-        if op.num_computed == opened.num_computed:
+        if num_computed == opened.num_computed:
             return
-        first_changed, opened.num_computed = opened.num_computed // self._block_size, op.num_computed
-        end_bytes = op.num_computed * TOKEN_BYTES
-        for index in range(first_changed, -(-op.num_computed // self._block_size)):
+        first_changed, opened.num_computed = opened.num_computed // self._block_size, num_computed
+        end_bytes = num_computed * TOKEN_BYTES
+        for index in range(first_changed, -(-num_computed // self._block_size)):
             start = index * self._block_bytes
             self._note(opened, index, opened.tokens[start : min(start + self._block_bytes, end_bytes)])
         self._use(opened)
 
     def _forked(self, op: ForkOp, children: Sequence[AcquireResult]) -> None:
-        parent = self._open[op.seq_id]
-        tokens = bytes(parent.tokens[: op.position * TOKEN_BYTES])
+        parent, position = self._open[int(op.seq_id)], int(op.position)
+        tokens = bytes(parent.tokens[: position * TOKEN_BYTES])
         for result in children:
             child = _Open(result.seq_id, parent.namespace, parent.tree, tokens, result.block_table[:])
-            child.num_computed = child.room = op.position
-            child.promised_end = op.position + op.reserve
-            child.shares_last = op.position % self._block_size > 0
+            child.num_computed = child.room = position
+            child.promised_end = position + op.reserve
+            child.shares_last = position % self._block_size > 0
             child.retention = parent.retention
             self._open[result.seq_id] = child
         self._use(parent)

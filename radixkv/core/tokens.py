@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from radixkv.core.errors import InvalidArgumentError
 
@@ -60,6 +60,8 @@ def _pack_integers(token_ids: Any) -> bytes:
     if dtype_kind is not None:
         return _pack_numpy(token_ids, dtype_kind)
     if hasattr(token_ids, "tolist") and not isinstance(token_ids, array):
+        if getattr(token_ids, "ndim", 1) != 1:
+            _refuse_array(token_ids)
         token_ids = token_ids.tolist()
     try:
         packed = array("I", token_ids)
@@ -72,13 +74,17 @@ def _pack_integers(token_ids: Any) -> bytes:
 
 def _pack_numpy(token_ids: Any, dtype_kind: str) -> bytes:
     if dtype_kind not in "iu" or token_ids.ndim != 1:
-        raise InvalidArgumentError("tokens", f"a {token_ids.ndim}-d array of {token_ids.dtype}", "a 1-d integer array")
+        _refuse_array(token_ids)
     if token_ids.size and (int(token_ids.min()) < 0 or int(token_ids.max()) > MAX_TOKEN_ID):
         raise InvalidArgumentError(
             "tokens", f"ids from {int(token_ids.min())} to {int(token_ids.max())}", "integers in [0, 2**32)"
         )
     packed: bytes = token_ids.astype("<u4", copy=False).tobytes()
     return packed
+
+
+def _refuse_array(token_ids: Any) -> NoReturn:
+    raise InvalidArgumentError("tokens", f"a {token_ids.ndim}-d array of {token_ids.dtype}", "a 1-d integer array")
 
 
 def _first_bad_id(token_ids: Any) -> object:

@@ -26,8 +26,9 @@ FETCH_S, RUN_S = 600.0, 150.0
 class Client(NamedTuple):
     """A client and what it is run with.
 
-    name: as its users know it. script: in `SCRIPTS`; its first line says what is run. packages: of PyPI for a script in Python,
-    of npm for one in JavaScript, with their versions. is_slow: fetching or running it takes longer than a newcomer waits.
+    name: as its users know it. script: in `SCRIPTS`, or at a path of its own; its first line says what is run. packages: of
+    PyPI for a script in Python, of npm for one in JavaScript, with their versions. is_slow: fetching or running it takes longer
+    than a newcomer waits.
     """
 
     name: str
@@ -71,7 +72,10 @@ class Client(NamedTuple):
             pytest.skip(f"no Node.js with npm: {self.name} cannot be run")
         modules = _once(self.name, self.packages, _install_node) / "node_modules"
         (folder / "node_modules").symlink_to(modules)  # imports are looked for beside the script
-        return [node, str(shutil.copy(SCRIPTS / self.script, folder))], {}
+        script = SCRIPTS / self.script
+        for part in script.parent.glob("*.mjs"):
+            shutil.copy(part, folder)
+        return [node, str(folder / script.name)], {}
 
 
 def _once(name: str, packages: Sequence[str], install: Callable[[Path, Sequence[str]], str]) -> Path:

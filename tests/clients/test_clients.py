@@ -12,12 +12,14 @@ from byte_model import EOS, save_byte_model
 from fetched import SCRIPTS, Client
 from safetensors.torch import load_file, save_file
 
+import radixkv
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.worker.run import Worker, WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+NODE_HOLDER = ROOT / "radixkv/examples/node_holder"
 MODEL = "bytes"
 CLIENTS = (
     Client("openai 2", "openai_sdk.py", ("openai==2.54.0",), is_slow=False),
@@ -25,7 +27,9 @@ CLIENTS = (
     Client("anthropic", "anthropic_sdk.py", ("anthropic==2.12.0",), is_slow=False),
     Client("openai (npm)", "openai_node.mjs", ("openai@6.49.0",), is_slow=False),
     Client("@anthropic-ai/sdk (npm)", "anthropic_node.mjs", ("@anthropic-ai/sdk@1.13.0",), is_slow=False),
-    Client("grpc-js", "grpc_holder.mjs", ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"), is_slow=False),
+    Client(
+        "grpc-js", str(NODE_HOLDER / "engine.mjs"), ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1"), is_slow=False
+    ),
     Client(
         "Vercel AI SDK",
         "vercel_ai.mjs",
@@ -96,7 +100,7 @@ def test_the_client_works_unchanged(client: Client, live: Live, tmp_path: Path) 
             "BASE": base,
             "MODEL": MODEL,
             "SERVICE": live.service,
-            "PROTOS": str(ROOT / "protos"),
+            "PROTOS": radixkv.proto_dir(),
             "OPENAI_BASE_URL": f"{base}/v1",
             "OPENAI_API_KEY": "any",
             "ANTHROPIC_BASE_URL": base,
@@ -117,4 +121,12 @@ def table() -> str:
 def test_the_table_tells_of_these_clients() -> None:
     readme = (Path(__file__).parent / "README.md").read_text()
     assert table() in readme, f"tests/clients/README.md should hold:\n{table()}"
-    assert {path.name for path in SCRIPTS.iterdir() if path.is_file()} == {client.script for client in CLIENTS}
+    assert {path.name for path in SCRIPTS.iterdir() if path.is_file()} == {
+        client.script for client in CLIENTS if Path(client.script).parent != NODE_HOLDER
+    }
+
+
+def test_the_holder_in_javascript_is_run_with_the_packages_that_it_names() -> None:
+    named = json.loads((NODE_HOLDER / "package.json").read_text())["dependencies"]
+    [client] = [client for client in CLIENTS if client.name == "grpc-js"]
+    assert set(client.packages) == {f"{package}@{version}" for package, version in named.items()}

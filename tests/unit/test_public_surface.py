@@ -11,6 +11,9 @@ PUBLIC_NAMES = {
     "AbortedError",
     "AcquireOp",
     "AcquireResult",
+    "AdoptOp",
+    "AdoptResult",
+    "AdoptSequenceOp",
     "BlockTimes",
     "ClearOp",
     "CacheEvent",
@@ -71,6 +74,7 @@ PUBLIC_NAMES = {
     "WrongThreadError",
     "connect",
     "pack_tokens",
+    "proto_dir",
     "unpack_tokens",
 }
 

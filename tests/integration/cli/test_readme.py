@@ -22,6 +22,7 @@ FOLDERS = (
     "bench",
 )
 READMES = [ROOT / folder / "README.md" for folder in FOLDERS]
+HOLDER_PAGE = ROOT / "radixkv/client/README.md"  # its blocks are one program
 HTTP = "http://127.0.0.1:8000"
 MAX_LINES = 250
 SCRIPT = "What is the capital of France?\n/regenerate\n/tree\n/quit\n"
@@ -75,6 +76,24 @@ def test_the_python_example_does_what_its_asserts_say() -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+
+
+def holder_page() -> str:
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", HOLDER_PAGE.read_text(), re.S | re.M))
+
+
+def run_as_a_file(source: str) -> None:
+    exec(compile(source, str(HOLDER_PAGE), "exec", dont_inherit=True), {"__name__": "page"})
+
+
+def test_the_page_of_a_holder_is_an_engine_that_checks_itself() -> None:
+    run_as_a_file(holder_page())
+
+
+def test_the_engine_of_the_page_would_notice_that_it_copies_nothing() -> None:
+    careless = holder_page().replace("in result.ops:", "in ():")
+    with pytest.raises(AssertionError, match="the KV of another history"):
+        run_as_a_file(careless)
 
 
 @pytest.mark.thorough
@@ -151,7 +170,7 @@ def test_the_http_examples_work_against_what_up_serves(up: str) -> None:
 
 def test_the_readme_is_a_page_and_its_links_lead_somewhere() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_LINES
-    for readme in READMES:
+    for readme in (*READMES, HOLDER_PAGE):
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", readme.read_text()):
             file = (readme.parent / target).resolve() if target else readme
             assert file.exists(), f"{readme}: {target}"

@@ -245,6 +245,22 @@ except KeyboardInterrupt:
     assert (waiting.returncode, out, err) == (0, "interrupted\n", "")
 
 
+def test_integers_of_any_type_are_taken(holder: RemoteHolder) -> None:
+    class Number:  # as a tensor of one element
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __index__(self) -> int:
+            return self.value
+
+    seq_id: Any = Number(holder.acquire(range(40)).seq_id)
+    length: Any = Number(41)
+    assert holder.extend(seq_id, length).first_changed == 3
+    holder.insert(seq_id, length, [1])
+    holder.release(seq_id)
+    assert holder.match([*range(40), 1]).num_tokens == 41
+
+
 def test_submitted_steps_complete_in_order_across_breaks_and_beyond_the_window(holder: RemoteHolder) -> None:
     order: list[int] = []
     futures: list[Future[Any]] = [holder.submit([AcquireOp(PROMPT, seq_id=1)])]

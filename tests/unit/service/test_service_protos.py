@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc  # type: ignore[import-untyped]  # it ships no types
 
+import radixkv
 from radixkv.wire.features import FEATURES
 
 ROOT = Path(__file__).parents[3]
@@ -68,6 +69,21 @@ def test_the_checked_in_code_is_what_this_compiler_writes(proto: Path, generated
         pytest.skip(f"checked in by grpcio-tools {stamp[1]}; this one writes the same meaning in other words")
     for name in (f"{proto.stem}_pb2.py", f"{proto.stem}_pb2.pyi", f"{proto.stem}_pb2_grpc.py"):
         assert (generated / name).read_text() == (checked_in / name).read_text(), f"run protos/generate.py for {name}"
+
+
+def test_the_package_carries_every_proto() -> None:
+    shipped = Path(radixkv.proto_dir()) / "radixkv/v1"
+    assert {path.name: path.read_text() for path in shipped.glob("*.proto")} == {
+        path.name: path.read_text() for path in PROTOS
+    }
+    assert '"radixkv.v1" = ["*.proto"]' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.stem)
+def test_every_proto_names_its_package_in_other_languages(proto: Path) -> None:
+    options = importlib.import_module(f"radixkv.v1.{proto.stem}_pb2").DESCRIPTOR.GetOptions()
+    assert (options.go_package, options.java_package) == ("radixkv/v1;radixkvv1", "radixkv.v1")
+    assert (options.csharp_namespace, options.java_multiple_files) == ("Radixkv.V1", True)
 
 
 @pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.stem)

@@ -1,0 +1,97 @@
+// The holder's end of Workers.Attach: lease, heartbeats, numbered Steps, notices, and a broken stream that resumes.
+import assert from "node:assert/strict";
+import { randomInt } from "node:crypto";
+import { once } from "node:events";
+import grpc from "@grpc/grpc-js";
+import loader from "@grpc/proto-loader";
+
+const { INVALID_ARGUMENT, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAUTHENTICATED } = grpc.status;
+const FINAL = new Set([INVALID_ARGUMENT, PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAUTHENTICATED]);
+
+// `step(ops)` resolves with one result per op, { kind, ...fields }; a failed op's has the kind "error". Once the lease is lost
+// every `step` rejects: all sequences are gone, and a new Holder, which is a new incarnation, begins with an empty tree.
+export class Holder {
+  constructor(address, protoDir, pool, onNotice) {
+    const options = { includeDirs: [protoDir], longs: Number, oneofs: true, defaults: true };
+    const { Workers } = grpc.loadPackageDefinition(loader.loadSync("radixkv/v1/workers.proto", options)).radixkv.v1;
+    this.client = new Workers(address, grpc.credentials.createInsecure());
+    this.hello = { pool, incarnation: randomInt(1, 2 ** 48 - 1), holderName: "node", streamNumber: 0 };
+    this.onNotice = onNotice;
+    this.unanswered = []; // Steps, oldest first; the first `numSent` are on the stream
+    this.numSent = this.answered = this.noticed = 0;
+    this.held = []; // Notices whose Step has no answer yet
+    this.heardAt = Date.now();
+    this.open();
+  }
+
+  open() {
+    const stream = (this.stream = this.client.Attach());
+    this.hello.streamNumber += 1;
+    stream.on("data", (message) => stream === this.stream && this.receive(message));
+    stream.on("end", () => this.broken(stream, { code: grpc.status.UNAVAILABLE }));
+    stream.on("error", (error) => this.broken(stream, error));
+    stream.write({ hello: { ...this.hello, ...this.acknowledged() } });
+  }
+
+  acknowledged() {
+    return { acknowledgedThrough: this.answered, noticesAcknowledgedThrough: this.noticed };
+  }
+
+  step(ops) {
+    if (this.error) return Promise.reject(this.error);
+    return new Promise((resolve, reject) => this.unanswered.push({ ops, resolve, reject }) && this.send());
+  }
+
+  send() { // what the window allows
+    while (this.limits && this.numSent < Math.min(this.unanswered.length, this.limits.maxUnacknowledgedSteps)) {
+      const number = this.answered + this.numSent + 1;
+      this.stream.write({ step: { number, ops: this.unanswered[this.numSent++].ops, ...this.acknowledged() } });
+    }
+  }
+
+  receive({ message, attached, stepAnswer, notices }) {
+    this.heardAt = Date.now();
+    if (message === "attached") {
+      [this.limits, this.ttlMs] = [attached, attached.leaseTtlMs];
+      this.numSent = 0; // unanswered Steps are sent again, under their numbers
+      this.pulse = setInterval(() => this.beat(), this.ttlMs / 3);
+    } else if (message === "stepAnswer") {
+      assert.equal(stepAnswer.number, ++this.answered);
+      this.numSent -= 1;
+      this.unanswered.shift().resolve(stepAnswer.results.map((each) => ({ kind: each.result, ...each[each.result] })));
+    } else if (message === "notices" && notices.number === this.noticed + 1) { // a repeated one is dropped
+      this.noticed += 1;
+      this.held.push(notices);
+    }
+    while (this.held.length && this.held[0].afterStep <= this.answered) {
+      const ready = this.held.shift().notices;
+      setImmediate(() => ready.forEach(this.onNotice)); // after the code that awaits the answer
+    }
+    this.send();
+  }
+
+  beat() {
+    if (Date.now() - this.heardAt > this.ttlMs) this.stream.cancel(); // a dead connection
+    else this.stream.write({ heartbeat: this.acknowledged() });
+  }
+
+  broken(stream, error) {
+    if (stream !== this.stream) return;
+    clearInterval(this.pulse);
+    [this.limits, this.stream] = [null, null];
+    if (FINAL.has(error.code) || Date.now() - this.heardAt > (this.ttlMs ?? 10_000)) { // the lease is lost: make a new Holder
+      this.error = error;
+      this.unanswered.splice(0).forEach(({ reject }) => reject(error));
+    } else setTimeout(() => this.open(), 50);
+  }
+
+  async close() { // ends the lease at once
+    const stream = this.stream;
+    [this.stream, this.error] = [null, new Error("this holder was closed")];
+    clearInterval(this.pulse);
+    stream.write({ goodbye: {} });
+    stream.end();
+    await once(stream, "status");
+    this.client.close();
+  }
+}
