@@ -144,6 +144,7 @@ def test_processes_that_start_together_build_once(
             "error: no such thing",
         ),
         ("echo 1.0; kill -9 $$", "cannot be run"),
+        ("echo 1.0; case $* in *portable*) kill -15 $$;; esac", "interrupted while it compiled .*: Terminated"),
     ],
 )
 def test_a_compiler_that_is_missing_or_fails_is_an_error_that_says_so(
