@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .planted_bugs import PlantedBug
+from .core import PlantedBug
 
 __all__ = ["PLANTED_WAITS"]
 
