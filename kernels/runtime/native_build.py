@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -152,6 +153,9 @@ def _compile(command: list[str]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise NativeBuildError(f"{command[0]} did not compile the CPU kernels in {_TIMEOUT_S:g} s") from None
+    if done.returncode < 0:
+        ended = signal.strsignal(-done.returncode) or f"signal {-done.returncode}"
+        raise NativeBuildError(f"{command[0]} was interrupted while it compiled the CPU kernels: {ended}")
     if done.returncode:
         lines = (
             [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]

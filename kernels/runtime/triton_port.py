@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from radixkv.core.errors import RadixKVError
 
-__all__ = ["HAS_TRITON", "LOG2_E", "PLAIN_OPTIONS", "next_power_of_2", "tl", "triton"]
+__all__ = ["LOG2_E", "PLAIN_OPTIONS", "next_power_of_2", "tl", "triton"]
 
 PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
 """Compiler options of a launch without a tile. Fused multiply-adds are explicit: Triton's default differs by version."""
@@ -37,10 +37,8 @@ try:
     import triton
     import triton.language as tl
 
-    HAS_TRITON = True
     LOG2_E = tl.constexpr(1.4426950408889634)  # a global that a kernel reads is a constexpr
 except ImportError:
-    HAS_TRITON = False
     LOG2_E: Any = None  # type: ignore[no-redef]
     triton: Any = _MissingTriton()  # type: ignore[no-redef]  # the stand-in has the one name that imports use
     tl: Any = None  # type: ignore[no-redef]

@@ -17,10 +17,28 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.net.addresses import is_own_host
 from radixkv.net.channel import Credentials
 
-__all__ = ["KeptChat", "KeptChats", "KeptTitle"]
+__all__ = ["KeptChat", "KeptChats", "KeptTitle", "gateway_url"]
 
 NUM_LISTED = 20
 _TIMEOUT_S = 30.0
+
+
+def gateway_url(url: str, credentials: Credentials, name: str = "gateway") -> httpx.URL:
+    """The URL of a gateway to which these credentials are sent; `name`: of the argument that it is.
+
+    Raises:
+        InvalidArgumentError: a malformed URL; a key would be sent in plaintext to another machine.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidArgumentError(name, url, "a URL such as http://127.0.0.1:8000")
+    if credentials.has_token and parsed.scheme == "http" and not is_own_host(parsed.host):
+        bound = "a URL of this machine, or of https: a key is never sent in plaintext to another machine"
+        raise InvalidArgumentError(name, url, bound)
+    return parsed
 
 
 class KeptTitle(NamedTuple):
@@ -45,16 +63,8 @@ class KeptChats:
     """
 
     def __init__(self, url: str, credentials: Credentials | None = None) -> None:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL:
-            parsed = httpx.URL("")
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise InvalidArgumentError("gateway", url, "a URL such as http://127.0.0.1:8000")
         credentials = credentials or Credentials()
-        if credentials.has_token and parsed.scheme == "http" and not is_own_host(parsed.host):
-            bound = "a URL of this machine, or of https: a key is never sent in plaintext to another machine"
-            raise InvalidArgumentError("gateway", url, bound)
+        parsed = gateway_url(url, credentials)
         self._url = url
         self._credentials = credentials
         self._base = str(parsed.join("/v1/radixkv/conversations"))

@@ -12,13 +12,13 @@ from typing import IO, Any, NamedTuple
 
 import httpx
 
+from radixkv.chat.kept import gateway_url
 from radixkv.cli.flags import say
 from radixkv.client import Credentials
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.api.jobs.answers import answer_line
 from radixkv.gateway.api.jobs.lines import ENDPOINTS, BatchLine, LineError, read_line
 from radixkv.generation.request import BACKGROUND_PRIORITY
-from radixkv.net.addresses import is_own_host
 
 __all__ = ["BatchRun", "Requests", "read_requests"]
 
@@ -143,19 +143,7 @@ class BatchRun:
         self._max_tries = max_tries
         self._num_failed = 0
         self._has_answered = False
-        self._url = self._check_url(url) if requests.left else httpx.URL()
-
-    def _check_url(self, url: str) -> httpx.URL:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL:
-            parsed = httpx.URL("")
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise InvalidArgumentError("--gateway", url, "a URL such as http://127.0.0.1:8000")
-        if self._credentials.has_token and parsed.scheme == "http" and not is_own_host(parsed.host):
-            bound = "a URL of this machine, or of https: a key is never sent in plaintext to another machine"
-            raise InvalidArgumentError("--gateway", url, bound)
-        return parsed
+        self._url = gateway_url(url, self._credentials, "--gateway") if requests.left else httpx.URL()
 
     def run(self) -> int:
         """Send all, with a progress bar. Returns the exit status: 1 if an answer is an error.

@@ -50,7 +50,7 @@ def add_server_flags(command: argparse.ArgumentParser, *, asks_certificates: boo
     )
 
 
-def security_of(options: argparse.Namespace, own_key: str | None = None) -> Security:
+def security_of(options: argparse.Namespace) -> Security:
     """The flags' values.
 
     Raises:
@@ -65,7 +65,6 @@ def security_of(options: argparse.Namespace, own_key: str | None = None) -> Secu
         tls = replace(tls, client_ca_file=client_ca)
     return Security(
         keys_file=options.keys,
-        own_key=own_key,
         tls=tls,
         allow_anonymous=options.allow_anonymous,
         allow_plaintext=options.allow_plaintext,

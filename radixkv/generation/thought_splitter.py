@@ -13,7 +13,7 @@ import re
 
 from radixkv.generation.thinking import ThinkingMarks
 
-__all__ = ["HarmonySplitter", "Splitter", "splitter_of"]
+__all__ = ["HarmonySplitter", "Splitter", "overlap", "splitter_of"]
 
 _HEADER_END = "<|message|>"
 _BODY_ENDS = ("<|end|>", "<|start|>", "<|channel|>")
@@ -82,7 +82,7 @@ class Splitter:
         if mark:
             self.is_thinking, self._held, self._strips_answer = False, rest, True
             return thought.rstrip("\n"), self._end()[1]
-        sure = self._held[: len(self._held) - _overlap(self._held, closes)].rstrip("\n")
+        sure = self._held[: len(self._held) - overlap(self._held, closes)].rstrip("\n")
         self._held = self._held[len(sure) :]
         return sure, ""
 
@@ -151,7 +151,7 @@ class HarmonySplitter(Splitter):
 
     def _read_body(self, thought: list[str], said: list[str]) -> bool:
         end = _BODY_END.search(self._held)
-        kept = 0 if end else max(_overlap(self._held, mark) for mark in _BODY_ENDS)
+        kept = 0 if end else max(overlap(self._held, mark) for mark in _BODY_ENDS)
         body = self._held[: end.start() if end else len(self._held) - kept]
         (thought if self.is_thinking else said).append(body)
         if end is None:
@@ -169,6 +169,6 @@ def splitter_of(marks: ThinkingMarks | None) -> Splitter:
     return HarmonySplitter(marks) if marks is not None and marks.is_harmony else Splitter(marks)
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

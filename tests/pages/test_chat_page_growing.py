@@ -49,7 +49,7 @@ GROW = """async ([text, ends]) => {
 }"""
 SHOW = """async ([text, ends]) => {
   const { html, render } = await import("/static/vendor/htm-preact.js");
-  const { Markdown } = await import("/static/chat/markdown.js");
+  const { Markdown } = await import("/static/chat/text/markdown.js");
   const places = [0, 1].map(() => document.body.appendChild(document.createElement("div")));
   const show = (place, part) => render(html`<${Markdown} text=${part} />`, place);
   const turn = () => new Promise((done) => setTimeout(done));

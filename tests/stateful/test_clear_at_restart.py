@@ -6,7 +6,16 @@ from array import array
 
 import pytest
 
-from radixkv.core.api import AcquireOp, AcquireResult, ExtendOp, ExtendResult, ForkOp, InsertOp, ReleaseOp
+from radixkv.core.api import (
+    AcquireOp,
+    AcquireResult,
+    AdoptSequenceOp,
+    ExtendOp,
+    ExtendResult,
+    ForkOp,
+    InsertOp,
+    ReleaseOp,
+)
 from radixkv.core.cache import manage
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import LimitError
@@ -115,10 +124,10 @@ def test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_do
 
 def test_what_is_cleared_between_two_of_its_sequences_does_not_come_back() -> None:
     cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
-    cache.adopt_sequence(1, PROMPT, array("i", [0, 1, 2]), 10, 10)
+    cache.adopt_sequence(AdoptSequenceOp(1, PROMPT, array("i", [0, 1, 2]), 10, 10))
     assert cache.match(PROMPT).num_tokens == 10
     cache.clear()
-    cache.adopt_sequence(2, PROMPT, array("i", [0, 1, 3]), 9, 10)
+    cache.adopt_sequence(AdoptSequenceOp(2, PROMPT, array("i", [0, 1, 3]), 9, 10))
     assert cache.adopt(PROMPT[: 8 * 4], [0, 1]) == 0
     cache.check()
     assert (cache.match(PROMPT).num_tokens, cache.dump()) == (0, [])

@@ -18,23 +18,8 @@ import pytest
 
 import radixkv
 
-from .planted_bugs import PLANTED_BUGS, PlantedBug
-from .planted_events import PLANTED_EVENTS
-from .planted_explanations import PLANTED_EXPLANATIONS
-from .planted_pins import PLANTED_PINS
-from .planted_quotas import PLANTED_QUOTAS
-from .planted_retention import PLANTED_RETENTION
-from .planted_waits import PLANTED_WAITS
+from .planted import ALL_BUGS, PlantedBug
 
-ALL_BUGS = (
-    *PLANTED_BUGS,
-    *PLANTED_WAITS,
-    *PLANTED_EVENTS,
-    *PLANTED_PINS,
-    *PLANTED_EXPLANATIONS,
-    *PLANTED_QUOTAS,
-    *PLANTED_RETENTION,
-)
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
 THOROUGH_EVERY, QUICK_EVERY = 3, 18

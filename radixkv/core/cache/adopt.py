@@ -17,7 +17,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from radixkv.core import validation
-from radixkv.core.api import DEFAULT_NAMESPACE, Retention
+from radixkv.core.api import DEFAULT_NAMESPACE, AdoptSequenceOp, Retention
 from radixkv.core.cache.state import CacheState
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import owner_of
@@ -134,20 +134,7 @@ class Adoption(CacheState):
         if own:
             retain_path(forest, root, node, ranges, end_bytes=num_kept * TOKEN_BYTES + own * forest.block_bytes)
 
-    def adopt_sequence(
-        self,
-        seq_id: int,
-        tokens: TokensLike,
-        block_table: SequenceOf[int],
-        num_computed: int,
-        room: int,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        share_prefix: bool = True,
-        same_tree_as: int | None = None,
-        retention: SequenceOf[Retention] = (),
-        shares_last: bool = False,
-    ) -> None:
+    def adopt_sequence(self, op: AdoptSequenceOp) -> None:
         """Open a sequence as it was in a cache that was lost, on the blocks of its table.
 
         Its computed tokens are published as `insert` would. Call it before any `adopt`, except for the `adopt` of its last
@@ -162,17 +149,24 @@ class Adoption(CacheState):
                 write to or has other tokens in; or blocks of the pool were taken by other calls already. Nothing changed.
         """
         self._enter()
-        forest, packed, table = self._forest, pack_tokens(tokens), _table(block_table)
+        forest, packed, table = self._forest, pack_tokens(op.tokens), _table(op.block_table)
+        seq_id, num_computed, room, namespace, share_prefix = (
+            op.seq_id,
+            op.num_computed,
+            op.room,
+            op.namespace,
+            op.share_prefix,
+        )
         validation.check_prompt(packed)
         validation.check_namespace(namespace)
         validation.check_new_id(seq_id, self._sequences)
         validation.check_int("room", room, 1, forest.pool.num_blocks * forest.block_size)
         validation.check_int("num_computed", num_computed, 0, min(room, len(packed) // TOKEN_BYTES))
-        validation.check_int("reserve", reserve, 0, forest.pool.num_blocks * forest.block_size)
-        ranges = validation.check_retention(retention)
+        validation.check_int("reserve", op.reserve, 0, forest.pool.num_blocks * forest.block_size)
+        ranges = validation.check_retention(op.retention)
         self._require_untaken()
         _check_length("block_table", table, forest.table_length(room))
-        known_root = self._root_of_sequence(same_tree_as, namespace) if same_tree_as is not None else None
+        known_root = self._root_of_sequence(op.same_tree_as, namespace) if op.same_tree_as is not None else None
         if share_prefix and self._is_cleared(namespace):
             known_root, share_prefix = self._cleared_root(namespace), False
         elif known_root is None and share_prefix:
@@ -204,8 +198,8 @@ class Adoption(CacheState):
         seq.room, seq.retention = room, ranges
         self._sequences[seq_id] = seq
         publish(forest, seq)
-        promised_length = forest.table_length(room + reserve)
-        needs_copy = (seq.shares_last_block or shares_last) and reserve > 0
+        promised_length = forest.table_length(room + op.reserve)
+        needs_copy = (seq.shares_last_block or op.shares_last) and op.reserve > 0
         promise(forest, seq, promised_length, promised_length - len(table) + needs_copy)
         if self._single_flight.is_active:
             self._single_flight.update(seq)

@@ -51,20 +51,7 @@ class Adopter(CacheHolder, Protocol):
         retention: Sequence[Retention] = (),
     ) -> int: ...
 
-    def adopt_sequence(
-        self,
-        seq_id: int,
-        tokens: TokensLike,
-        block_table: Sequence[int],
-        num_computed: int,
-        room: int,
-        reserve: int = 0,
-        namespace: str = DEFAULT_NAMESPACE,
-        share_prefix: bool = True,
-        same_tree_as: int | None = None,
-        retention: Sequence[Retention] = (),
-        shares_last: bool = False,
-    ) -> None: ...
+    def adopt_sequence(self, op: AdoptSequenceOp) -> None: ...
 
 
 def apply_step(
@@ -100,23 +87,6 @@ def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
     return call(cache, op)
 
 
-def _adopt_sequence(cache: Adopter, op: AdoptSequenceOp) -> StepResult:
-    cache.adopt_sequence(
-        op.seq_id,
-        op.tokens,
-        op.block_table,
-        op.num_computed,
-        op.room,
-        op.reserve,
-        op.namespace,
-        op.share_prefix,
-        op.same_tree_as,
-        op.retention,
-        op.shares_last,
-    )
-    return None
-
-
 _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
     AcquireOp: lambda cache, op: cache.apply_acquire(op),
     ExtendOp: lambda cache, op: cache.extend(op.seq_id, op.num_tokens),
@@ -134,7 +104,7 @@ _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
     AdoptOp: lambda cache, op: AdoptResult(
         cache.adopt(op.tokens, op.block_ids, op.num_kept, op.namespace, op.retention)
     ),
-    AdoptSequenceOp: _adopt_sequence,
+    AdoptSequenceOp: lambda cache, op: cache.adopt_sequence(op),
 }
 
 

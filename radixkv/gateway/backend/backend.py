@@ -165,7 +165,6 @@ class Backend:
         patience_s: how long a request waits for a remote generator that is unreachable or stopping. A generation under way
             resumes then, see `resume`. 0: such a request fails at once.
         is_shared: several namespaces call; none takes all threads.
-        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -174,25 +173,23 @@ class Backend:
         *,
         patience_s: float = 0.0,
         is_shared: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.generator = generator
         self._is_remote = not hasattr(generator, "is_alive")
         self._patience_s = patience_s if self._is_remote else 0.0
         self._is_failing = False
-        self._clock = clock
         self._info: ModelInfo | None = None
         self._asked_s = 0.0
         self._wanted_s = -math.inf  # time of the last foreground generation
         self._spelled: dict[int, bytes] = {}  # at most the vocabulary
         self._bell: Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
-        self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None, clock)
+        self._calls = Calls(NUM_THREADS, ONE_NAMESPACES_THREADS if is_shared else None)
         self._asking_again = FairSemaphore(None, 1)
 
     async def model(self) -> ModelInfo:
         """Return the served model; refreshed now and then, since a worker may be replaced by one with another model."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if self._info is None or now_s - self._asked_s > MODEL_TTL_S:
             info = await self._patiently(partial(self._calls.call, self.generator.model))
             if info != self._info:
@@ -203,7 +200,7 @@ class Backend:
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
         """Continue a prompt. Returns once the worker accepted it."""
         if params.priority != BACKGROUND_PRIORITY:
-            self._wanted_s = self._clock()
+            self._wanted_s = time.monotonic()
         if not self._patience_s:
             events = self._listen(await self._start(partial(self.generator.generate, params)), watch)
         else:
@@ -246,7 +243,7 @@ class Backend:
 
     def was_asked(self, within_s: float) -> bool:
         """Whether a foreground generation was requested in the last `within_s` seconds."""
-        return self._clock() - self._wanted_s <= within_s
+        return time.monotonic() - self._wanted_s <= within_s
 
     @property
     def is_stuck(self) -> bool:

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from radixkv.generation.thought_splitter import overlap
 from radixkv.util.json_text import read_json
 
 __all__ = ["CallParser", "CallPiece", "FunctionCalled"]
@@ -177,7 +178,7 @@ class CallParser:
     def _advance_text(self, shown: list[str], pieces: list[CallPiece]) -> bool:
         start = self._held.find(_OPEN)
         if start < 0:
-            num_held = _overlap(self._held, _OPEN)
+            num_held = overlap(self._held, _OPEN)
             shown.append(self._held[: len(self._held) - num_held])
             self._held = self._held[len(self._held) - num_held :]
             return False
@@ -284,8 +285,3 @@ def _as_call(value: Any, names: Collection[str]) -> FunctionCalled | None:
     if isinstance(arguments, dict):
         return FunctionCalled(value["name"], json.dumps(arguments, ensure_ascii=False))
     return FunctionCalled(value["name"], arguments) if isinstance(arguments, str) else None
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Return the length of the longest suffix of `text` that begins `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

@@ -14,6 +14,7 @@ __all__ = [
     "Completion",
     "Model",
     "ModelList",
+    "answer_of",
     "streamed_or",
 ]
 
@@ -205,6 +206,11 @@ class AnthropicModelList(BaseModel):
     has_more: Literal[False]
     first_id: str
     last_id: str
+
+
+def answer_of(model: Any) -> dict[int | str, dict[str, Any]]:
+    """Return a route's `responses` for the API description."""
+    return {200: {"model": model, "description": "The answer"}}
 
 
 def streamed_or(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:

@@ -29,7 +29,6 @@ from radixkv.gateway.api.conversations.objects import (
     MessageObject,
     RemovedMessages,
     TrashedBranches,
-    answer_of,
 )
 from radixkv.gateway.api.conversations.refusals import not_possible
 from radixkv.gateway.api.conversations.replies.alternatives import tell_alternatives
@@ -48,6 +47,7 @@ from radixkv.gateway.api.conversations.schema import (
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import CurrentContext
+from radixkv.gateway.turns.openapi import answer_of
 from radixkv.gateway.turns.turns import chat_model
 
 __all__ = ["router"]

@@ -23,7 +23,6 @@ __all__ = [
     "RemovedMessages",
     "TagList",
     "TrashedBranches",
-    "answer_of",
 ]
 
 
@@ -262,8 +261,3 @@ class ImportAnswer(BaseModel):
     known: list[KnownConversation]
     skipped: list[SkippedConversations]
     left_out: dict[str, int]
-
-
-def answer_of(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """Return a route's `responses` for the API description."""
-    return {200: {"model": model, "description": "The answer"}}

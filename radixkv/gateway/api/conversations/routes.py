@@ -36,7 +36,6 @@ from radixkv.gateway.api.conversations.objects import (
     ConversationTree,
     ImportAnswer,
     TagList,
-    answer_of,
 )
 from radixkv.gateway.api.conversations.refusals import no_message, not_json, not_possible
 from radixkv.gateway.api.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
@@ -46,6 +45,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
+from radixkv.gateway.turns.openapi import answer_of
 
 __all__ = ["router"]
 

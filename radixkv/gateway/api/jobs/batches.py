@@ -100,12 +100,10 @@ class BatchStore:
     Args:
         database: stores them.
         limits: of each namespace.
-        clock: seconds since 1970.
     """
 
-    def __init__(self, database: Database, limits: JobLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
-        self.clock = clock
         self._database = database
         database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,))).result()
 
@@ -119,7 +117,7 @@ class BatchStore:
         Raises:
             ApiError: 400: the namespace has too many batches, or stores too much.
         """
-        now_s = self.clock()
+        now_s = time.time()
         prefix = "batch" if protocol == OPENAI else "msgbatch"
         values = (f"{prefix}_{uuid.uuid4().hex}", namespace, tenant, protocol, endpoint, json.dumps(details))
         times = (now_s, now_s + self.limits.window_s, now_s + self.limits.ttl_s)
@@ -146,7 +144,7 @@ class BatchStore:
         Raises:
             ApiError: 404: it does not exist, has expired, or belongs to another namespace.
         """
-        values = (namespace, protocol, self.clock(), batch_id)
+        values = (namespace, protocol, time.time(), batch_id)
         row = await self._database.read(
             lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
         )
@@ -162,7 +160,7 @@ class BatchStore:
         Raises:
             ApiError: 404: no such batch.
         """
-        query, values = _FOUND, [namespace, protocol, self.clock()]
+        query, values = _FOUND, [namespace, protocol, time.time()]
         if after is not None:
             query, values = f"{query} AND number < ?", [*values, (await self.find(namespace, protocol, after)).number]
         if before is not None:
@@ -175,7 +173,7 @@ class BatchStore:
 
     async def cancel(self, batch: Batch) -> None:
         """Cancel it; no effect on a finished or cancelling batch."""
-        await self._change(batch.number, ("validating", "in_progress"), "cancelling", cancelling_at=self.clock())
+        await self._change(batch.number, ("validating", "in_progress"), "cancelling", cancelling_at=time.time())
 
     async def delete(self, batch: Batch) -> None:
         """Delete it: invisible at once; `purge` removes it from the disk piece by piece."""
@@ -212,11 +210,11 @@ class BatchStore:
 
     async def begin(self, batch: Batch) -> bool:
         """Start it after validation. False where it was cancelled meanwhile."""
-        return await self._change(batch.number, ("validating",), "in_progress", in_progress_at=self.clock())
+        return await self._change(batch.number, ("validating",), "in_progress", in_progress_at=time.time())
 
     async def fail(self, batch: Batch, errors: Sequence[Mapping[str, Any]]) -> None:
         """Fail it in validation: none of its requests runs."""
-        await self._change(batch.number, ("validating",), "failed", failed_at=self.clock(), errors=list(errors))
+        await self._change(batch.number, ("validating",), "failed", failed_at=time.time(), errors=list(errors))
 
     async def waiting(self, batch: Batch, behind: WaitingRequest | None, limit: int) -> list[WaitingRequest]:
         """Return the next requests to send, in order."""
@@ -284,7 +282,7 @@ class BatchStore:
 
     async def finish(self, batch: Batch, status: str) -> None:
         """Finish a batch whose requests all have results; an OpenAI batch gets result files."""
-        now_s = self.clock()
+        now_s = time.time()
 
         def update(connection: sqlite3.Connection) -> None:
             row = connection.execute("SELECT * FROM batches WHERE number = ?", (batch.number,)).fetchone()
@@ -307,7 +305,7 @@ class BatchStore:
 
     async def purge(self) -> None:
         """Remove expired and deleted batches, some rows per transaction."""
-        now_s = self.clock()
+        now_s = time.time()
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
 

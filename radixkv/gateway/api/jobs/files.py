@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple
 
 from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
@@ -89,13 +89,11 @@ class FileStore:
     Args:
         database: stores them.
         limits: of each namespace.
-        clock: seconds since 1970.
     """
 
-    def __init__(self, database: Database, limits: JobLimits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
         self._database = database
-        self._clock = clock
         database.submit(
             lambda connection: connection.execute("UPDATE files SET status = 'deleted' WHERE status = 'uploading'")
         ).result()
@@ -106,7 +104,7 @@ class FileStore:
         Raises:
             ApiError: 400: the namespace has too many files.
         """
-        now_s = self._clock()
+        now_s = time.time()
 
         def insert(connection: sqlite3.Connection) -> int:
             added = connection.execute(
@@ -136,7 +134,7 @@ class FileStore:
 
     async def complete(self, namespace: str, number: int, purpose: str, ttl_s: float | None) -> StoredFile:
         """Complete a file: it becomes visible."""
-        expires_s = self._clock() + (self.limits.ttl_s if ttl_s is None else ttl_s)
+        expires_s = time.time() + (self.limits.ttl_s if ttl_s is None else ttl_s)
 
         def update(connection: sqlite3.Connection) -> StoredFile:
             connection.execute(
@@ -158,7 +156,7 @@ class FileStore:
         Raises:
             ApiError: 404: it does not exist, has expired, or belongs to another namespace.
         """
-        values = (namespace, self._clock(), file_id)
+        values = (namespace, time.time(), file_id)
         row = await self._database.read(
             lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
         )
@@ -175,7 +173,7 @@ class FileStore:
             ApiError: 404: no file `after`.
         """
         behind = (await self.find(namespace, after)).number if after is not None else None
-        query, values = _FOUND, [namespace, self._clock()]
+        query, values = _FOUND, [namespace, time.time()]
         if purpose is not None:
             query, values = f"{query} AND purpose = ?", [*values, purpose]
         if behind is not None:
@@ -222,7 +220,7 @@ class FileStore:
 
     async def purge(self) -> None:
         """Remove expired and deleted files, some rows per transaction."""
-        now_s = self._clock()
+        now_s = time.time()
         while await self._database.run(lambda connection: _purge(connection, now_s)):
             pass
 

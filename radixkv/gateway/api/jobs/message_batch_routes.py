@@ -11,11 +11,10 @@ DELETE /v1/messages/batches/{id}            only a finished batch
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel
 
 from radixkv.gateway.api.anthropic.openapi import ERRORS
 from radixkv.gateway.api.jobs.batches import ANTHROPIC, Batch, BatchStore
@@ -25,6 +24,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
+from radixkv.gateway.turns.openapi import answer_of
 from radixkv.util.json_text import read_json
 
 __all__ = ["router"]
@@ -58,10 +58,6 @@ router = APIRouter(prefix="/v1/messages/batches", tags=["batches"], responses=ER
 Id = Annotated[str | None, Query(max_length=MAX_NAME_CHARACTERS)]
 
 
-def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": "The answer"}}
-
-
 def _store(request: Request) -> BatchStore:
     store: BatchStore = request.app.state.batches
     return store
@@ -70,7 +66,7 @@ def _store(request: Request) -> BatchStore:
 @router.post(
     "",
     response_model=None,
-    responses=_answer(MessageBatch),
+    responses=answer_of(MessageBatch),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _REQUESTS}}}},
 )
 async def create_batch(request: Request, tenant: CurrentTenant, context: CurrentContext) -> Response:
@@ -126,7 +122,7 @@ def _refusal(error: LineError, place: int) -> ApiError:
     return ApiError(400, f"{param}: {error}", code=error.code, param=param)
 
 
-@router.get("", response_model=None, responses=_answer(MessageBatchPage))
+@router.get("", response_model=None, responses=answer_of(MessageBatchPage))
 async def list_batches(
     request: Request,
     tenant: CurrentTenant,
@@ -141,7 +137,7 @@ async def list_batches(
     return JSONResponse({"data": bodies, "has_more": has_more, "first_id": first, "last_id": last})
 
 
-@router.get("/{batch_id}", response_model=None, responses=_answer(MessageBatch))
+@router.get("/{batch_id}", response_model=None, responses=answer_of(MessageBatch))
 async def retrieve_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Status of a batch."""
     return JSONResponse(message_batch_body(await _store(request).find(tenant.namespace, ANTHROPIC, batch_id)))
@@ -162,7 +158,7 @@ async def read_results(batch_id: str, request: Request, tenant: CurrentTenant) -
     return StreamingResponse(content, media_type="application/x-jsonl", headers=headers)
 
 
-@router.post("/{batch_id}/cancel", response_model=None, responses=_answer(MessageBatch))
+@router.post("/{batch_id}/cancel", response_model=None, responses=answer_of(MessageBatch))
 async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Cancel a batch; its results so far stay. No effect on a finished batch."""
     store = _store(request)
@@ -171,7 +167,7 @@ async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -
     return JSONResponse(message_batch_body(await store.find(tenant.namespace, ANTHROPIC, batch_id)))
 
 
-@router.delete("/{batch_id}", response_model=None, responses=_answer(DeletedMessageBatch))
+@router.delete("/{batch_id}", response_model=None, responses=answer_of(DeletedMessageBatch))
 async def delete_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a finished batch with its results."""
     store = _store(request)

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel
 
 from radixkv.gateway.api.jobs.batches import OPENAI, BatchStore
 from radixkv.gateway.api.jobs.files import FileStore, StoredFile
@@ -38,6 +37,7 @@ from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.uploads import Upload
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
+from radixkv.gateway.turns.openapi import answer_of
 
 __all__ = ["router"]
 
@@ -60,10 +60,6 @@ router = APIRouter(tags=["batches"], route_class=JsonRoute)
 Id = Annotated[str | None, Query(max_length=MAX_NAME_CHARACTERS, description="Objects after the one with this id.")]
 
 
-def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": "The answer"}}
-
-
 def _files(request: Request) -> FileStore:
     store: FileStore = request.app.state.files
     return store
@@ -79,7 +75,7 @@ def _page(bodies: Sequence[dict[str, Any]], has_more: bool) -> JSONResponse:
     return JSONResponse({"object": "list", "data": bodies, "first_id": first, "last_id": last, "has_more": has_more})
 
 
-@router.post("/v1/files", response_model=None, responses=_answer(FileObject), openapi_extra={"requestBody": _FORM})
+@router.post("/v1/files", response_model=None, responses=answer_of(FileObject), openapi_extra={"requestBody": _FORM})
 async def upload_file(request: Request, tenant: CurrentTenant) -> Response:
     """Upload a file of requests; it is stored as it arrives."""
     store = _files(request)
@@ -130,7 +126,7 @@ def _check_fields(fields: dict[str, str]) -> float | None:
     return float(seconds)
 
 
-@router.get("/v1/files", response_model=None, responses=_answer(FilePage))
+@router.get("/v1/files", response_model=None, responses=answer_of(FilePage))
 async def list_files(
     request: Request,
     tenant: CurrentTenant,
@@ -144,7 +140,7 @@ async def list_files(
     return _page([file.body() for file in found], has_more)
 
 
-@router.get("/v1/files/{file_id}", response_model=None, responses=_answer(FileObject))
+@router.get("/v1/files/{file_id}", response_model=None, responses=answer_of(FileObject))
 async def retrieve_file(file_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """A file's metadata, without its content."""
     return JSONResponse((await _files(request).find(tenant.namespace, file_id)).body())
@@ -163,7 +159,7 @@ async def read_file(file_id: str, request: Request, tenant: CurrentTenant) -> Re
     return StreamingResponse(store.content(file), media_type="application/octet-stream", headers=headers)
 
 
-@router.delete("/v1/files/{file_id}", response_model=None, responses=_answer(DeletedFile))
+@router.delete("/v1/files/{file_id}", response_model=None, responses=answer_of(DeletedFile))
 async def delete_file(file_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a file. A batch that has begun no longer needs it."""
     store = _files(request)
@@ -172,7 +168,7 @@ async def delete_file(file_id: str, request: Request, tenant: CurrentTenant) -> 
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
-@router.post("/v1/batches", response_model=None, responses=_answer(BatchObject))
+@router.post("/v1/batches", response_model=None, responses=answer_of(BatchObject))
 async def create_batch(body: CreateBatch, request: Request, tenant: CurrentTenant) -> Response:
     """Run the requests of a file. Its lines are validated first; an invalid line fails the batch."""
     await _files(request).find(tenant.namespace, body.input_file_id, "input_file_id")
@@ -186,7 +182,7 @@ async def create_batch(body: CreateBatch, request: Request, tenant: CurrentTenan
     return JSONResponse(batch_body(batch))
 
 
-@router.get("/v1/batches", response_model=None, responses=_answer(BatchPage))
+@router.get("/v1/batches", response_model=None, responses=answer_of(BatchPage))
 async def list_batches(
     request: Request, tenant: CurrentTenant, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: Id = None
 ) -> Response:
@@ -195,13 +191,13 @@ async def list_batches(
     return _page([batch_body(batch) for batch in found], has_more)
 
 
-@router.get("/v1/batches/{batch_id}", response_model=None, responses=_answer(BatchObject))
+@router.get("/v1/batches/{batch_id}", response_model=None, responses=answer_of(BatchObject))
 async def retrieve_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Status of a batch."""
     return JSONResponse(batch_body(await _batches(request).find(tenant.namespace, OPENAI, batch_id)))
 
 
-@router.post("/v1/batches/{batch_id}/cancel", response_model=None, responses=_answer(BatchObject))
+@router.post("/v1/batches/{batch_id}/cancel", response_model=None, responses=answer_of(BatchObject))
 async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Cancel a batch; its results so far stay."""
     store = _batches(request)

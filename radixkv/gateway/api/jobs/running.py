@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -161,7 +162,7 @@ class JobRunner:
             work.batch = batch
             if batch.status == "cancelling":
                 self._change(work, self._end(work, CANCELLED, "cancelled"), cancels=True)
-            elif self._batches.clock() >= batch.window_s:
+            elif time.time() >= batch.window_s:
                 self._change(work, self._end(work, EXPIRED, "expired"), cancels=True)
             elif batch.status == "validating" and batch.protocol == OPENAI:
                 self._change(work, self._validate(work))

@@ -9,7 +9,7 @@ GET, DELETE       /v1/conversations/{id}/items/{id}
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,6 +23,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, Each
+from radixkv.gateway.turns.openapi import answer_of
 
 __all__ = ["router"]
 
@@ -67,29 +68,25 @@ class DeletedConversation(BaseModel):
     deleted: Literal[True]
 
 
-def _answer(model: Any) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": "The answer"}}
-
-
 def _lists(request: Request) -> ItemLists:
     lists: ItemLists = request.app.state.item_lists
     return lists
 
 
-@router.post("", response_model=None, responses=_answer(ConversationBody))
+@router.post("", response_model=None, responses=answer_of(ConversationBody))
 async def create_item_list(body: NewItemList, request: Request, tenant: CurrentTenant) -> Response:
     """A new conversation, empty or with its first items."""
     items = await off_loop(request, partial(read_input, body.items, [], "items")) if body.items else []
     return JSONResponse((await _lists(request).create(tenant.namespace, body.metadata or {}, items)).body())
 
 
-@router.get("/{conversation_id}", response_model=None, responses=_answer(ConversationBody))
+@router.get("/{conversation_id}", response_model=None, responses=answer_of(ConversationBody))
 async def retrieve_item_list(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """A conversation, without its items."""
     return JSONResponse((await _lists(request).get(tenant.namespace, conversation_id)).body())
 
 
-@router.post("/{conversation_id}", response_model=None, responses=_answer(ConversationBody))
+@router.post("/{conversation_id}", response_model=None, responses=answer_of(ConversationBody))
 async def update_item_list(
     conversation_id: str, body: NewMetadata, request: Request, tenant: CurrentTenant
 ) -> Response:
@@ -98,14 +95,14 @@ async def update_item_list(
     return JSONResponse(changed.body())
 
 
-@router.delete("/{conversation_id}", response_model=None, responses=_answer(DeletedConversation))
+@router.delete("/{conversation_id}", response_model=None, responses=answer_of(DeletedConversation))
 async def delete_item_list(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a conversation and its items. Its responses stay until they are deleted themselves."""
     await _lists(request).delete(tenant.namespace, conversation_id)
     return JSONResponse({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.get("/{conversation_id}/items", response_model=None, responses=_answer(ItemList))
+@router.get("/{conversation_id}/items", response_model=None, responses=answer_of(ItemList))
 async def list_items(
     conversation_id: str,
     request: Request,
@@ -119,7 +116,7 @@ async def list_items(
     return JSONResponse(page_of(items, limit, order, after))
 
 
-@router.post("/{conversation_id}/items", response_model=None, responses=_answer(ItemList))
+@router.post("/{conversation_id}/items", response_model=None, responses=answer_of(ItemList))
 async def add_items(conversation_id: str, body: NewItems, request: Request, tenant: CurrentTenant) -> Response:
     """Append items; an `item_reference` repeats an item of the conversation."""
     lists = _lists(request)
@@ -129,7 +126,7 @@ async def add_items(conversation_id: str, body: NewItems, request: Request, tena
     return JSONResponse(page_of(items, len(items), "asc", None))
 
 
-@router.get("/{conversation_id}/items/{item_id}", response_model=None, responses=_answer(AnyItem))
+@router.get("/{conversation_id}/items/{item_id}", response_model=None, responses=answer_of(AnyItem))
 async def retrieve_item(conversation_id: str, item_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """One of its items."""
     items = await _lists(request).items(tenant.namespace, conversation_id)
@@ -139,7 +136,7 @@ async def retrieve_item(conversation_id: str, item_id: str, request: Request, te
     return JSONResponse(found)
 
 
-@router.delete("/{conversation_id}/items/{item_id}", response_model=None, responses=_answer(ConversationBody))
+@router.delete("/{conversation_id}/items/{item_id}", response_model=None, responses=answer_of(ConversationBody))
 async def remove_item(conversation_id: str, item_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove an item; later items stay."""
     return JSONResponse((await _lists(request).remove(tenant.namespace, conversation_id, item_id)).body())

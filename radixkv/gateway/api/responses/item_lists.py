@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.api.responses.items import Item, new_id
@@ -49,7 +49,6 @@ class ItemLists:
     Args:
         database: stores them.
         max_lists, max_bytes: bounds of each namespace.
-        clock: seconds since 1970.
 
     Every call raises ApiError 404 where the list, or an item that it names, does not exist in this namespace. A call that
     would exceed a bound raises 409 and changes nothing.
@@ -61,16 +60,14 @@ class ItemLists:
         *,
         max_lists: int = 10_000,
         max_bytes: int = 1 << 30,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
         self._max_lists = max_lists
         self._max_bytes = max_bytes
-        self._clock = clock
 
     async def create(self, namespace: str, metadata: Mapping[str, str], items: Sequence[Item] = ()) -> ItemList:
         """Create a list."""
-        made = ItemList(new_id("conv"), self._clock(), dict(metadata))
+        made = ItemList(new_id("conv"), time.time(), dict(metadata))
         told = json.dumps(made.metadata)
 
         def insert(connection: sqlite3.Connection) -> ItemList:

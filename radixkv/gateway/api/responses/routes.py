@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import conversation_of, space_of
@@ -30,7 +29,7 @@ from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.models import served_model
-from radixkv.gateway.turns.openapi import streamed_or
+from radixkv.gateway.turns.openapi import answer_of, streamed_or
 from radixkv.gateway.turns.turns import read_prompt
 
 __all__ = ["router"]
@@ -39,10 +38,6 @@ Caller = Annotated[Tenant, Depends(current_tenant)]
 Admitted = Annotated[RequestContext, Depends(current_context)]
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
-
-
-def _answer(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model, "description": "The answer"}}
 
 
 @router.post("/v1/responses", response_model=None, responses=streamed_or(ResponseObject))
@@ -139,7 +134,7 @@ async def retrieve_response(
     return EventStreamResponse(task.follow(0 if starting_after is None else starting_after + 1))
 
 
-@router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=_answer(ResponseObject))
+@router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=answer_of(ResponseObject))
 async def cancel_response(response_id: str, request: Request, tenant: Caller) -> Response:
     """End a running response; its output so far stays."""
     task = request.app.state.response_tasks.find(tenant.namespace, response_id)
@@ -154,7 +149,7 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
     return JSONResponse(stored)
 
 
-@router.delete("/v1/responses/{response_id}", response_model=None, responses=_answer(DeletedResponse))
+@router.delete("/v1/responses/{response_id}", response_model=None, responses=answer_of(DeletedResponse))
 async def delete_response(response_id: str, request: Request, tenant: Caller) -> Response:
     """Remove a response. Responses that continue it stay, with their full history."""
     state = request.app.state
@@ -170,7 +165,7 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items", response_model=None, responses=_answer(ItemList))
+@router.get("/v1/responses/{response_id}/input_items", response_model=None, responses=answer_of(ItemList))
 async def list_input_items(
     response_id: str,
     request: Request,

@@ -15,7 +15,7 @@ from pydantic import Field
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
-from radixkv.gateway.api.conversations.conversation_service import ConversationService
+from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """The node in which a branch ends, or its last cached node; null: nothing is cached."""
     observer = observer_of(request)
-    path = await _conversations(request).store.path(tenant.namespace, body.conversation, body.message)
+    path = await service_of(request).store.path(tenant.namespace, body.conversation, body.message)
     tokens, namespace = await place_of_branch(request, tenant, path)
     node, num_bytes = await observer.run(lambda: observer.state.find(namespace, tokens))
     return {
@@ -85,7 +85,7 @@ async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -
     for conversation, message in await until_disconnected(request, _that_say(said[-1], request, tenant)):
         if conversation.id not in found and len(found) == MAX_CONVERSATIONS:
             continue
-        path = await _conversations(request).store.path(tenant.namespace, conversation.id, message.id)
+        path = await service_of(request).store.path(tenant.namespace, conversation.id, message.id)
         shared = await _shared_bytes(request, tenant, path, history, node)
         if shared > most.get(conversation.id, node.info.position * TOKEN_BYTES):
             most[conversation.id] = shared
@@ -95,7 +95,7 @@ async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -
 
 async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[Conversation, Message]]:
     """Return messages that contain a turn's text, latest updated conversations first; templates strip blanks."""
-    conversation_service, text = _conversations(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
+    conversation_service, text = service_of(request), turn.text[-MAX_SEARCHED_CHARACTERS:]
     async with request.app.state.one_by_one.place(tenant.namespace):
         holders, _ = await conversation_service.search(tenant.namespace, text, MAX_READ)
     found = []
@@ -103,11 +103,6 @@ async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[
         _, messages = await conversation_service.view(tenant.namespace, conversation.id)
         found += [(conversation, each) for each in messages if turn.role in ("", each.role) and turn.text in each.text]
     return found[:MAX_READ]
-
-
-def _conversations(request: Request) -> ConversationService:
-    service: ConversationService = request.app.state.conversations
-    return service
 
 
 async def _shared_bytes(

@@ -65,7 +65,6 @@ class CacheObserver:
         pool_name: of the pool.
         backend: reports the worker's speed.
         credentials: for the service; None: none.
-        clock: seconds, monotonic. wall_clock: seconds since 1970.
     """
 
     def __init__(
@@ -75,8 +74,6 @@ class CacheObserver:
         backend: Backend,
         *,
         credentials: Credentials | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.service = service
         self.pool_name = pool_name
@@ -85,8 +82,6 @@ class CacheObserver:
         self.run_id = secrets.token_hex(4)
         self.status: dict[str, Any] = {"state": "waiting", "message": ""}
         self._backend = backend
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._worker: WorkerStats | None = None
         self._ids = itertools.count(1)
         self._changes: deque[Change] = deque(maxlen=NUM_CHANGES)
@@ -99,7 +94,7 @@ class CacheObserver:
         self._leaving: list[Departure] = []
         self._has_left = asyncio.Event()
         self._num_evicted = 0  # before the tree was listed last
-        self._calls = Calls(_NUM_THREADS, _ONE_NAMESPACES_THREADS, clock)
+        self._calls = Calls(_NUM_THREADS, _ONE_NAMESPACES_THREADS)
 
     def start(self) -> None:
         """Start observing. Call on the loop."""
@@ -212,9 +207,9 @@ class CacheObserver:
                 await self._wait_unless_hurried(wait_s - MIN_PERIOD_S)
 
     def _list(self, reader: RemoteReader) -> _Listing:
-        num_evicted, began_s = reader.stats().num_evicted_blocks, self._clock()
+        num_evicted, began_s = reader.stats().num_evicted_blocks, time.monotonic()
         now_s, nodes = reader.dump_at()
-        return _Listing(num_evicted, now_s, nodes, self._clock() - began_s)
+        return _Listing(num_evicted, now_s, nodes, time.monotonic() - began_s)
 
     async def _wait_unless_hurried(self, wait_s: float) -> None:
         with suppress(TimeoutError):
@@ -225,7 +220,7 @@ class CacheObserver:
         while True:
             try:
                 stats = await self.ask(lambda reader: reader.stats())
-                self.gauges.add(self._wall_clock(), stats, self._worker)
+                self.gauges.add(time.time(), stats, self._worker)
             except (RadixKVError, ValueError) as error:
                 self._tell_status(error)
             self._wake()

@@ -2,15 +2,15 @@
 
 import { html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
-import { save } from "./actions.js";
-import { deletionOf, marksOf } from "./entry_menu.js";
-import { showKeys } from "./keys.js";
-import { Menu } from "./menu.js";
-import { model, models, sizeOf } from "./model.js";
-import { settings } from "./settings.js";
-import { isOpen, toggleSide } from "./sides.js";
-import { conversation } from "./view.js";
+import { save } from "./conversation/actions.js";
+import { model, models, sizeOf } from "./conversation/model.js";
+import { settings } from "./conversation/settings.js";
+import { conversation } from "./conversation/view.js";
+import { Menu } from "./shared/menu.js";
+import { deletionOf, marksOf } from "./sidebar/entry_menu.js";
 import { chooseBranches } from "./weaving/choosing.js";
+import { showKeys } from "./keys.js";
+import { isOpen, toggleSide } from "./sides.js";
 
 const savings = [
   { name: "Set branches side by side", icon: "columns-2", act: chooseBranches },

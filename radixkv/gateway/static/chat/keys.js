@@ -2,10 +2,10 @@
 
 import { html } from "../vendor/htm-preact.js";
 import { ask } from "../dialog.js";
+import { afterRender } from "./shared/motion.js";
+import { undoLast } from "./shared/toasts.js";
+import { begin } from "./sidebar/sidebar.js";
 import { showSide } from "./sides.js";
-import { begin } from "./sidebar.js";
-import { undoLast } from "./toasts.js";
-import { afterRender, shownBranch } from "./view.js";
 
 const KEYS = {
   Anywhere: [
@@ -39,15 +39,6 @@ function openSearch() {
     field.focus();
     field.select();
   });
-}
-
-/** Edit the last message of one's own on the branch that is shown. */
-export function editLast() {
-  const last = shownBranch().findLast(({ role }) => role === "user");
-  const element = last && document.getElementById(last.id);
-  if (!element) return;
-  element.focus();
-  element.dispatchEvent(new KeyboardEvent("keydown", { key: "e", bubbles: true, cancelable: true })); // as if it were pressed there
 }
 
 const WITH_CONTROL = { k: openSearch, "shift+o": begin };

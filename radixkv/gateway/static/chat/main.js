@@ -1,27 +1,31 @@
 // The chat page: conversations, the branch that is shown or several side by side, the outline of all branches.
 //
-// The server keeps everything; the page follows its events, so that two tabs show the same. What is shown is in `view.js`, what
-// the server tells comes in by `following.js`, what one does goes out by `actions.js`; each part of the page reads what it shows.
+// The server keeps everything; the page follows its events, so that two tabs show the same. What is shown is in
+// `conversation/view.js`, what the server tells comes in by `following.js` there, what one does goes out by `actions.js`; each part
+// of the page reads what it shows, and has a folder. The folders are above one another: the page, messages/, composer/ and
+// sidebar/, outline/ and weaving/, conversation/, text/, shared/. The styles stay beside this: a page that was opened before an
+// update fetches one by name.
 
 import { effect, html, render } from "../vendor/htm-preact.js";
 import { showHeader } from "../page.js";
-import { learnMe } from "./account.js";
-import { Composer, addFiles } from "./composer.js";
-import { watchDrops } from "./files.js";
-import { keepFocus } from "./focus.js";
-import { Head } from "./head.js";
-import { importAll } from "./import_button.js";
-import { watchKeys } from "./keys.js";
-import { learnModels } from "./model.js";
-import { Notices } from "./notices.js";
+import { Composer, addFiles } from "./composer/composer.js";
+import { watchDrops } from "./composer/files.js";
+import { learnModels } from "./conversation/model.js";
+import { followAddress } from "./conversation/routing.js";
+import * as view from "./conversation/view.js";
+import { Thread } from "./messages/thread.js";
 import { Outline } from "./outline/outline.js";
-import { followAddress } from "./routing.js";
-import { Sidebar } from "./sidebar.js";
-import { awayClasses } from "./sides.js";
-import { Thread } from "./thread.js";
-import { Toast } from "./toasts.js";
-import * as view from "./view.js";
+import { keepFocus } from "./shared/focus.js";
+import { afterRender } from "./shared/motion.js";
+import { Toast } from "./shared/toasts.js";
+import { learnMe } from "./sidebar/account.js";
+import { importAll } from "./sidebar/import_button.js";
+import { Sidebar } from "./sidebar/sidebar.js";
 import { Compare } from "./weaving/compare.js";
+import { Head } from "./head.js";
+import { watchKeys } from "./keys.js";
+import { Notices } from "./notices.js";
+import { awayClasses } from "./sides.js";
 
 function Page() {
   const isCompared = Boolean(view.compared.value && view.conversation.value);
@@ -69,7 +73,7 @@ watchDrops((files, element) => {
 effect(() => {
   for (const part of [view.conversation, view.tip, view.branching, view.compared, view.panel]) part.value;
   view.conversation.value?.shape.value;
-  view.afterRender(keepFocus);
+  afterRender(keepFocus);
 });
 followAddress();
 learnModels();

@@ -3,7 +3,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { Icon } from "../icons.js";
 import { askForKey } from "../page.js";
-import * as view from "./view.js";
+import * as view from "./conversation/view.js";
 import { leaveOutBeginning } from "./weaving/cutting.js";
 
 export function Notices() {

@@ -1,8 +1,8 @@
 // The sides of the page: on a narrow screen they slide in, on a wide one they stand there unless one has put them away.
 
 import { computed, signal } from "../vendor/htm-preact.js";
-import { keep } from "./settings.js";
-import * as view from "./view.js";
+import { keep } from "./conversation/settings.js";
+import * as view from "./conversation/view.js";
 
 const KEY = "radixkv.sides";
 const narrow = matchMedia("(max-width: 900px)"); // as in look.css

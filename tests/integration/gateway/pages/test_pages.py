@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import httpx
@@ -53,6 +54,16 @@ def test_what_a_browser_has_already_is_not_sent_again(client: httpx.Client) -> N
 @pytest.mark.parametrize("path", ["", "none.js", "../pages.py", "%2e%2e/pages.py", "vendor"])
 def test_nothing_else_is_served(client: httpx.Client, path: str) -> None:
     assert client.get(f"/static/{path}").status_code == 404
+
+
+def test_the_scripts_folders_import_each_other_in_one_direction() -> None:
+    below: dict[Path, set[Path]] = {}
+    for path in OWN:
+        for target in re.findall(r"""\b(?:from|import)[\s(]*["'](\.[^"']+)["']""", path.read_text()):
+            folder = (path.parent / target).resolve().parent
+            below.setdefault(path.parent, set()).update({folder} - {path.parent})
+    assert len(below) > 10
+    TopologicalSorter(below).prepare()  # which fails on a circle
 
 
 def test_our_files_name_no_other_host_but_to_link_to_it() -> None:

@@ -85,7 +85,6 @@ class _Search:
         limit: int,
         before_s: float | None,
         shown: Shown,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.found: list[Found] = []
         self._namespace = namespace
@@ -94,11 +93,10 @@ class _Search:
         self._where, self._values = shown.where()
         self._before_s = float("inf") if before_s is None else before_s
         self._within: _Within | None = None  # the conversation in which the last slice ended
-        self._clock = clock
 
     def go_on(self, connection: sqlite3.Connection) -> bool:
         """Search for one slice; returns whether it was the last one."""
-        until_s = self._clock() + SLICE_S
+        until_s = time.monotonic() + SLICE_S
         condition = f"namespace = ? AND updated_s < ?{self._where}"
         query = f"SELECT * FROM conversations WHERE {condition} ORDER BY updated_s DESC LIMIT 1"
         while len(self.found) < self._limit:
@@ -109,14 +107,14 @@ class _Search:
             within = self._within
             if within is None or within.conversation_id != conversation.id:
                 within = _Within(conversation.id)
-            if not within.look(connection, self._text, lambda: self._clock() > until_s):
+            if not within.look(connection, self._text, lambda: time.monotonic() > until_s):
                 self._within = within
                 return False
             self._within = None
             if within.hits or self._text in conversation.title.casefold():
                 self.found.append(Found(conversation, within.hits[:MAX_HITS], len(within.hits) > MAX_HITS))
             self._before_s = conversation.updated_s
-            if self._clock() > until_s:
+            if time.monotonic() > until_s:
                 return False
         return True
 

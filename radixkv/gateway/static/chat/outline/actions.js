@@ -2,12 +2,12 @@
 
 import { askForText, isConfirmed } from "../../dialog.js";
 import { count } from "../../words.js";
-import { attempt } from "../actions.js";
-import * as api from "../api.js";
-import { excerpt } from "../conversation.js";
-import { drop } from "../following.js";
-import { showToast } from "../toasts.js";
-import * as view from "../view.js";
+import { attempt } from "../conversation/actions.js";
+import * as api from "../conversation/api.js";
+import { excerpt } from "../conversation/conversation.js";
+import { drop } from "../conversation/following.js";
+import * as view from "../conversation/view.js";
+import { showToast } from "../shared/toasts.js";
 import * as pins from "./pins.js";
 
 const idOfShown = () => view.conversation.peek().info.id;

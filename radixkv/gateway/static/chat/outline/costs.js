@@ -1,8 +1,8 @@
 // How much of each branch is cached now, of those in sight: asked seldom, and not while a reply is being written.
 
 import { effect, signal } from "../../vendor/htm-preact.js";
-import * as api from "../api.js";
-import * as view from "../view.js";
+import * as api from "../conversation/api.js";
+import * as view from "../conversation/view.js";
 import { readPins } from "./pins.js";
 
 const SETTLE_MS = 400;

@@ -2,7 +2,7 @@
 
 import { coloursOf } from "../../colours.js";
 import { Component, effect, html } from "../../vendor/htm-preact.js";
-import * as view from "../view.js";
+import * as view from "../conversation/view.js";
 import { beside } from "./actions.js";
 import { runs } from "./state.js";
 

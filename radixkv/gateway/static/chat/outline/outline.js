@@ -3,7 +3,7 @@
 import { html, useEffect, useRef } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
 import { count } from "../../words.js";
-import * as view from "../view.js";
+import * as view from "../conversation/view.js";
 import { costs, isToldOf } from "./costs.js";
 import { Dots } from "./dots.js";
 import { hits, runs, seen, sought } from "./state.js";

@@ -1,9 +1,9 @@
 // Branches that were pinned from here: what is cached of them stays for a time from each use. The server tells how long still.
 
 import { effect, signal } from "../../vendor/htm-preact.js";
-import * as api from "../api.js";
-import { keep } from "../settings.js";
-import * as view from "../view.js";
+import * as api from "../conversation/api.js";
+import { keep } from "../conversation/settings.js";
+import * as view from "../conversation/view.js";
 
 const KEY = "radixkv.pins.";
 const TICK_MS = 10_000;

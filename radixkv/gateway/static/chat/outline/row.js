@@ -3,9 +3,8 @@
 import { html, useComputed } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
 import { count, span } from "../../words.js";
-import { excerpt } from "../conversation.js";
-import { NAMES } from "../message.js";
-import * as view from "../view.js";
+import { NAMES, excerpt } from "../conversation/conversation.js";
+import * as view from "../conversation/view.js";
 import { costs, readiness, readinessInWords } from "./costs.js";
 import { pinnedFor_s } from "./pins.js";
 import { hits, turn } from "./state.js";

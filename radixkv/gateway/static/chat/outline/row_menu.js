@@ -3,8 +3,9 @@
 import { html, useRef, useSignalEffect } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
 import { span } from "../../words.js";
-import { placeBeside } from "../menu.js";
-import * as view from "../view.js";
+import * as view from "../conversation/view.js";
+import { placeBeside } from "../shared/menu.js";
+import { afterRender } from "../shared/motion.js";
 import * as actions from "./actions.js";
 import { isToldOf } from "./costs.js";
 import { pinnedFor_s } from "./pins.js";
@@ -21,7 +22,7 @@ export function RowMenu({ asked, onDone }) {
   useSignalEffect(() => {
     const button = asked.value?.button;
     if (!button) return;
-    view.afterRender(() => {
+    afterRender(() => {
       if (!list.current || !button.isConnected) return;
       open.current = asked.peek();
       list.current.showPopover();

@@ -1,8 +1,8 @@
 // What of the open conversation the outline shows.
 
 import { computed, effect, signal } from "../../vendor/htm-preact.js";
-import { keep } from "../settings.js";
-import * as view from "../view.js";
+import { keep } from "../conversation/settings.js";
+import * as view from "../conversation/view.js";
 import { Rows, Runs, messageOf } from "./rows.js";
 
 const KEY = "radixkv.folds.";

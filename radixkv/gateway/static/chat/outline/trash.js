@@ -3,10 +3,10 @@
 import { html } from "../../vendor/htm-preact.js";
 import { ask } from "../../dialog.js";
 import { count } from "../../words.js";
-import { attempt } from "../actions.js";
-import * as api from "../api.js";
-import { excerpt } from "../conversation.js";
-import * as view from "../view.js";
+import { attempt } from "../conversation/actions.js";
+import * as api from "../conversation/api.js";
+import { excerpt } from "../conversation/conversation.js";
+import * as view from "../conversation/view.js";
 import { bringBack, deleteForGood } from "./actions.js";
 
 /** Show the branches that were thrown away, each with a way back. */

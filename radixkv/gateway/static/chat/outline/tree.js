@@ -1,11 +1,12 @@
 // The rows of the outline, of which those in sight are there.
 
 import { Component, effect, html, signal } from "../../vendor/htm-preact.js";
-import * as view from "../view.js";
+import * as view from "../conversation/view.js";
+import { afterRender } from "../shared/motion.js";
 import { prune, star, name, beside } from "./actions.js";
 import { wantCosts, wantNone } from "./costs.js";
-import { RowMenu } from "./row_menu.js";
 import { ROW_PX, Row, elementId } from "./row.js";
+import { RowMenu } from "./row_menu.js";
 import { active, activePlace, seen, turn } from "./state.js";
 
 const FURTHER = 6; // rows above and below those in sight
@@ -26,7 +27,7 @@ export class OutlineTree extends Component {
     this.#observer.observe(this.element);
     this.#stop = effect(() => {
       view.tip.value;
-      view.afterRender(() => this.bringIntoSight(seen.peek()?.placeOf(view.tip.peek())));
+      afterRender(() => this.bringIntoSight(seen.peek()?.placeOf(view.tip.peek())));
     });
     wantCosts(this.inSight);
   }

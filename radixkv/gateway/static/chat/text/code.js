@@ -1,8 +1,8 @@
 // Blocks of code: highlighted, copied, wrapped, saved.
 
 import highlight from "../../vendor/highlight.js";
-import { copyText } from "../clipboard.js";
-import { saveText } from "../download.js";
+import { copyText } from "../shared/clipboard.js";
+import { saveText } from "../shared/download.js";
 
 const MOST_HIGHLIGHTED = 20_000; // characters
 const COPIED_MS = 1500;

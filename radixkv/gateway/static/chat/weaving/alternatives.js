@@ -1,9 +1,9 @@
 // The tokens that might have stood at a place of a reply, and how likely each was; a press goes on with one.
 
 import { Component, html } from "../../vendor/htm-preact.js";
-import { goOn, idOfShown } from "../actions.js";
-import * as api from "../api.js";
-import { inWords } from "../errors.js";
+import { goOn, idOfShown } from "../conversation/actions.js";
+import * as api from "../conversation/api.js";
+import { inWords } from "../conversation/errors.js";
 import { pickNothing } from "./picking.js";
 
 /** `place`: what was picked; `words`: that, as one reads it. */

@@ -2,12 +2,11 @@
 
 import { Component, html } from "../../vendor/htm-preact.js";
 import { ask } from "../../dialog.js";
-import { ending, excerpt } from "../conversation.js";
-import * as view from "../view.js";
+import { NAMES, ending, excerpt } from "../conversation/conversation.js";
+import * as view from "../conversation/view.js";
 
 const MOST_SHOWN = 40; // branches at once, the latest first
 const SEARCHED = 8; // so many, from which on there is a field to search them
-const NAMES = { system: "Instructions", user: "You", assistant: "Reply" };
 
 /** Ask which branches shall stand side by side, and set them so. */
 export async function chooseBranches() {

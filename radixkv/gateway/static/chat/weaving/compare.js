@@ -2,12 +2,12 @@
 
 import { Component, html } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
-import { stop } from "../actions.js";
-import { excerpt } from "../conversation.js";
-import { Markdown } from "../markdown.js";
-import { costs } from "../message.js";
+import { stop } from "../conversation/actions.js";
+import { excerpt } from "../conversation/conversation.js";
+import { costs } from "../conversation/counting.js";
+import { compareInstead, compared, conversation, endCompare } from "../conversation/view.js";
 import { Difference } from "../text/difference.js";
-import { compareInstead, compared, conversation, endCompare } from "../view.js";
+import { Markdown } from "../text/markdown.js";
 import { chooseBranches } from "./choosing.js";
 import { commonBeginning, differing, shared } from "./comparing.js";
 

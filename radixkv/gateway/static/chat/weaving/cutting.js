@@ -2,9 +2,9 @@
 
 import { Component, html } from "../../vendor/htm-preact.js";
 import { ask } from "../../dialog.js";
-import { excerpt } from "../conversation.js";
-import { tokensOf } from "../counting.js";
-import * as view from "../view.js";
+import { excerpt } from "../conversation/conversation.js";
+import { tokensOf } from "../conversation/counting.js";
+import * as view from "../conversation/view.js";
 import { Price, retell } from "./retelling.js";
 
 /** Ask where the branch that is shown shall begin, and make that one; `most`: tokens that the model reads. */

@@ -2,9 +2,9 @@
 
 import { Component, html } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
-import { attempt, goOn } from "../actions.js";
-import { ending } from "../conversation.js";
-import * as view from "../view.js";
+import { attempt, goOn } from "../conversation/actions.js";
+import { ending } from "../conversation/conversation.js";
+import * as view from "../conversation/view.js";
 import { Alternatives } from "./alternatives.js";
 import { pickAt, pickNext, pickNothing, picked, pickedMessage, placePicked, textOf, watchSelection } from "./picking.js";
 import { Writing } from "./writing.js";

@@ -1,9 +1,10 @@
 // A place in a reply that is picked: by selecting some of its text, or word by word with keys, buttons or taps.
 
 import { effect, signal } from "../../vendor/htm-preact.js";
-import { characters } from "../conversation.js";
+import { characters } from "../conversation/conversation.js";
+import * as view from "../conversation/view.js";
+import { afterRender } from "../shared/motion.js";
 import { placeOf, wordsOf } from "../text/places.js";
-import * as view from "../view.js";
 
 const PAUSE_MS = 200; // of somebody who selects
 const MARGIN_PX = 60; // between a word that is picked and the edges of the thread
@@ -25,7 +26,7 @@ export function chooseWord(id) {
   const word = words.find((one) => boxOf(one).top >= top) ?? words.at(-1);
   if (!word) return;
   pick(id, word);
-  view.afterRender(() => /** @type {HTMLElement} */ (document.querySelector(".picker [role=slider]"))?.focus());
+  afterRender(() => /** @type {HTMLElement} */ (document.querySelector(".picker [role=slider]"))?.focus());
 }
 
 function pick(id, word) {

@@ -2,12 +2,12 @@
 // no reply is drawn again; what the next reply will compute is told before.
 
 import { Component, html } from "../../vendor/htm-preact.js";
-import { attempt, idOfShown, take } from "../actions.js";
-import * as api from "../api.js";
-import { newId } from "../conversation.js";
-import { inWords } from "../errors.js";
-import { readSettings, settled } from "../settings.js";
-import * as view from "../view.js";
+import { attempt, idOfShown, take } from "../conversation/actions.js";
+import * as api from "../conversation/api.js";
+import { newId } from "../conversation/conversation.js";
+import { inWords } from "../conversation/errors.js";
+import { readSettings, settled } from "../conversation/settings.js";
+import * as view from "../conversation/view.js";
 
 const PAUSE_MS = 300; // of somebody who writes, before the cost is asked for
 const IS_WRITTEN = "A reply of this branch is still being written: stop it, or wait for its end.";

@@ -1,7 +1,7 @@
 // A reply that goes on with words of one's own, and then with the model's, if one likes.
 
 import { Component, html } from "../../vendor/htm-preact.js";
-import { edit, goOn } from "../actions.js";
+import { edit, goOn } from "../conversation/actions.js";
 import { pickNothing } from "./picking.js";
 
 const MOST = 1024; // characters that a reply takes to go on with
