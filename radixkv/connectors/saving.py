@@ -8,8 +8,8 @@ engine has filled since is saved to a row of its own and published once every wo
     [.., num_planned)          in steps whose workers have not all reported
     [.., computed)             the block that is being filled
 
-Workers carry out the plans of steps in order, the loads of a step before its forward and its saves after. So a row that a plan
-gives to another sequence is still read correctly by every plan before it.
+Workers carry out the plans of steps in order, in each the loads before the saves. So a row that a plan gives to another
+sequence is still read correctly by every plan before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -49,10 +49,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepPlan:
-    """What every worker copies in one step of the engine. `number` counts plans from 1."""
+    """What every worker copies in one step of the engine. `number` counts plans from 1; `loading`: requests of the loads."""
 
     number: int
     loads: list[BlockMove] = field(default_factory=list)
+    loading: list[str] = field(default_factory=list)
     saves: list[BlockMove] = field(default_factory=list)
 
 
@@ -85,7 +86,6 @@ class _Branch:
     rows: array[int]
     num_history: int
     num_planned: int
-    loaded: dict[int, int]
     num_pending: int = 0
     is_finished: bool = False
 
@@ -117,6 +117,8 @@ class HostSaver:
         self._next_stamp = count(NO_STAMP + 1)
         self._stamps = array("q", [NO_STAMP]) * num_rows
         self._found: dict[str, _Found] = {}
+        self._loading: dict[str, list[int]] = {}  # blocks in their order
+        self._failed: set[str] = set()
         self._branches: dict[str, _Branch] = {}
         self._open: dict[int, _Branch] = {}
         self._queued: list[StepOp] = []
@@ -128,7 +130,7 @@ class HostSaver:
 
     def find(self, request: Any, num_computed: int) -> int:
         """How many tokens after the first `num_computed` the host pool holds, in whole blocks; never the last token."""
-        namespace = self._namespace_of(request)
+        namespace = None if request.request_id in self._failed else self._namespace_of(request)
         tokens = pack_tokens(request.all_token_ids[: request.num_tokens - 1]) if namespace is not None else b""
         if namespace is None or not tokens:
             return 0
@@ -139,11 +141,14 @@ class HostSaver:
         return max(0, num_matched - num_computed)
 
     def admit(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
-        """The engine gave `block_ids` to a request and takes its `num_external` tokens found as computed: load them."""
-        self.finish(request.request_id, forget=False)
+        """The engine gave `block_ids` to a request and waits for its `num_external` tokens found: load them.
+
+        Without a `find` before it, the request goes on after its load.
+        """
         found = self._found.pop(request.request_id, None)
         if found is None:
             return
+        self._end(request.request_id)  # it was preempted
         size, num_loaded = self._block_size, found.num_local + num_external
         length = max(found.num_matched, 1)
         seq_id = next(self._seq_ids)
@@ -155,16 +160,17 @@ class HostSaver:
             num_stored, rows = opened.num_stored_tokens, opened.block_table
             for index in range(num_stored // size if opened.ops else -(-num_stored // size), len(rows)):
                 self._stamps[rows[index]] = NO_STAMP
-        loaded = {}
-        for index in range(found.num_local // size, num_loaded // size):
+        indices = range(found.num_local // size, num_loaded // size)
+        for index in indices:
             is_stored = (index + 1) * size <= num_stored
             row = rows[index] if is_stored else 0
-            stamp = self._stamps[row] if is_stored else NO_STAMP
-            self._plan.loads.append(BlockMove(row, block_ids[index], stamp))
-            loaded[block_ids[index]] = index
+            self._plan.loads.append(BlockMove(row, block_ids[index], self._stamps[row] if is_stored else NO_STAMP))
+        if indices:
+            self._plan.loading.append(request.request_id)
+            self._loading[request.request_id] = list(block_ids)
         if isinstance(opened, AcquireResult):
             num_planned = num_stored // size * size
-            branch = _Branch(request, seq_id, found.namespace, list(block_ids), rows, length, num_planned, loaded)
+            branch = _Branch(request, seq_id, found.namespace, list(block_ids), rows, length, num_planned)
             self._branches[request.request_id] = self._open[seq_id] = branch
 
     def plan(self, scheduled: Iterable[Scheduled]) -> StepPlan:
@@ -186,7 +192,7 @@ class HostSaver:
                 if isinstance(answer, ExtendResult):
                     saves.append(self._plan_save(branch, end, answer))
                 else:  # the pool is full of running requests
-                    self.finish(branch.request.request_id)
+                    self._end(branch.request.request_id)
         self._drop_lost()
         plan, self._plan = self._plan, StepPlan(self._plan.number + 1)
         kept = [(save, moves) for save, moves in saves if save.branch.seq_id in self._open]
@@ -197,16 +203,27 @@ class HostSaver:
             self._unreported[plan.number] = [save for save, _ in kept]
         return plan
 
-    def report(self, num_saved: Mapping[int, int], failed_steps: Iterable[int], failed_blocks: Iterable[int]) -> None:
-        """Results of workers: how many carried out the saves of each step, steps with a failed save, blocks not loaded.
+    def report(
+        self,
+        num_saved: Mapping[int, int],
+        failed_steps: Iterable[int],
+        loaded: Iterable[str],
+        failed_blocks: Collection[int],
+    ) -> None:
+        """Results of workers: how many carried out the saves of each step, and steps with a save that failed; requests whose
+        loads are done, and blocks that were not loaded.
 
-        After a failure no running request is saved further, whichever it was: requests of one step may share blocks, so that
-        one of them may have computed with another's block that was not loaded.
+        A request with such a block computes it, and is neither looked up nor saved again.
         """
-        failed_blocks = set(failed_blocks)
-        if failed_blocks or any(number in self._unreported for number in failed_steps):
-            self._withdraw(failed_blocks)
-            return
+        for request_id in loaded:
+            blocks = self._loading.pop(request_id, [])
+            bad = [index for index, block in enumerate(blocks) if block in failed_blocks]
+            if bad:
+                self._failed.add(request_id)
+                self._drop_branch(self._branches.get(request_id), num_valid=bad[0] * self._block_size)
+        for number in failed_steps:
+            for save in self._unreported.pop(number, ()):
+                self._drop_branch(save.branch)
         for number, num_workers in num_saved.items():
             if number in self._unreported:
                 self._reports[number] += num_workers
@@ -216,22 +233,21 @@ class HostSaver:
                 if branch.seq_id in self._open:
                     self._queued.append(InsertOp(branch.seq_id, num_computed, new_tokens))
                     self._release_if_done(branch)
+        self._reports = Counter({number: n for number, n in self._reports.items() if number in self._unreported})
 
-    def finish(self, request_id: str, *, forget: bool = True) -> None:
-        """A request has ended, was aborted, or starts again: what is saved stays cached."""
-        if forget:
-            self._found.pop(request_id, None)
-        branch = self._branches.pop(request_id, None)
-        if branch is not None:
-            branch.is_finished = True
-            self._release_if_done(branch)
+    def finish(self, request_id: str) -> None:
+        """A request has ended or was aborted: what is saved stays cached."""
+        self._found.pop(request_id, None)
+        self._failed.discard(request_id)
+        self._end(request_id)
 
     def reset(self) -> bool:
         """Nothing that was saved until now is loaded again: the model's weights changed, for example.
 
         Returns whether the index has forgotten it too. Until it has, what it still matches is computed after a failed load.
         """
-        self._withdraw(())
+        for branch in list(self._open.values()):
+            self._drop_branch(branch)
         self._found.clear()
         self._stamps = array("q", [NO_STAMP]) * len(self._stamps)
         return self._ask([ClearOp(self._namespace)]) is not None
@@ -277,6 +293,12 @@ class HostSaver:
         branch.num_planned = branch.num_history = end
         return _Save(branch, end, new_tokens), moves
 
+    def _end(self, request_id: str) -> None:
+        branch = self._branches.pop(request_id, None)
+        if branch is not None:
+            branch.is_finished = True
+            self._release_if_done(branch)
+
     def _release_if_done(self, branch: _Branch) -> None:
         if branch.is_finished and not branch.num_pending and self._open.pop(branch.seq_id, None) is not None:
             self._queued.append(ReleaseOp(branch.seq_id))
@@ -288,15 +310,16 @@ class HostSaver:
             if branch is not None and self._branches.get(branch.request.request_id) is branch:
                 del self._branches[branch.request.request_id]
 
-    def _withdraw(self, failed_blocks: Iterable[int]) -> None:
-        """End every sequence without its unpublished saves, and evict what could not be loaded."""
-        failed = set(failed_blocks)
-        self._queued += [ReleaseOp(seq_id, keep=False) for seq_id in self._open]
-        for branch in self._open.values():
-            if bad := [index for block, index in branch.loaded.items() if block in failed]:
-                tokens = pack_tokens(branch.request.all_token_ids[: (min(bad) + 1) * self._block_size])
-                self._queued.append(EvictBranchOp(tokens, branch.namespace))
-        self._give_up()
+    def _drop_branch(self, branch: _Branch | None, num_valid: int | None = None) -> None:
+        """End a sequence without its unpublished saves; evict what it has in the block at `num_valid`, and all after it."""
+        if branch is None or self._open.pop(branch.seq_id, None) is None:
+            return
+        if self._branches.get(branch.request.request_id) is branch:
+            del self._branches[branch.request.request_id]
+        self._queued.append(ReleaseOp(branch.seq_id, keep=False))
+        if num_valid is not None:
+            tokens = pack_tokens(branch.request.all_token_ids[: num_valid + self._block_size])
+            self._queued.append(EvictBranchOp(tokens, branch.namespace))
 
     def _give_up(self) -> None:
         """Forget every sequence: the index no longer knows them, or not what was done with them."""

@@ -93,6 +93,7 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._num_rows = num_rows
         self._num_blocks = kv_cache_config.num_blocks
         self._rows: HostRows | None = None
+        self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._saved: dict[int, int] = {}
         self._failed_steps: set[int] = set()
@@ -126,8 +127,13 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
     # -- the scheduler's half -----------------------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens in the host pool after those that vLLM holds; they are loaded in the step that admits the request."""
-        return self._saver.find(request, num_computed_tokens), False
+        """Tokens in the host pool after those that vLLM holds. The request waits for a step while they are loaded.
+
+        vLLM would use a reply computed in the step of a failed load where it schedules a step ahead, and would share blocks
+        before they are loaded; a request that waits does neither.
+        """
+        num_found = self._saver.find(request, num_computed_tokens)
+        return num_found, num_found > 0
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Lock what is loaded, and plan the loads."""
@@ -138,9 +144,10 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return StepMetadata(self._saver.plan(_scheduled(scheduler_output)))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Publish what all workers have saved; withdraw what was computed with blocks that were not loaded."""
+        """Publish what all workers have saved; evict what one could not load."""
         report = connector_output.kv_connector_worker_meta or SaveReport({}, set())
-        self._saver.report(report.num_saved, report.failed_steps, connector_output.invalid_block_ids)
+        loaded, failed_blocks = connector_output.finished_recving or (), connector_output.invalid_block_ids
+        self._saver.report(report.num_saved, report.failed_steps, loaded, failed_blocks)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
         """vLLM may free the blocks at once: saves of earlier steps read them before a later step writes them."""
@@ -163,6 +170,7 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
         plan = self._step_plan()
         if plan is not None and plan.loads:
             self._failed_blocks |= self._registered().load(plan.loads)
+            self._loaded.update(plan.loading)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: attention runs on the stream that loads."""
@@ -179,6 +187,11 @@ class RadixKVConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._saved[plan.number] = 1
         else:
             self._failed_steps.add(plan.number)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, set[str] | None]:  # noqa: ARG002
+        """Requests whose blocks are loaded, or reported as not loaded, since the last call."""
+        loaded, self._loaded = self._loaded, set()
+        return None, loaded or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that were not loaded since the last call."""
