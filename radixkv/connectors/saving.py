@@ -236,7 +236,7 @@ class HostSaver:
         self._reports = Counter({number: n for number, n in self._reports.items() if number in self._unreported})
 
     def finish(self, request_id: str) -> None:
-        """A request has ended or was aborted: what is saved stays cached."""
+        """A request has ended or was aborted; all that is saved stays cached."""
         self._found.pop(request_id, None)
         self._failed.discard(request_id)
         self._end(request_id)
