@@ -141,7 +141,8 @@ def _allocate(view: Tensor, num_blocks: int, num_rows: int) -> Tensor:
 
     host = torch.zeros((num_rows * (len(view) // num_blocks), *view.shape[1:]), dtype=view.dtype)
     if view.is_cuda:
-        status = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel() * host.element_size(), 0))
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's
+        status = int(runtime.cudaHostRegister(host.data_ptr(), host.numel() * host.element_size(), 0))
         if status:
             logger.warning("host rows are not pinned (CUDA error %d): copies are slower and block the engine", status)
     return host

@@ -186,7 +186,7 @@ class HostSaver:
             if end > branch.num_planned:
                 growing.append((branch, end))
         saves: list[tuple[_Save, list[BlockMove]]] = []
-        if growing:
+        if growing or self._queued:
             answers = self._ask([ExtendOp(branch.seq_id, end) for branch, end in growing])
             for (branch, end), answer in zip(growing, answers or (), strict=False):
                 if isinstance(answer, ExtendResult):
@@ -238,6 +238,7 @@ class HostSaver:
     def finish(self, request_id: str) -> None:
         """A request has ended or was aborted; all that is saved stays cached."""
         self._found.pop(request_id, None)
+        self._loading.pop(request_id, None)
         self._failed.discard(request_id)
         self._end(request_id)
 

@@ -193,14 +193,15 @@ class Engine:
 
     def step(self) -> None:
         output = self.scheduler.schedule()
-        self._late.append((output, self._execute(output)))
+        self._late.append((output, self.execute(output)))
         while len(self._late) >= self._depth or (self._late and not self.scheduler.running):
             self.scheduler.update_from_output(*self._late.popleft())
 
     def close(self) -> None:
         self.connector.shutdown()
 
-    def _execute(self, output: Any) -> ModelRunnerOutput:
+    def execute(self, output: Any) -> ModelRunnerOutput:
+        """A step of both workers, with the calls of their connectors in the order of vLLM's model runner."""
         connectors = [worker.connector for worker in self.workers]
         for connector in connectors:
             connector.handle_preemptions(output.kv_connector_metadata)

@@ -135,6 +135,19 @@ def test_a_host_pool_smaller_than_the_requests_saves_what_fits() -> None:
     assert all(list(requests[n].output_token_ids) == reply_of([n, *PROMPT], 6) for n in requests)
 
 
+def test_a_request_aborted_while_it_waits_for_its_load_leaves_nothing_behind(engine: Engine) -> None:
+    computed_by(engine, "first", PROMPT)
+    engine.evict()
+    engine.add("second", PROMPT)
+    output = engine.scheduler.schedule()
+    assert output.kv_connector_metadata.plan.loads
+    engine.abort("second")
+    engine.scheduler.update_from_output(output, engine.execute(output))
+    engine.drain()
+    engine.evict()
+    assert computed_by(engine, "third", PROMPT) == len(PROMPT) - WHOLE + 5
+
+
 def test_a_pool_of_a_service_goes_on_over_its_restart(tmp_path: Any) -> None:
     address = f"unix:{tmp_path}/s"
     config = ServiceConfig(addresses=(address,), lease_ttl_s=10.0)
