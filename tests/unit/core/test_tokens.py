@@ -59,7 +59,7 @@ def test_arrays_of_any_integers_are_packed(typecode: str) -> None:
 def test_torch_tensors_are_packed() -> None:
     torch = pytest.importorskip("torch")
     assert pack_tokens(torch.tensor([1, 2, 3])) == pack_tokens([1, 2, 3])
-    with pytest.raises(InvalidArgumentError, match="a 2-d array of torch.int64'; it must be a 1-d integer array"):
+    with pytest.raises(InvalidArgumentError, match=r"a 2-d array of torch\.int64'; it must be a 1-d integer array"):
         pack_tokens(torch.tensor([[1, 2, 3]]))
     with pytest.raises(InvalidArgumentError, match="a 0-d array"):
         pack_tokens(torch.tensor(1))
