@@ -53,14 +53,13 @@ def forward(tokens: list[int]) -> int:
 
 
 class EchoEngine(GenerationServicer):
-    """Serves the toy."""
-
     def __init__(self) -> None:
         self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE, copy=lambda *_: None)
 
     async def GetModel(self, _request: Any, _context: Any) -> pb.GetModelResponse:  # noqa: N802  # the wire's name
-        sizes = {"max_length": MAX_LENGTH, "vocab_size": len(SPELLINGS), "block_size": BLOCK_SIZE}
-        return pb.GetModelResponse(name="echo", eos_token_ids=pack_tokens([END]), has_chat_template=True, **sizes)
+        model = pb.GetModelResponse(name="echo", eos_token_ids=pack_tokens([END]), has_chat_template=True)
+        model.max_length, model.vocab_size, model.block_size = MAX_LENGTH, len(SPELLINGS), BLOCK_SIZE
+        return model
 
     async def Tokenize(self, request: Any, _context: Any) -> pb.TokenizeResponse:  # noqa: N802
         return pb.TokenizeResponse(token_ids=pack_tokens(read(request.prompt, request.history)))
@@ -82,10 +81,10 @@ class EchoEngine(GenerationServicer):
         usage = pb.Usage(num_prompt_tokens=len(prompt))
         yield pb.GenerateResponse(started=pb.Started(generation_id=f"{id(request):x}", prompt=pack_tokens(prompt)))
         for branch in range(max(sampling.n, 1)):  # one after the other: all but the first find the prompt cached
-            seq, decoder = Sequence(list(prompt), request.namespace or "default"), DECODER("replace")
+            seq, decoder, drawn = Sequence(list(prompt), request.namespace or "default"), DECODER("replace"), None
             while not self.manager.allocate(seq, reserve=end - len(prompt)):
                 await asyncio.sleep(TOKEN_S)  # until others have ended
-            cached, drawn = seq.num_cached_tokens, None
+            cached: int | None = seq.num_cached_tokens
             usage.num_cached_tokens = usage.num_cached_tokens if branch else cached
             try:
                 self.manager.computed(seq)  # a model runs the positions from `num_cached_tokens` on before this
@@ -110,7 +109,7 @@ class EchoEngine(GenerationServicer):
 
 async def serve(address: str) -> None:
     server = grpc.aio.server()
-    add_GenerationServicer_to_server(EchoEngine(), server)
+    add_GenerationServicer_to_server(EchoEngine(), server)  # type: ignore[no-untyped-call]  # generated
     server.add_insecure_port(address)
     await server.start()
     await server.wait_for_termination()
