@@ -21,6 +21,7 @@ import radixkv
 from .planted_bugs import PLANTED_BUGS, PlantedBug
 from .planted_events import PLANTED_EVENTS
 from .planted_explanations import PLANTED_EXPLANATIONS
+from .planted_options import PLANTED_OPTIONS
 from .planted_pins import PLANTED_PINS
 from .planted_quotas import PLANTED_QUOTAS
 from .planted_retention import PLANTED_RETENTION
@@ -34,6 +35,7 @@ ALL_BUGS = (
     *PLANTED_EXPLANATIONS,
     *PLANTED_QUOTAS,
     *PLANTED_RETENTION,
+    *PLANTED_OPTIONS,
 )
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
