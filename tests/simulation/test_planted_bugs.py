@@ -20,7 +20,7 @@ from .planted_bugs import PLANTED_BUGS, PlantedBug
 MAX_SEEDS = 2000
 QUICK_EVERY = 8
 HUNT_TIMEOUT_S = 300.0
-PARTS = ("client", "core", "service", "v1")
+PARTS = ("client", "core", "net", "service", "util", "v1", "wire")
 
 
 def copy_package(folder: Path) -> Path:

@@ -249,7 +249,16 @@ class CacheMachine(KeepingRules):
         for ending in endings:
             end = len(tokens) - ending % 5
             wanted = (*tokens[: max(end, 1)], *([0, 1][: ending // 5 % 3]))
-            op = AcquireOp(pack_tokens(wanted), 0, namespace, self._new_id(), waits=True)
+            at_least, whole = len(wanted) * (0, 0, 3, 4)[ending // 16] // 4, ending % 7 == 6
+            op = AcquireOp(
+                pack_tokens(wanted),
+                0,
+                namespace,
+                self._new_id(),
+                waits=True,
+                at_least=at_least,
+                whole_blocks=whole,
+            )
             if ending % 3:
                 self._acquire(op, wanted)
             else:

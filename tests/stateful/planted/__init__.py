@@ -5,6 +5,7 @@ from __future__ import annotations
 from .core import PLANTED_BUGS, PlantedBug
 from .events import PLANTED_EVENTS
 from .explanations import PLANTED_EXPLANATIONS
+from .options import PLANTED_OPTIONS
 from .pins import PLANTED_PINS
 from .quotas import PLANTED_QUOTAS
 from .retention import PLANTED_RETENTION
@@ -20,4 +21,5 @@ ALL_BUGS = (
     *PLANTED_EXPLANATIONS,
     *PLANTED_QUOTAS,
     *PLANTED_RETENTION,
+    *PLANTED_OPTIONS,
 )
