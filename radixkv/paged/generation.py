@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -216,10 +216,10 @@ class _Publisher:
 def _token_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         ids = tokenizer(prompt)["input_ids"]
-    elif len(prompt) and isinstance(prompt[0], Mapping):
+    elif isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
     else:
-        ids = unpack_tokens(pack_tokens(prompt))  # type: ignore[arg-type] # no messages
+        ids = unpack_tokens(pack_tokens(cast("TokensLike", prompt)))
     if not len(ids):
         raise InvalidArgumentError("prompt", prompt, "at least one token")
     return list(ids)

@@ -87,8 +87,8 @@ class PagedKV:
         for index, cache in enumerate(self._caches):
             if cache and num_tokens:
                 ids = blocks.to(cache.device)
-                rows = (tensor.index_select(0, ids).flatten(0, 1)[:num_tokens] for tensor in cache.tensors)
-                past.update(*(row.transpose(0, 1)[None] for row in rows), index)
+                keys, values = (tensor.index_select(0, ids).flatten(0, 1)[:num_tokens] for tensor in cache.tensors)
+                past.update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None], index)
         return past
 
     def scatter(self, past_key_values: Any, block_table: Sequence[int], start: int, end: int, *, row: int = 0) -> None:
@@ -179,7 +179,7 @@ def _probe(model: Any) -> list[_Shape | None]:
     run_model(model, torch.zeros((1, 1), dtype=torch.int64, device=model.device), past, 1, pad_token_id=0, **GREEDY)
     shapes: list[_Shape | None] = []
     for index, layer in enumerate(past.layers):
-        keys, values = layer.keys, layer.values
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None:
             shapes.append(None)
             continue

@@ -191,10 +191,10 @@ def test_an_error_in_the_middle_leaves_the_published_blocks_and_nothing_else(n: 
     assert setup.continued(prompt).token_ids == alone(setup.model, prompt)
 
 
-def test_a_copy_that_failed_leaves_nothing_that_it_should_have_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, prompt = Setup(), random_ids(13)
-    setup.continued(prompt)
-    edited = prompt[:10] + random_ids(5, seed=1)
+def test_a_sequence_whose_block_ops_failed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, prompt = Setup(num_blocks=6), random_ids(13)
+    setup.continued(prompt)  # all of it is evicted by the next one
+    edited = prompt[:3] + random_ids(21, seed=1)
 
     def fails(_ops: Any) -> None:
         raise RuntimeError("out of memory")
@@ -202,10 +202,9 @@ def test_a_copy_that_failed_leaves_nothing_that_it_should_have_filled(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(setup.kv, "carry_out", fails)
         with pytest.raises(RuntimeError, match="out of memory"):
-            setup.continued(edited)
+            setup.continued(edited, max_new_tokens=1)
     assert setup.is_clean()
-    for history in (prompt, edited):
-        assert setup.continued(history).token_ids == alone(setup.model, history)
+    assert setup.cache.match(edited).num_tokens == 0
 
 
 def test_an_interrupt_ends_the_reply_at_its_next_token_with_all_that_is_computed_cached() -> None:
