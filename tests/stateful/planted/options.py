@@ -22,13 +22,13 @@ PLANTED_OPTIONS = (
     PlantedBug(
         "an acquire that waits for who does not get so far",
         "cache/prefix_cache.py",
-        "max(num_matched, at_least - forest.block_size)",
+        "max(num_matched, num_wanted - forest.block_size)",
         "num_matched",
     ),
     PlantedBug(
         "an acquire of whole blocks that waits for less of them than it asks for",
         "cache/prefix_cache.py",
-        "            at_least += -at_least % forest.block_size\n",
+        "            num_wanted += -at_least % forest.block_size\n",
         "",
     ),
 )
