@@ -85,7 +85,7 @@ class EchoEngine(GenerationServicer):
             while not self.manager.allocate(seq, reserve=end - len(prompt)):
                 await asyncio.sleep(TOKEN_S)  # until others have ended
             cached: int | None = seq.num_cached_tokens
-            usage.num_cached_tokens = usage.num_cached_tokens if branch else cached
+            usage.num_cached_tokens = usage.num_cached_tokens if branch else seq.num_cached_tokens
             try:
                 self.manager.computed(seq)  # a model runs the positions from `num_cached_tokens` on before this
                 while len(seq.token_ids) < end and drawn != END:
