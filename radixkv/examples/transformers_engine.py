@@ -54,8 +54,8 @@ def load(name: str, dtype: str, device: str) -> tuple[Any, Any]:
     if has_index(Path(folder)):
         model: Any = load_gguf(Path(folder), getattr(torch, dtype), "none")
     else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    return model.eval().to(device), AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), trust_remote_code=False)
+    return model.eval().to(device), AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 @contextmanager
