@@ -46,6 +46,10 @@ def questions_of(tree: Tree, source: random.Random) -> list[Question]:
     return questions
 
 
+SEED = 0
+"""Of every reply: whether its text is tokenised otherwise does not depend on chance."""
+
+
 class Answer(NamedTuple):
     """Response. `key`: names it in a later request. Counts are of tokens.
 
@@ -111,7 +115,11 @@ class ByChat:
         before: Sequence[dict[str, str]] = parent.key if parent is not None else ()
         messages = [*before, {"role": "user", "content": question.text}]
         answer = await client.chat.completions.create(
-            model=self.model, messages=messages, max_tokens=self.max_tokens, extra_body={"return_token_ids": True}
+            model=self.model,
+            messages=messages,
+            max_tokens=self.max_tokens,
+            seed=SEED,
+            extra_body={"return_token_ids": True},
         )
         reply = {"role": "assistant", "content": answer.choices[0].message.content}
         usage = answer.usage
