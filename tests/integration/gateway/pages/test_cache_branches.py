@@ -58,7 +58,7 @@ def red(lookers: dict[str, Looker]) -> Looker:
 
 def test_a_branch_leads_to_its_node_and_the_node_to_the_branch(red: Looker) -> None:
     conversation = red.begin()
-    red.dictate("It begins in the Alps, at a lake.", "At no lake: it comes out of the rock.")
+    red.dictate("Far up north, at a lake of ice.", "Nobody knows: out of a dark rock.")
     asked, reply = red.turn(conversation, QUESTION, max_tokens=60)
     other = red.call("POST", f"/{conversation}/messages/{asked}/replies", {"max_tokens": 60})["messages"][0]
     red.ended(conversation, other["id"])
