@@ -25,6 +25,7 @@ from radixkv.core.api import (
     AdoptionOp,
     AdoptSequenceOp,
     ForkOp,
+    InsertOp,
     Notice,
     PinInfo,
     PinOp,
@@ -45,7 +46,7 @@ from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES, unknown_option
 from radixkv.wire.journal import journal_from_proto
-from radixkv.wire.steps import PENDING, op_to_proto, result_from_proto
+from radixkv.wire.steps import PENDING, op_from_proto, op_to_proto, result_from_proto
 from radixkv.wire.values import SHAPE, unpack_blocks
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
@@ -150,8 +151,11 @@ class HolderSession:
         request = workers.AttachRequest()
         step = request.step
         protos = step.ops
+        kept = []  # until they are answered, whatever the caller does with the ops' lists meanwhile
         for op in ops:
-            op_to_proto(op, protos.add())
+            proto = protos.add()
+            op_to_proto(op, proto)
+            kept.append(op if _is_frozen(op) else op_from_proto(proto))
             if isinstance(op, AcquireOp):
                 if (option := unknown_option(op, self._features)) is not None:
                     raise UnimplementedError(option)
@@ -171,7 +175,7 @@ class HolderSession:
             message = request.SerializeToString()
             self._check_size(len(message))
             future = self._spare_future
-            self._pending.append(_Pending(request, tuple(ops), future))
+            self._pending.append(_Pending(request, kept, future))
             if (
                 self._send is not None
                 and num_pending == self._num_sent < self._limits.max_unacknowledged_steps
@@ -357,6 +361,20 @@ class HolderSession:
             pending = self._unanswered.popleft()
             self._num_answered = answer.number
             self._num_sent -= 1
+        try:
+            results = self._apply(pending, answer)
+        except Exception as error:  # what was missed makes every later answer doubtful
+            lost = LeaseError(f"the answer to Step {answer.number} could not be applied: {error!r}")
+            if pending.future is not None:
+                pending.future.set_exception(again(lost))
+            raise lost from error
+        if pending.future is not None:
+            pending.future.set_result(results)
+        self._notices.answered(answer.number)
+
+    def _apply(self, pending: _Pending, answer: workers.StepAnswer) -> list[StepResult]:
+        """Read and record the answer to a Step, and send the Steps that waited for it."""
+        with self._lock:
             results = [result_from_proto(op, told) for op, told in zip(pending.ops, answer.results, strict=True)]
             self._notices.await_outcomes(results)
             if pending.future is None:
@@ -369,9 +387,7 @@ class HolderSession:
                 self._send_what_fits()
         if answer.freed_block_ids and self._on_freed is not None:
             self._on_freed(unpack_blocks(answer.freed_block_ids, "freed_block_ids"))
-        if pending.future is not None:
-            pending.future.set_result(results)
-        self._notices.answered(answer.number)
+        return results
 
     def _took_on(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
         """Handle answers to adoption Steps: a rejected history is recomputed on demand, a rejected sequence after its
@@ -403,6 +419,13 @@ class HolderSession:
         if self._ledger is not None:
             for entry in entries:
                 self._ledger.noted(entry)
+
+
+def _is_frozen(op: StepOp) -> bool:
+    """Whether nobody can change the tokens and ranges of an op."""
+    if isinstance(op, InsertOp):
+        return type(op.new_tokens) is bytes
+    return type(getattr(op, "tokens", b"")) is bytes and type(getattr(op, "retention", ())) is tuple
 
 
 def _new_future() -> Future[list[StepResult]]:

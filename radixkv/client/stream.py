@@ -167,6 +167,8 @@ class StepStream:
             self._session.receive(message, send)
         except RadixKVError as error:
             return error
+        except Exception as error:
+            return LeaseError(f"a message of the service could not be handled: {error!r}")
         return True  # gRPC reads None as an unreadable message
 
     def _fail(self, error: RadixKVError) -> None:

@@ -160,7 +160,8 @@ class PrefixCache(Reads, Management, Adoption):
                 walk = forest.walk(root, packed[: walk.matched_bytes - num_over])
         if waits and share_prefix:
             num_matched = walk.matched_bytes // TOKEN_BYTES
-            pending = self._join(namespace, packed, max(num_matched, num_wanted - forest.block_size))
+            is_enough = num_matched >= num_wanted
+            pending = self._join(namespace, packed, num_matched if is_enough else num_wanted - forest.block_size)
             if pending is not None:
                 return pending
         if walk.matched_bytes < num_wanted * TOKEN_BYTES:
@@ -333,7 +334,8 @@ class PrefixCache(Reads, Management, Adoption):
     def take_freed(self) -> array[int]:
         """Return the blocks that became free since the last call, each once: evicted, dropped, or private to a sequence that
         ended. Their former contents match no longer, and they may have been taken again. For callers that mirror blocks
-        elsewhere. O(freed). Empty without `follows_freed`.
+        elsewhere. They also drop the block that holds position `num_stored_tokens` of an acquire or a fork inside it: the
+        sequence writes that block on. O(freed). Empty without `follows_freed`.
         """
         self._enter()
         pool = self._forest.pool

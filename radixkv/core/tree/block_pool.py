@@ -105,15 +105,15 @@ class FollowedPool(BlockPool):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._freed = array("i")
+        self._freed: dict[int, None] = {}
 
     def give_back(self, block_ids: array[int]) -> None:
         """See `BlockPool.give_back`."""
         super().give_back(block_ids)
-        self._freed.extend(block_ids)
+        self._freed.update(dict.fromkeys(block_ids))
 
     def take_freed(self) -> array[int]:
         """The blocks that became free since the last call, each once. O(freed)."""
-        freed = array("i", dict.fromkeys(self._freed))
-        self._freed = array("i")
+        freed = array("i", self._freed)
+        self._freed.clear()
         return freed

@@ -30,7 +30,7 @@ def check_hello(hello: workers.Hello, config: ServiceConfig) -> PoolShape:
     for name in ("acknowledged_through", "notices_acknowledged_through"):
         if getattr(hello, name) > MAX_NUMBER:
             raise InvalidArgumentError(name, getattr(hello, name), f"at most {MAX_NUMBER}")
-    max_awaited = MAX_WAITS + config.max_unacknowledged_notices
+    max_awaited = 2 * MAX_WAITS + config.max_unacknowledged_notices  # one more while as many outcomes are on their way
     if len(hello.awaited) > max_awaited:
         raise InvalidArgumentError("awaited", f"{len(hello.awaited)} of them", f"at most {max_awaited}")
     if not hello.incarnation:

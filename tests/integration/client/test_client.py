@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,8 +22,11 @@ from radixkv import (
     AcquireOp,
     EvictedTokens,
     ExtendOp,
+    InsertOp,
     InvalidArgumentError,
+    LeaseError,
     LimitError,
+    MatchOp,
     NamespaceMatch,
     NamespaceUsage,
     OutOfBlocksError,
@@ -427,3 +432,29 @@ def test_the_service_s_policy_is_had_by_name_and_told_in_the_stats() -> None:
             assert holder.stats().eviction == eviction
     with pytest.raises(InvalidArgumentError, match="eviction is 'mru'; it must be one of"):
         ServiceConfig(eviction="mru")
+
+
+def test_an_op_is_what_it_was_when_it_was_sent(tmp_path: Path) -> None:
+    config = ServiceConfig(addresses=(f"unix:{tmp_path}/cache",))
+    prompt: Any = [1, 2, 3, 4]
+    drawn: Any = [5, 6, 7, 8]
+    with ServiceThread(config) as service:
+        holder = connect(service.addresses[0], PoolShape(64, 4), patience_s=60)
+        sent = holder.submit([AcquireOp(prompt, seq_id=1), ExtendOp(1, 8), InsertOp(1, 8, drawn)])
+        prompt[:], drawn[:] = [9] * 6, [8] * 3
+        assert not any(isinstance(result, RadixKVError) for result in sent.result())
+    with ServiceThread(config), holder:
+        holder.release(1)
+        assert holder.match(range(1, 9)).num_tokens == 8
+
+
+def test_a_callback_that_raises_costs_the_lease_and_hangs_nobody(service: ServiceThread) -> None:
+    def broken(_freed: array[int]) -> None:
+        raise ZeroDivisionError
+
+    with connect(service.addresses[0], PoolShape(64), on_freed=broken) as holder:
+        opened = holder.acquire(range(40))
+        with pytest.raises(LeaseError, match="ZeroDivisionError"):
+            holder.submit([ReleaseOp(opened.seq_id, keep=False)]).result(30)
+        with pytest.raises(LeaseError, match="ZeroDivisionError"):
+            holder.submit([MatchOp(b"")]).result(30)

@@ -317,7 +317,7 @@ def test_a_clean_end_frees_the_pool_at_once_and_retires_the_incarnation(table: P
         (hello(name=""), "name"),
         (hello(name="n" * 129), "name"),
         (hello(0), "incarnation"),
-        (workers.Hello(pool=hello().pool, incarnation=1, awaited=[workers.Pending()] * 65_539), "awaited"),
+        (workers.Hello(pool=hello().pool, incarnation=1, awaited=[workers.Pending()] * 131_075), "awaited"),
     ],
 )
 def test_a_hello_out_of_bounds_is_refused_by_name(table: PoolTable, message: workers.Hello, argument: str) -> None:
