@@ -105,6 +105,7 @@ def test_of_another_s_conversation_nobody_is_told_not_even_an_operator(lookers: 
     red, blue, chief = (lookers[key] for key in ("red", "blue", "chief"))
     secret = "A question that is asked by the red ones alone, and by nobody else."
     conversation = red.begin()
+    red.dictate("That is told to none but the red ones.")
     asked, reply = red.turn(conversation, secret)
     node = red.place(conversation, reply["id"])["id"]
     assert [each["id"] for each in red.held_by(node)] == [conversation]
