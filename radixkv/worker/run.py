@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -338,6 +339,9 @@ class _Lease:
             timeout_s=config.connect_timeout_s,
             wait_s=wait_s,
             on_notices=self._told,
+            on_restart=partial(
+                _LOG.warning, "the cache service was restarted; its tree is rebuilt from the blocks here"
+            ),
             patience_s=config.reattach_s,
             credentials=config.credentials,
         )
