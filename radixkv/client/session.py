@@ -363,7 +363,7 @@ class HolderSession:
             self._num_sent -= 1
         try:
             results = self._apply(pending, answer)
-        except Exception as error:  # what was missed makes every later answer doubtful
+        except Exception as error:  # the ledger would miss this Step
             lost = LeaseError(f"the answer to Step {answer.number} could not be applied: {error!r}")
             if pending.future is not None:
                 pending.future.set_exception(again(lost))
@@ -422,7 +422,7 @@ class HolderSession:
 
 
 def _is_frozen(op: StepOp) -> bool:
-    """Whether nobody can change the tokens and ranges of an op."""
+    """Whether the tokens and ranges of an op cannot change."""
     if isinstance(op, InsertOp):
         return type(op.new_tokens) is bytes
     return type(getattr(op, "tokens", b"")) is bytes and type(getattr(op, "retention", ())) is tuple
