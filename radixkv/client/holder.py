@@ -100,9 +100,9 @@ class RemoteHolder(RemoteReader):
         room: ExtendResult = self._one(ExtendOp(seq_id, num_tokens))
         return room
 
-    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
+    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"", position: int | None = None) -> None:
         """See `PrefixCache.insert`."""
-        self._one(InsertOp(seq_id, num_computed, pack_tokens(new_tokens)))
+        self._one(InsertOp(seq_id, num_computed, pack_tokens(new_tokens), position))
 
     def fork(
         self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: Sequence[int] | None = None

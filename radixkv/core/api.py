@@ -300,6 +300,7 @@ class InsertOp:
     seq_id: int
     num_computed: int
     new_tokens: bytes = b""
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +441,9 @@ class CacheHolder(CacheReader, Protocol):
 
     def extend(self, seq_id: int, num_tokens: int) -> ExtendResult: ...
 
-    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None: ...
+    def insert(
+        self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"", position: int | None = None
+    ) -> None: ...
 
     def fork(
         self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: Sequence[int] | None = None

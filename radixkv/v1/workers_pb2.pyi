@@ -243,14 +243,16 @@ class Extend(_message.Message):
     def __init__(self, seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Insert(_message.Message):
-    __slots__ = ("seq_id", "num_computed", "new_tokens")
+    __slots__ = ("seq_id", "num_computed", "new_tokens", "position")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     num_computed: int
     new_tokens: bytes
-    def __init__(self, seq_id: _Optional[int] = ..., num_computed: _Optional[int] = ..., new_tokens: _Optional[bytes] = ...) -> None: ...
+    position: int
+    def __init__(self, seq_id: _Optional[int] = ..., num_computed: _Optional[int] = ..., new_tokens: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("seq_id", "position", "n", "reserve", "seq_ids")

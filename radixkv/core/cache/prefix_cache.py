@@ -228,7 +228,7 @@ class PrefixCache(Reads, Management, Adoption):
             self._single_flight.update(seq)
         return ExtendResult(first_changed, taken, ops)
 
-    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"") -> None:
+    def insert(self, seq_id: int, num_computed: int, new_tokens: TokensLike = b"", position: int | None = None) -> None:
         """Publish the positions below `num_computed`, which hold valid KV; `new_tokens` are appended to the history first.
 
         A partly filled last block is published as a tail, unless another node covers it. Never allocates, never lowers the
@@ -237,11 +237,15 @@ class PrefixCache(Reads, Management, Adoption):
         Raises:
             UnknownSequenceError: no such sequence.
             InvalidArgumentError: `num_computed` falls, or exceeds the history's length or the room; unpackable tokens; a
-                history longer than the pool.
+                history longer than the pool; a `position` that is not the length of the history before `new_tokens`, as
+                after an insert that was aborted.
         """
         self._enter()
         seq = self._sequence(seq_id)
         packed = pack_tokens(new_tokens)
+        if position is not None and position != len(seq.tokens) // TOKEN_BYTES:
+            bound = f"{len(seq.tokens) // TOKEN_BYTES}, the length of the history"
+            raise InvalidArgumentError("position", position, bound)
         history = (len(seq.tokens) + len(packed)) // TOKEN_BYTES
         validation.check_computed(num_computed, seq.num_computed, seq.room, history)
         if packed:

@@ -90,7 +90,7 @@ def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
 _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
     AcquireOp: lambda cache, op: cache.apply_acquire(op),
     ExtendOp: lambda cache, op: cache.extend(op.seq_id, op.num_tokens),
-    InsertOp: lambda cache, op: cache.insert(op.seq_id, op.num_computed, op.new_tokens),
+    InsertOp: lambda cache, op: cache.insert(op.seq_id, op.num_computed, op.new_tokens, op.position),
     ForkOp: lambda cache, op: cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids),
     ReleaseOp: lambda cache, op: cache.release(op.seq_id, op.keep),
     MatchOp: lambda cache, op: cache.match(op.tokens, namespace=op.namespace),

@@ -16,10 +16,12 @@ from radixkv import (
     AcquireOp,
     AcquireResult,
     EvictOp,
+    ForkOp,
     InsertOp,
     InvalidArgumentError,
     NotCachedError,
     Notice,
+    OutOfBlocksError,
     Pending,
     PoolShape,
     ReleaseOp,
@@ -280,3 +282,18 @@ def test_a_holder_attaches_to_a_service_of_before(service: ServiceThread) -> Non
         holder.insert(1, 100)
         holder.interrupt()
         assert holder.match(PROMPT).num_tokens == 100
+
+
+def test_an_insert_after_one_that_was_aborted_is_rejected_by_its_position(holder: RemoteHolder) -> None:
+    opened = holder.acquire(range(4), reserve=12)
+    holder.insert(opened.seq_id, 4)
+    holder.extend(opened.seq_id, 8)
+    behind = [ForkOp(opened.seq_id, 4, 1, 10**6, (77,)), InsertOp(opened.seq_id, 6, pack_tokens([5, 6]), 4)]
+    first, second = holder.submit(behind), holder.submit([InsertOp(opened.seq_id, 6, pack_tokens([7]), 6)])
+    assert [type(result) for result in first.result()] == [OutOfBlocksError, AbortedError]
+    (error,) = second.result()
+    assert isinstance(error, InvalidArgumentError)
+    assert (error.argument, int(str(error.value)), error.bound) == ("position", 6, "4, the length of the history")
+    holder.insert(opened.seq_id, 6, [5, 6], position=4)
+    holder.insert(opened.seq_id, 7, [7], position=6)
+    assert holder.match([0, 1, 2, 3, 5, 6, 7]).num_tokens == 7
