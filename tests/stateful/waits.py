@@ -44,8 +44,7 @@ class Waits:
             return False
         size, furthest = self._oracle.block_size, self.furthest(op.namespace, tokens)[0]
         wanted = -(-op.at_least // size) * size if op.whole_blocks else op.at_least
-        usable = self._oracle.usable(op, num_matched)
-        return furthest >= (usable + size if usable >= wanted else wanted)
+        return furthest >= max(self._oracle.usable(op, num_matched) + size, wanted)
 
     def pending(self, op: AcquireOp, tokens: Tokens, result: Pending, least_match: int) -> None:
         """An acquire was answered so, with at least that much of it cached."""

@@ -107,7 +107,7 @@ class PrefixCache(Reads, Management, Adoption):
         present match, nothing is opened, locked, stamped or counted as a query. The answer is `Pending` on the one that gets
         furthest; a notice follows, and the caller acquires again. O(log sequences) compares more.
 
-        Without `share_prefix` it never waits. With `at_least` it waits for a sequence that gets so far, and for no other.
+        Without `share_prefix` it never waits. With `at_least` it waits only for a sequence that gets so far, too.
         """
         return self._acquire(tokens, waits=True, **options)
 
@@ -160,8 +160,7 @@ class PrefixCache(Reads, Management, Adoption):
                 walk = forest.walk(root, packed[: walk.matched_bytes - num_over])
         if waits and share_prefix:
             num_matched = walk.matched_bytes // TOKEN_BYTES
-            is_enough = num_matched >= num_wanted
-            pending = self._join(namespace, packed, num_matched if is_enough else num_wanted - forest.block_size)
+            pending = self._join(namespace, packed, max(num_matched, num_wanted - forest.block_size))
             if pending is not None:
                 return pending
         if walk.matched_bytes < num_wanted * TOKEN_BYTES:

@@ -22,7 +22,7 @@ PLANTED_OPTIONS = (
     PlantedBug(
         "an acquire that waits for who does not get so far",
         "cache/prefix_cache.py",
-        "num_matched if is_enough else num_wanted - forest.block_size",
+        "max(num_matched, num_wanted - forest.block_size)",
         "num_matched",
     ),
     PlantedBug(

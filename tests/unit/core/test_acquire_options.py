@@ -81,20 +81,6 @@ def test_it_waits_for_who_gets_so_far_and_for_no_other(cache: PrefixCache) -> No
     cache.check()
 
 
-@pytest.mark.parametrize("num_published", [10, 12])
-def test_it_waits_for_who_gets_so_far_however_much_is_cached_already(num_published: int) -> None:
-    cache = PrefixCache(64, 4)
-    provider = cache.acquire([*PROMPT[:15], OTHER, OTHER, OTHER, OTHER])
-    cache.insert(provider.seq_id, num_published)
-    assert cache.acquire_or_wait(PROMPT, at_least=14) == Pending(provider.seq_id, 15)
-    with pytest.raises(NotCachedError):
-        cache.acquire_or_wait(PROMPT, at_least=16)
-    cache.insert(provider.seq_id, 19)
-    opened = cache.acquire_or_wait(PROMPT, at_least=14)
-    assert isinstance(opened, AcquireResult)
-    assert opened.num_stored_tokens == 15
-
-
 def test_a_match_of_whole_blocks_brings_no_copy_and_writes_no_block_of_another(cache: PrefixCache) -> None:
     [node] = [node for node in cache.dump() if node.position == 0]
     for prompt in (PROMPT, PROMPT[:10], [*PROMPT[:9], OTHER]):
