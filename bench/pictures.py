@@ -74,7 +74,7 @@ def say(page: Page, text: str) -> None:
     """Send a message, and wait for the reply."""
     count = page.locator("article").count()
     page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Send", exact=True).click()  # there once no reply runs
     page.locator("article").nth(count + 1).wait_for()
     wait_until_written(page)
 
