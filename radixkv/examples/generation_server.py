@@ -3,15 +3,14 @@
     python -m radixkv.examples.generation_server 127.0.0.1:50060
     radixkv gateway --worker 127.0.0.1:50060
 
-Tokens are the bytes of UTF-8, and marks. The toy has neither K nor V, so nothing is copied or written. All runs on one event
-loop, the thread of the cache. Sampling parameters that the toy does not have are rejected.
+Tokens are the bytes of UTF-8, and marks. There is no K and V to copy or write. All runs on one event loop, the cache's thread.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import codecs
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -116,4 +115,6 @@ async def serve(address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="An engine that echoes, for radixkv gateway --worker ADDRESS.")
+    parser.add_argument("address", help="to listen at, such as 127.0.0.1:50060")
+    asyncio.run(serve(parser.parse_args().address))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from radixkv import CacheHolder, PoolShape, PrefixCache, connect
+from radixkv import CacheHolder, PoolShape, PrefixCache, RadixKVError, connect
 
 BLOCK_SIZE = 16
 SYSTEM = "You are a guide to the rivers of Europe. Answer in one or two short sentences."
@@ -35,9 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--compare", action="store_true", help="generate each reply without a cache, too")
     flags = parser.parse_args(arguments)
-    model, tokenizer = load(flags.model, flags.dtype, flags.device)
-    with tree(flags.service, flags.num_blocks) as cache:
-        chat(model, tokenizer, cache, flags)
+    try:
+        model, tokenizer = load(flags.model, flags.dtype, flags.device)
+        with tree(flags.service, flags.num_blocks) as cache:
+            chat(model, tokenizer, cache, flags)
+    except RadixKVError as error:
+        parser.exit(1, f"{error}\n")
 
 
 def load(name: str, dtype: str, device: str) -> tuple[Any, Any]:

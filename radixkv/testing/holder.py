@@ -16,7 +16,7 @@ from itertools import count
 
 from radixkv.client import RemoteHolder, connect
 from radixkv.core.api import AcquireOp, ExtendOp, ForkOp, InsertOp, PoolShape, ReleaseOp, StepOp
-from radixkv.core.errors import LeaseError
+from radixkv.core.errors import LeaseError, PoolHeldError, UnavailableError
 from radixkv.core.tokens import pack_tokens
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence
 
@@ -105,11 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while not options.steps or num_done < options.steps:
         try:
             incarnation = secrets.randbits(64) or 1
-            with connect(options.address, pool, incarnation=incarnation, patience_s=PATIENCE_S) as holder:
+            with connect(
+                options.address, pool, incarnation=incarnation, wait_s=PATIENCE_S, patience_s=PATIENCE_S
+            ) as holder:
                 for _ in work(holder, pool, options.seed + num_lives):
                     num_done += 1
                     if num_done == options.steps:
                         break
+        except (PoolHeldError, UnavailableError) as error:
+            parser.exit(1, f"{error}\n")
         except LeaseError as error:
             print(f"the lease is lost, a new life begins: {error}", file=sys.stderr)
             num_lives += 1
