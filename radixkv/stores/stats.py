@@ -50,7 +50,7 @@ class LevelStats:
 
 
 class LevelCounters:
-    """The running counters of a level, from any thread. Causes are short constants of the code, so that their number is bounded."""
+    """The running counters of a level, from any thread. Causes are constants of the code, so that their number is bounded."""
 
     def __init__(self, level: str) -> None:
         self.level = level
