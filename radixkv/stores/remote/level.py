@@ -36,6 +36,8 @@ WRITE_TIMEOUT_S = 30.0
 ERASE_TIMEOUT_S = 30.0
 TOMBSTONES_S = 3.0
 """Time between two reads of the tombstones."""
+STALE_S = 30.0
+"""Without a new read for this time the level is not used."""
 
 
 class RemoteLevel:
@@ -237,7 +239,7 @@ class RemoteLevel:
 
     def _run(self) -> None:
         """The level's thread: keeps the slots of a cluster and the tombstones current, and completes erasures."""
-        was_read = True
+        was_read, read_s = True, 0.0
         while not self._is_closed:
             self._wake.clear()
             epoch, cause = self._epoch, ""
@@ -245,12 +247,12 @@ class RemoteLevel:
                 self._servers.refresh(CALL_TIMEOUT_S)
                 self._erasures.retry(ERASE_TIMEOUT_S)
                 self._erasures.refresh(is_first=epoch != self._read_epoch)
-                self._read_epoch = epoch
+                self._read_epoch, read_s = epoch, time.monotonic()
             except (WireError, ReplyError) as error:
-                self._read_epoch = -1
-                cause = (
-                    error.cause if isinstance(error, ProtocolError | ReplyError) else ""
-                )  # else the server counted it
+                is_reply = isinstance(error, ProtocolError | ReplyError)
+                cause = error.cause if is_reply else ""  # else the server has counted it
+                if cause or time.monotonic() - read_s > STALE_S:
+                    self._read_epoch = -1
             except Exception:  # whatever happens, the thread goes on
                 self._read_epoch = -1
                 cause = "internal"

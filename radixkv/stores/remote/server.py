@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
@@ -19,6 +19,9 @@ from radixkv.stores.stats import LevelCounters
 __all__ = ["Server"]
 
 _LOG = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+"""From the opening of a server's breaker to the next connection."""
 
 
 class Server:
@@ -39,7 +42,7 @@ class Server:
         on_connected: Callable[[], None],
     ) -> None:
         self.url = url
-        self.breaker = Breaker(failures=2, first_wait_s=0.5, longest_wait_s=15.0)
+        self.breaker = Breaker(failures=2, first_wait_s=FIRST_WAIT_S, longest_wait_s=LONGEST_WAIT_S)
         self._block_bytes = block_bytes
         self._counters = counters
         self._max_idle = max_idle
@@ -103,17 +106,21 @@ class Server:
             wire.close()
 
     def call(self, until_s: float, *parts: bytes) -> Reply:
-        """One command on a connection of its own time.
+        """The reply to one command. Raises as `call_all`."""
+        return self.call_all(until_s, [parts])[0]
+
+    def call_all(self, until_s: float, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
+        """The replies to commands that are sent together.
 
         Raises:
-            ReplyError: the server's error.
+            ReplyError: the server's first error.
             WireError: no reply by `until_s`; reported as a fault already.
         """
         wire = self.borrow(until_s)
         if wire is None:
             raise WireError
         try:
-            reply = wire.call(until_s, *parts)
+            replies = wire.call(until_s, *commands)
         except ReplyError:
             self.give_back(wire)
             raise
@@ -122,7 +129,7 @@ class Server:
             self.failed(error.cause)
             raise
         self.give_back(wire)
-        return reply
+        return replies
 
     def close(self) -> None:
         """Close every connection; the thread ends by itself where a name look-up holds it up."""
@@ -170,18 +177,18 @@ class Server:
             url = self.url
             if url.username is not None or url.password is not None:
                 login = [part.encode() for part in (url.username, url.password or "") if part is not None]
-                _expect(wire.call(until_s, b"AUTH", *login), b"OK")
+                _expect(wire.call(until_s, [b"AUTH", *login]), b"OK")
             if url.db:
-                _expect(wire.call(until_s, b"SELECT", b"%d" % url.db), b"OK")
-            _expect(wire.call(until_s, b"PING"), b"PONG")
+                _expect(wire.call(until_s, [b"SELECT", b"%d" % url.db]), b"OK")
+            _expect(wire.call(until_s, [b"PING"]), b"PONG")
         except BaseException:
             wire.close()
             raise
         return wire
 
 
-def _expect(reply: Reply, expected: bytes) -> None:
-    if reply != expected:
+def _expect(replies: list[Reply], expected: bytes) -> None:
+    if replies != [expected]:
         raise ProtocolError
 
 
