@@ -47,8 +47,8 @@ class RemoteLevel:
         url: the value of ``--remote``; see `RemoteUrl.parse`.
         fingerprint: of the model and its layout, at least 8 bytes.
         sealed_bytes: length of every sealed block; a value of another length is a miss.
-        on_tombstones: called from the level's thread with tombstones that are new to it, before any block is read after
-            the start or an outage.
+        on_tombstones: called from the level's thread with tombstones that are new to it, before any call reads or writes
+            after the start or an outage.
 
     Raises:
         InvalidArgumentError: the URL is wrong; a server that cannot be reached is no error.
@@ -72,7 +72,7 @@ class RemoteLevel:
         self._window = max(1, MAX_IN_FLIGHT_BYTES // num_calls // sealed_bytes)  # blocks of one call on their way
         self._calls = threading.Semaphore(num_calls)
         self._rejections = Breaker(first_wait_s=1.0)  # of writes by a server that is full or only read
-        self._epoch = 0  # counts first connections, to a server and after an outage
+        self._epoch = 0  # counts connections, each of which may lead to another server
         self._read_epoch = -1  # in which the tombstones were read; -1 where that failed
         self._settled = threading.Event()  # reading them was tried in this epoch
         self._wake = threading.Event()

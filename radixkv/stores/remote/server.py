@@ -29,8 +29,8 @@ class Server:
 
     Args:
         max_idle: connections kept while no caller has them.
-        on_connected: called from the server's thread at the first connection and at the first after an outage, before a
-            caller gets it.
+        on_connected: called from the server's thread at each connection, before a caller gets it: another server may have
+            taken the address.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class Server:
         self._changed = threading.Condition()
         self._idle: list[Wire] = []
         self._num_waiting = 0
-        self._is_new = True  # since the start or an outage
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="radixkv-remote-connect", daemon=True)
         self._thread.start()
@@ -149,13 +148,10 @@ class Server:
                 continue
             try:
                 wire = self._connect()
-                if self._is_new or not self.breaker.is_closed:
-                    self._on_connected()
+                self._on_connected()
             except Exception as error:  # whatever happens, the thread goes on
-                self._is_new = True
                 self.failed(_cause_of(error))
             else:
-                self._is_new = False
                 if self.breaker.succeeded():
                     _LOG.warning("remote cache %s is in use again", self.url.place)
                 with self._changed:

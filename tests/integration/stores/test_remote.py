@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.crc import key_slot
@@ -214,10 +216,32 @@ def test_another_server_takes_over_an_address(redis_server: Start, open_level: O
     first = redis_server()
     remote = open_level(first.url)
     remote.write_many([block(0)])
+    first.command("SADD", "radixkv:erased", "here")
+    wait_until(lambda: remote.tombstones() == [b"here"])
     first.stop()
-    redis_server(port=first.port)
-    wait_until(lambda: remote.is_usable or timed_read(remote, names(1), 0.5) is None)
+    second = redis_server("--port", "0", port=first.port)
+    second.command("SADD", "radixkv:erased", "there")  # as many as before
+    second.command("CONFIG", "SET", "port", str(first.port))
     reads_again(remote, 1)
+    assert remote.tombstones() == [b"here", b"there"]
+    assert second.command("SCARD", "radixkv:erased") == b":2\r\n"
+
+
+def test_a_name_look_up_that_hangs_holds_up_no_caller(
+    redis_server: Start, open_level: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, may_end = socket.getaddrinfo, threading.Event()
+
+    def slow(*arguments: Any, **more: Any) -> Any:
+        may_end.wait(30)
+        return look_up(*arguments, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    remote = open_level(redis_server().url)
+    assert timed_read(remote, names(1), 0.2) == [None]
+    assert remote.write_many([block(0)], 0.2) == 0
+    may_end.set()
+    reads_again(remote)
 
 
 def test_a_primary_that_becomes_a_replica_takes_no_writes_and_is_still_read(

@@ -108,7 +108,10 @@ def test_a_deadline_ends_reads_and_writes_whether_bytes_come_or_not(ends: tuple[
     wire, far = ends
     with pytest.raises(DeadlineError):
         wire.read_block(time.monotonic() + 0.05)
-    far.sendall(b"$4\r\nab")
+    far.sendall(b"$2\r\nab\r\n$4\r\nab")
+    with pytest.raises(DeadlineError):
+        wire.read_block(time.monotonic() - 0.001)
+    assert wire.read_block(soon()) == b"ab"
     with pytest.raises(DeadlineError):
         wire.read_block(time.monotonic() + 0.05)
     with pytest.raises(DeadlineError):
