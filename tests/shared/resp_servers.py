@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -144,12 +145,22 @@ class LyingServer:
         return {b"PING": b"+PONG\r\n", b"SCARD": b":0\r\n", b"SSCAN": b"*2\r\n$1\r\n0\r\n*0\r\n"}.get(name, b"+OK\r\n")
 
 
+@dataclass
+class Lane:
+    """One direction of a link."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    free_s: float = 0.0  # when it has carried what it took
+
+
 class SlowLink:
-    """A proxy to a port that carries `bytes_per_s` in each direction; its buffers are small."""
+    """A proxy to a port that carries `bytes_per_s` in each direction over all connections; its buffers are small."""
 
     def __init__(self, port: int, bytes_per_s: float) -> None:
         self._target = port
         self._bytes_per_s = bytes_per_s
+        self._lanes = (Lane(), Lane())
+        self.num_carried = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -166,16 +177,18 @@ class SlowLink:
             for link in (near, far):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+            for source, target, lane in ((near, far, self._lanes[0]), (far, near, self._lanes[1])):
+                threading.Thread(target=self._carry, args=(source, target, lane), daemon=True).start()
 
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        free_s = time.monotonic()  # when the link has carried what it took
+    def _carry(self, source: socket.socket, target: socket.socket, lane: Lane) -> None:
         with contextlib.suppress(OSError):
-            while piece := source.recv(65536):
-                free_s = max(free_s, time.monotonic() - 0.01) + len(piece) / self._bytes_per_s
-                time.sleep(max(0.0, free_s - time.monotonic()))
+            while piece := source.recv(16384):
+                with lane.lock:
+                    lane.free_s = max(lane.free_s, time.monotonic() - 0.01) + len(piece) / self._bytes_per_s
+                    wait_s = lane.free_s - time.monotonic()
+                time.sleep(max(0.0, wait_s))
                 target.sendall(piece)
+                self.num_carried += len(piece)
         for link in (source, target):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)

@@ -318,6 +318,28 @@ def test_what_a_slow_link_carries_by_the_deadline_is_used(
     link.close()
 
 
+def test_a_call_that_waits_for_others_on_a_slow_link_is_no_fault_of_the_server(
+    redis_server: Start, open_level: Open
+) -> None:
+    size_bytes = 184_320
+    server = redis_server()
+    direct = open_level(server.url, size_bytes)
+    assert direct.write_many([block(number, size_bytes) for number in range(11)]) == 11
+    link = SlowLink(server.port, 1e6)
+    remote = open_level(link.url, size_bytes)
+    remote.read_many([bytes(16)], NAMESPACE, 5.0)
+    long = threading.Thread(target=remote.read_many, args=(names(11), NAMESPACE, 10.0))
+    long.start()
+    wait_until(lambda: remote.stats().breaker is BreakerState.CLOSED and link.num_carried > 200_000)
+    for _ in range(3):
+        assert timed_read(remote, names(1), 0.15) == [None]
+    long.join()
+    assert remote.stats().faults == {}
+    assert remote.stats().misses == {"deadline": 3}
+    assert remote.stats().num_hits == 12
+    link.close()
+
+
 def test_a_clock_set_back_changes_nothing(
     redis_server: Start, open_level: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
