@@ -34,10 +34,10 @@ from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationS
 from radixkv.generation.verification import Verification
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.beam_search import generation_type
 from radixkv.worker.generations.generation import Generation, History, Terms
 from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.sampling.scoring import PromptScores, ScoreMemory
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits

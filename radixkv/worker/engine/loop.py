@@ -39,11 +39,11 @@ from radixkv.generation.stats import EngineCounters, EngineStats
 from radixkv.generation.verification import Verification
 from radixkv.util.pace import Pace
 from radixkv.worker.engine.closed_loop import ClosedLoopDelay
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.engine.step import BatchStep
 from radixkv.worker.engine.verify import verify_block
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import FinishedGenerations, Generation, History
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.scheduler import Scheduler
 
@@ -109,12 +109,18 @@ class EngineLoop:
         self.generations: dict[str, Generation] = {}
         self.pace = Pace()
         self.finished = FinishedGenerations(num_remembered)
+        self._counters = EngineCounters()
+        self.stored: StoredBlocks | None = None
+        if store is not None:
+            from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
+
+            self.stored = StoredBlocks(store, runner, prefill_s=self._prefill_s, clock=clock)
+            runner = self.stored.runner
         self._runner = runner
         self._scheduler = scheduler
         self._reattach = reattach
         self._clock = clock
         self._wake = wake
-        self._counters = EngineCounters()
         self._batch_step = BatchStep(
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
@@ -128,11 +134,6 @@ class EngineLoop:
         self._overlaps = overlaps
         self._batch_s = 0.0  # time of the last batch
         self._batch_start_s = 0.0
-        self.stored: StoredBlocks | None = None
-        if store is not None:
-            from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
-
-            self.stored = StoredBlocks(store, runner.pool, prefill_s=self._prefill_s, clock=clock)
         self._leaves_queue = False  # whether branches were queued when the last round ended
 
     # -- commands

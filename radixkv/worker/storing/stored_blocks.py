@@ -1,6 +1,6 @@
 """The pool's blocks by name: saved before they are overwritten or when the worker is idle, loaded when a branch starts.
 
-    computed     a block filled by a forward, or loaded, holds the block of that name until it is written again
+    computed     a block that a forward has filled, or that was loaded, has a name until something is written to it
     handed out   an answer gives a block to a sequence: its unsaved content is copied to a row first
     idle         unsaved blocks are saved, the oldest first, at a bounded rate; in a busy worker in a share of its time
     drain        the rest, when the worker stops
@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from torch import Tensor
+
+from radixkv.core.api import Copy
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
 from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
 from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.scheduling.batch import Row as BatchRow
 
 __all__ = ["StoredBlocks"]
@@ -53,17 +58,31 @@ class _Loading(NamedTuple):
     parents: Sequence[bytes]
 
 
-class Pool(Protocol):
-    """The part of a `KVPool` that moves blocks."""
+class StoringRunner:
+    """A runner whose writes take the names of blocks away."""
 
-    num_blocks: int
-    block_size: int
+    def __init__(self, runner: Runner, held: list[_Held | None]) -> None:
+        self.vocab_size = runner.vocab_size
+        self.max_model_len = runner.max_model_len
+        self.eos_token_ids = runner.eos_token_ids
+        self.pool = runner.pool
+        self._runner = runner
+        self._held = held
 
-    def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+    def carry_out(self, ops: Sequence[Copy]) -> None:
+        """Carry out block copies."""
+        for op in ops:
+            self._held[op.dst] = None
+        self._runner.carry_out(ops)
 
-    def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None: ...
-
-    def fence(self) -> Callable[[], None]: ...
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        """Compute all rows."""
+        size = self.pool.block_size
+        for row in rows:
+            end = row.start + len(row.token_ids)
+            for block_id in row.block_table[max(row.start, row.num_stored) // size : -(-end // size)]:
+                self._held[block_id] = None
+        return self._runner.forward(rows)
 
 
 class StoredBlocks:
@@ -71,7 +90,7 @@ class StoredBlocks:
 
     Args:
         store: where they are saved.
-        pool: their memory, whose host slots hold the store's rows.
+        runner: of the pool, whose host slots hold the store's rows.
         prefill_s: returns the seconds that computing a position of a prompt takes now; 0: unknown.
         clock: seconds, monotonic.
     """
@@ -79,19 +98,20 @@ class StoredBlocks:
     def __init__(
         self,
         store: BlockStore,
-        pool: Pool,
+        runner: Runner,
         *,
         prefill_s: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
         self.num_loaded_blocks = 0
         self._store = store
-        self._pool = pool
+        pool = self._pool = runner.pool
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
         self._prefill_s = prefill_s
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
+        self.runner = StoringRunner(runner, self._held)
         self._unsaved: dict[int, None] = {}  # blocks, the oldest first
         self._loading: list[_Loading] = []
         self._next_save_s = -math.inf
@@ -106,12 +126,9 @@ class StoredBlocks:
     # -- names --------------------------------------------------------------------------------------------------------
 
     def ran(self, rows: Sequence[BatchRow]) -> None:
-        """These rows have been launched: their blocks are written."""
+        """These rows have been launched: blocks that they fill have names."""
         for branch, start, end in rows:
-            first = max(start, branch.num_stored) // self._block_size
-            for block_id in branch.block_table[first : -(-end // self._block_size)]:
-                self._held[block_id] = None
-            self._name(branch, first, end // self._block_size)
+            self._name(branch, max(start, branch.num_stored) // self._block_size, end // self._block_size)
             if branch.loaded:
                 self._skip_loaded(branch)
 
@@ -133,7 +150,7 @@ class StoredBlocks:
         known = first
         while known:
             held = self._held[branch.block_table[known - 1]]
-            if held is not None and held.keys is keys:
+            if held is not None and held.keys.id == keys.id:
                 name = held.name
                 break
             known -= 1
