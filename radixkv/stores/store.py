@@ -23,9 +23,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.stores.block import SealedBlock
-from radixkv.stores.errors import SealError
+from radixkv.stores.errors import SealError, StoreError
 from radixkv.stores.names import root_name
-from radixkv.stores.sealing import Sealer
+from radixkv.stores.sealing import SEAL_BYTES, Sealer
 
 if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
@@ -51,6 +51,10 @@ _PUT_LATELY = 65_536
 
 
 def _at_once() -> None:
+    pass
+
+
+def _ignore(_namespace_id: bytes) -> None:
     pass
 
 
@@ -130,6 +134,7 @@ class BlockStore:
 
     Attributes:
         wake: called, on any thread, when a load has news.
+        on_erased: called, on any thread, with the id of keys that have been destroyed.
     """
 
     def __init__(
@@ -145,6 +150,7 @@ class BlockStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.wake: Callable[[], None] = _at_once
+        self.on_erased: Callable[[bytes], None] = _ignore
         self.keys = keys
         self.save_rate = save_rate
         self.disk = disk
@@ -308,7 +314,7 @@ class BlockStore:
         assert self.disk is not None
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
-            buffer = self._buffers.sealed = bytearray(self.disk.sealed_bytes)
+            buffer = self._buffers.sealed = bytearray(self.block_bytes + SEAL_BYTES)
         for index in indices:
             if load.is_cancelled:
                 return
@@ -350,11 +356,36 @@ class BlockStore:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def erase(self, keys: NamespaceKeys) -> None:
-        """Delete the blocks of a namespace whose key has been destroyed."""
-        for level in (self.disk, self.remote):
-            if level is not None:
-                level.erase(keys.id)
+    def erase(self, namespace: str) -> dict[str, bool]:
+        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether it could be reached.
+
+        Raises:
+            StoreKeyError: the key file cannot be replaced; nothing is erased.
+        """
+        keys = self.keys.erase(namespace)
+        erased = self._forget(keys.id)
+        if self.remote is not None:
+            erased["remote"] = self.remote.erase(keys.id, keys.point)
+        return erased
+
+    def take_tombstones(self, points: Sequence[bytes]) -> None:
+        """Carry out erasures of other workers, found in the remote level."""
+        for point in points:
+            try:
+                namespace_id = self.keys.puncture(point)
+            except StoreError:
+                _LOG.exception("an erasure of another worker could not be carried out")
+                continue
+            if namespace_id is not None:
+                self._forget(namespace_id)
+
+    def _forget(self, namespace_id: bytes) -> dict[str, bool]:
+        """Delete blocks whose keys are destroyed, here."""
+        self.on_erased(namespace_id)
+        if self.disk is None:
+            return {}
+        self.disk.erase(namespace_id)
+        return {"disk": True}
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels."""

@@ -133,10 +133,13 @@ class StoredBlocks:
                 self._skip_loaded(branch)
 
     def _name(self, branch: Branch, first: int, end: int) -> None:
-        """Blocks [first, end) of a branch's table hold its history now."""
+        """Blocks [first, end) of a branch's table hold its history now. One that began before an erasure is not stored."""
         if first >= end or not branch.generation.terms.shares_prefix:
             return
         keys, names = self._names(branch, first, end)
+        if branch.generation.stored_under not in (b"", keys.id):
+            return
+        branch.generation.stored_under = keys.id
         for index, name in enumerate(names[1:]):
             block_id = branch.block_table[first + index]
             self._held[block_id] = _Held(name, names[index], keys)
@@ -215,13 +218,11 @@ class StoredBlocks:
             )
         return len(rows)
 
-    def erased(self, keys: NamespaceKeys) -> None:
-        """These keys have been destroyed: what was computed under them is not saved any more. O(blocks)."""
+    def erased(self, namespace_id: bytes) -> None:
+        """Keys have been destroyed: blocks computed under them are not saved any more. O(blocks)."""
         for block_id, held in enumerate(self._held):
-            if held is not None and held.keys.id == keys.id:
+            if held is not None and held.keys.id == namespace_id:
                 self._held[block_id] = None
-        for one in self._loading:
-            one.load.is_cancelled |= one.load.keys.id == keys.id
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
