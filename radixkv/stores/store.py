@@ -308,13 +308,16 @@ class BlockStore:
                 read(load, indices, landed)
         except Exception:
             _LOG.exception("blocks could not be read")
+        if load.is_cancelled:
+            self.give_back([block.row for block in landed])
+            landed = []
         load.settle(len(indices), landed)
 
     def _read(self, load: Load, indices: range, landed: list[Landed]) -> None:
         assert self.disk is not None
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
-            buffer = self._buffers.sealed = bytearray(self.block_bytes + SEAL_BYTES)
+            buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
         for index in indices:
             if load.is_cancelled:
                 return
@@ -329,7 +332,7 @@ class BlockStore:
             if sealed is not None:
                 self._open(load, index, sealed, landed)
 
-    def _open(self, load: Load, index: int, sealed: bytes | bytearray, landed: list[Landed]) -> bool:
+    def _open(self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed]) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
         row = self._free_row(load, landed)
         if row is None:

@@ -34,6 +34,9 @@ _SAVED_AT_ONCE = 8
 _BUSY_SHARE = 0.05
 """Most of a busy worker's time that saves take."""
 
+LEAST_WAIT_S = 0.02
+"""Least wait for a load, however fast the model computes."""
+
 _FIRST_WAIT_S = 1.0
 """Wait for a load before any prompt has been timed."""
 
@@ -190,7 +193,10 @@ class StoredBlocks:
             self._busy_s -= self._clock() - now_s
 
     def drain(self) -> None:
-        """Save all that is left, before the worker stops."""
+        """Save all that is left, before the worker stops; what is being loaded is given up."""
+        for one in self._loading:
+            one.load.is_cancelled = True
+            self._store.give_back([block.row for block in one.load.take()])
         until_s = self._clock() + _DRAIN_S
         while self._unsaved and self._clock() < until_s:
             if not self._save(self._take_unsaved(_SAVED_AT_ONCE)):
@@ -246,8 +252,8 @@ class StoredBlocks:
     ) -> None:
         """Load blocks from index `first` on; the first of `names` is that of the block before."""
         if len(names) > 1:
-            wait_s = (len(names) - 1) * self._block_size * self._prefill_s() or _FIRST_WAIT_S
-            load = self._store.load(names[1:], keys, wait_s, is_remote=is_remote)
+            compute_s = (len(names) - 1) * self._block_size * self._prefill_s() or _FIRST_WAIT_S
+            load = self._store.load(names[1:], keys, max(LEAST_WAIT_S, compute_s), is_remote=is_remote)
             self._loading.append(_Loading(branch, branch.seq_id, first, load, names))
             branch.is_loading = True
 
