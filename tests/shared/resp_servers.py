@@ -160,7 +160,6 @@ class SlowLink:
         self._target = port
         self._bytes_per_s = bytes_per_s
         self._lanes = (Lane(), Lane())
-        self.num_carried = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -188,7 +187,6 @@ class SlowLink:
                     wait_s = lane.free_s - time.monotonic()
                 time.sleep(max(0.0, wait_s))
                 target.sendall(piece)
-                self.num_carried += len(piece)
         for link in (source, target):
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)

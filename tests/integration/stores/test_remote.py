@@ -303,7 +303,7 @@ def test_what_a_slow_link_carries_by_the_deadline_is_used(
     link = SlowLink(server.port, megabytes_per_s * 1e6)
     remote = open_level(link.url, size_bytes)
     remote.read_many([bytes(16)], NAMESPACE, 5.0)  # connects
-    deadline_s = {1: 1.2, 10: 0.6, 100: 20.0}[megabytes_per_s]
+    deadline_s = {1: 1.2, 10: 0.6, 100: 60.0}[megabytes_per_s]
     found = timed_read(remote, names(100), deadline_s)
     num_found = sum(value is not None for value in found)
     assert all(value in (None, each.sealed) for each, value in zip(blocks, found, strict=True))
@@ -315,28 +315,6 @@ def test_what_a_slow_link_carries_by_the_deadline_is_used(
         assert remote.stats().misses == {"deadline": 100 - num_found}
     assert remote.stats().breaker is BreakerState.CLOSED, "slow is not broken"
     assert remote.write_many(blocks[:2], 20.0) == 2
-    link.close()
-
-
-def test_a_call_that_waits_for_others_on_a_slow_link_is_no_fault_of_the_server(
-    redis_server: Start, open_level: Open
-) -> None:
-    size_bytes = 184_320
-    server = redis_server()
-    direct = open_level(server.url, size_bytes)
-    assert direct.write_many([block(number, size_bytes) for number in range(11)]) == 11
-    link = SlowLink(server.port, 1e6)
-    remote = open_level(link.url, size_bytes)
-    remote.read_many([bytes(16)], NAMESPACE, 5.0)
-    long = threading.Thread(target=remote.read_many, args=(names(11), NAMESPACE, 10.0))
-    long.start()
-    wait_until(lambda: remote.stats().breaker is BreakerState.CLOSED and link.num_carried > 200_000)
-    for _ in range(3):
-        assert timed_read(remote, names(1), 0.15) == [None]
-    long.join()
-    assert remote.stats().faults == {}
-    assert remote.stats().misses == {"deadline": 3}
-    assert remote.stats().num_hits == 12
     link.close()
 
 
