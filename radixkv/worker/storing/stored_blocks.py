@@ -46,7 +46,7 @@ _DRAIN_S = 20.0
 
 
 class _Held(NamedTuple):
-    """What a block holds."""
+    """The content of a block."""
 
     name: bytes
     parent: bytes
@@ -199,7 +199,7 @@ class StoredBlocks:
             self._busy_s -= self._clock() - now_s
 
     def drain(self) -> None:
-        """Save all that is left, before the worker stops; what is being loaded is given up."""
+        """Save all that is left, before the worker stops. Loads are given up."""
         for one in self._loading:
             one.load.is_cancelled = True
             self._store.give_back([block.row for block in one.load.take()])
@@ -260,7 +260,7 @@ class StoredBlocks:
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def opened(self, branch: Branch) -> None:
-        """A branch has a sequence: it awaits the blocks behind what is cached that the store has."""
+        """A branch has a sequence: it awaits the blocks after its cached ones that the store has."""
         if not self._is_stored(branch) or branch.is_line:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
