@@ -13,7 +13,7 @@ from radixkv.core.eviction import AdaptivePolicy
 from radixkv.core.eviction.policy import SortedPolicy
 from radixkv.core.eviction.shadows import Rested, Shadow
 from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
-from tests.unit.core.test_eviction import hit_rate, stored
+from tests.unit.core.eviction.test_eviction import hit_rate, stored
 
 BLOCK = 2
 
