@@ -1,6 +1,6 @@
 """The fields that clients of each API send, and what becomes of them: the table in the gateway's README.
 
-`PYTHONPATH=. python tests/shared/field_matrix.py` writes it there, from the schemas as they are.
+`PYTHONPATH=. python tests/shared/gateway/field_matrix.py` writes it there, from the schemas as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["ENDPOINTS", "KNOWN", "README", "fate", "known_names", "table"]
 
-README = Path(__file__).resolve().parents[2] / "radixkv" / "gateway" / "README.md"
+README = Path(__file__).resolve().parents[3] / "radixkv" / "gateway" / "README.md"
 BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
 
 ENDPOINTS: Mapping[str, type[ApiModel]] = {
