@@ -31,10 +31,10 @@ from radixkv.core.api import (
 from radixkv.core.errors import NotCachedError, OutOfBlocksError, PoolHeldError, QuotaError, RadixKVError
 from radixkv.core.tokens import pack_tokens
 
+from ..clock import Process, Simulator, ViolationError
+from ..network import End, Network
 from .branches import Branch, Job, Memory, Request, State
-from .clock import Process, Simulator, ViolationError
 from .holder import SimulatedHolder
-from .network import End, Network
 
 __all__ = ["SimulatedWorker"]
 

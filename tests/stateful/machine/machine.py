@@ -22,13 +22,13 @@ from radixkv.core.api import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.testing.hash_kv_worker import WorkerSequence
 
+from ..oracle.retained import RANGES
+from ..oracle.shares import REFUSALS
 from .bad_calls import NO_SUCH_ID, bad_calls
 from .draws import lags, namespaces, parts, picks, reserves, sharings, suffixes, tokens_0_to_2, worths
 from .driver import NAMESPACES
 from .keeping import KeepingRules
 from .player import MAX_PROMPT, id_of
-from .retained import RANGES
-from .shares import REFUSALS
 
 __all__ = ["CacheMachine"]
 

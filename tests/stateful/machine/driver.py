@@ -30,14 +30,14 @@ from radixkv.core.errors import (
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.testing.hash_kv_worker import ANSWER_TIMEOUT_S, MAX_ANSWERS_BEHIND, HashKvWorker
 
+from ..oracle.explanations import check_explanation, check_gone
+from ..oracle.oracle import Oracle, Tokens
+from ..oracle.pinned import check_refused_pin, pins_that_gave_way
+from ..oracle.recency import Recency
+from ..oracle.retained import Retained, check_none_better_went
+from ..oracle.shares import REFUSALS, owner_of
+from ..oracle.snapshot import Snapshot, check_books, check_branch_eviction, check_eviction, read_snapshot
 from .event_follower import Followers
-from .explanations import check_explanation, check_gone
-from .oracle import Oracle, Tokens
-from .pinned import check_refused_pin, pins_that_gave_way
-from .recency import Recency
-from .retained import Retained, check_none_better_went
-from .shares import REFUSALS, owner_of
-from .snapshot import Snapshot, check_books, check_branch_eviction, check_eviction, read_snapshot
 
 __all__ = ["NAMESPACES", "Backend", "CacheDriver"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from radixkv.core.api import CacheHolder, Retention
 from radixkv.core.tokens import pack_tokens
 
-from .oracle import Branch
+from ..oracle.oracle import Branch
 
 __all__ = ["NO_SUCH_ID", "bad_calls"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from ..oracle.retained import RANGES
 from .driver import NAMESPACES
-from .retained import RANGES
 
 __all__ = [
     "few_sequences",

@@ -9,11 +9,11 @@ from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import RadixKVError
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.wire.reads import EVENT
-from tests.stateful.event_follower import EventFollower
-from tests.stateful.snapshot import read_snapshot
+from tests.stateful.machine.event_follower import EventFollower
+from tests.stateful.oracle.snapshot import read_snapshot
 
-from .clock import Process, Simulator
-from .network import End, Network
+from ..clock import Process, Simulator
+from ..network import End, Network
 from .reader_calls import ReaderCall
 
 __all__ = ["Router"]

@@ -11,10 +11,10 @@ from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.service.reading import PrefixCacheServicer
 from radixkv.v1 import workers_pb2 as workers
 
-from .clears import Clears
-from .clock import Process, Simulator
-from .leases import LeaseBook
-from .network import End, Network
+from ..clears import Clears
+from ..clock import Process, Simulator
+from ..leases import LeaseBook
+from ..network import End, Network
 from .reader_calls import ReaderCall, SimulatedFollowers, serve
 
 __all__ = ["SimulatedService"]

@@ -9,10 +9,10 @@ from radixkv.core.tokens import pack_tokens
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import types_pb2 as types
 
+from ..clock import Process, Simulator, ViolationError
+from ..model import VOCAB_SIZE
+from ..network import End, Network
 from .branches import Request
-from .clock import Process, Simulator, ViolationError
-from .model import VOCAB_SIZE
-from .network import End, Network
 from .reader_calls import ReaderCall
 
 __all__ = ["NAMESPACES", "TOGETHER_S", "Client", "Histories", "Reader"]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .clock import ViolationError
-from .model import POISON, continue_history, kv_after, next_token, seed_of
-from .network import End
+from ..clock import ViolationError
+from ..model import POISON, continue_history, kv_after, next_token, seed_of
+from ..network import End
 
 __all__ = ["Branch", "Job", "Memory", "Request", "State"]
 

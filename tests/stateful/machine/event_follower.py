@@ -10,7 +10,7 @@ from radixkv.core.api import CacheEvent, CacheHolder
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.events.subscription import EventSubscription
 
-from .snapshot import Snapshot
+from ..oracle.snapshot import Snapshot
 
 __all__ = ["EventFollower", "Followers"]
 

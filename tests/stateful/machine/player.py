@@ -12,10 +12,10 @@ from radixkv.core.errors import NotCachedError
 from radixkv.core.tokens import pack_tokens
 from radixkv.testing.hash_kv_worker import WorkerSequence
 
+from ..oracle.explanations import count_missed
+from ..oracle.oracle import Tokens
+from ..oracle.shares import REFUSALS
 from .driver import NAMESPACES, Backend, CacheDriver
-from .explanations import count_missed
-from .oracle import Tokens
-from .shares import REFUSALS
 
 __all__ = ["MAX_PROMPT", "Player", "id_of"]
 

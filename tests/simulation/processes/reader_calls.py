@@ -12,9 +12,9 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.wire.errors import status_of
 
-from .clears import unheard
-from .clock import ViolationError
-from .network import End
+from ..clears import unheard
+from ..clock import ViolationError
+from ..network import End
 
 if TYPE_CHECKING:
     from .service import SimulatedService

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from radixkv.client.session import FINAL_ERRORS, HolderSession
 from radixkv.core.errors import RadixKVError, UnavailableError
 
-from .clock import Process, Simulator, ViolationError
-from .network import End, Network
+from ..clock import Process, Simulator, ViolationError
+from ..network import End, Network
 
 __all__ = ["SimulatedHolder"]
 
