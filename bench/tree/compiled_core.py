@@ -3,8 +3,8 @@
 A copy of `radixkv` is compiled in a temporary folder; both run the same calls in separate processes, in turns. Nothing is
 installed. It needs a C compiler, and two minutes to compile.
 
-    python -m bench.compiled_core             seven turns
-    python -m bench.compiled_core --quick     one
+    python -m bench.tree.compiled_core             seven turns
+    python -m bench.tree.compiled_core --quick     one
 
 Exit code of a full run: 0 if every bar is met, in which case a compiled build is to be shipped; otherwise 1.
 """
@@ -100,8 +100,8 @@ def _compile(folder: Path) -> None:
 
 def _measure_in(folder: Path) -> dict[str, float]:
     """Result of `measure` with the `radixkv` of that folder."""
-    where = os.pathsep.join((str(folder), str(Path(__file__).resolve().parents[1])))
-    command = [sys.executable, "-P", "-m", "bench.compiled_core", "--measure"]
+    where = os.pathsep.join((str(folder), str(Path(__file__).resolve().parents[2])))
+    command = [sys.executable, "-P", "-m", "bench.tree.compiled_core", "--measure"]
     finished = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": where}, capture_output=True, text=True, check=True
     )
@@ -112,7 +112,7 @@ def _measure_in(folder: Path) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.compiled_core", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m bench.tree.compiled_core", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="one turn; nothing is written")
     parser.add_argument("--measure", action="store_true", help="print the figures of this process's own core as JSON")

@@ -1,4 +1,4 @@
-"""One system serving one GGUF file, alone in a process: ``python -m bench.gguf_side WHAT JSON``; prints a line of JSON.
+"""One system serving one GGUF file, alone in a process: ``python -m bench.gguf.side WHAT JSON``; prints a line of JSON.
 
 radixkv    start, a prompt of 64 tokens, `num_tokens` after it, then prompts of 512
 llama      the same with llama.cpp's server
@@ -97,7 +97,7 @@ def run_llama(told: dict[str, Any]) -> dict[str, Any]:
         "verbosity": 0,
         "port": 0,
     }
-    server = Path(__file__).parent / "serving" / "llama_server.py"
+    server = Path(__file__).parents[1] / "serving" / "llama_server.py"
     command = [sys.executable, "-P", str(server), told["package"], json.dumps(settings)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -127,7 +127,7 @@ def run_quality(told: dict[str, Any]) -> dict[str, Any]:
     from radixkv.worker.model.model import ForwardRow, ModelRunner
 
     folder = resolve_model(told["path"], progress=False)
-    token_ids = ChatText(folder).encode(Path(__file__).parents[1].joinpath("README.md").read_text("utf-8"))[:512]
+    token_ids = ChatText(folder).encode(Path(__file__).parents[2].joinpath("README.md").read_text("utf-8"))[:512]
     table = array("i", range(1, 35))
 
     def predictions(**options: str) -> Any:

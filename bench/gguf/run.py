@@ -2,7 +2,7 @@
 
 Each system serves each file in a separate process, alone, with the same threads: radixkv with the file's 4 bits unchanged and
 with int8, llama.cpp from the same file. A first start has only compiled kernels in the cache folder. The 135M is the default
-model (Q4_1); the others are Llamas of known shapes with random weights in Q4_0, written by `bench.made_gguf`.
+model (Q4_1); the others are Llamas of known shapes with random weights in Q4_0, written by `bench.common.made_gguf`.
 
     python -m bench.gguf --peer fetch      fetch llama.cpp (100 MB), write the files (6 GB), measure: some ten minutes
     python -m bench.gguf --model 1.2B      one of them
@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.common.made_gguf import SHAPES, write_made
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.made_gguf import SHAPES, write_made
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.tree.wheel import PeerMissingError, peers_folder
 from radixkv.kernels.runtime.native_build import native_library
@@ -96,7 +96,7 @@ class Bench:
         environ = os.environ | {"OMP_NUM_THREADS": str(self._num_threads)}
         if cache:
             environ["RADIXKV_CACHE"] = str(cache)
-        command = [sys.executable, "-m", "bench.gguf_side", what, json.dumps(told | {"spawned_s": time.time()})]
+        command = [sys.executable, "-m", "bench.gguf.side", what, json.dumps(told | {"spawned_s": time.time()})]
         done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True, timeout=CHILD_S)
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
@@ -172,7 +172,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.bars.append(Bar(f"{judged}: divergence of 4 bits by int8's", worse, 1.0))
     path = options.json or (None if options.quick or options.model else RESULTS_DIR / "gguf.json")
     return report.finish(path, is_quick=options.quick)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

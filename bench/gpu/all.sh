@@ -1,11 +1,11 @@
 #!/bin/sh
 # Runs the kernels' GPU tests, then the GPU benches, on a machine with a GPU; the exit code is the worst of them.
 #
-#   bench/gpu.sh [FOLDER]     FOLDER: wheels of peers (see bench/gpu/peers.py) to install in addition
+#   bench/gpu/all.sh [FOLDER]     FOLDER: wheels of peers (see bench/gpu/peers.py) to install in addition
 #
 # Results go to $OUT, otherwise to bench/results. It ends within 9 minutes: TEST_SECONDS bounds the tests (110), MODEL_MINUTES
 # the bench of whole steps (3), MINUTES that of attention (3.5).
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/../.." || exit 2
 out=${OUT:-bench/results}
 site=$(mktemp -d) || exit 2
 trap 'rm -rf "$site"' EXIT

@@ -22,7 +22,7 @@ from types import CodeType
 
 __all__ = ["ROOT", "module_name", "prepare", "run_planted"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _SHARED = (
     "pytest",
     "torch",

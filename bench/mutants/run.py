@@ -4,11 +4,10 @@
     python -m bench.mutants --seed 7 --packages gateway client --number 40 --covering unit.json
     python -m bench.mutants --seed 7 --only 12 31 --covering unit.json          some of this seed's draws
 
-`bench.covering` makes the maps of the tests that run each line. A changed line is drawn first, then one of its changes
-(`bench.mutations`). The tests that run its function, those of its line first and quick ones before slow ones, run with it
-(`bench.planting`) and stop at the first failure: found. A hang counts as found; `not run` means that the map names a missing
-test: make it again. Survivors are printed and written with their line before and after: read each, it is a missing test or
-changes nothing observable.
+`covering` makes the maps of the tests that run each line. A changed line is drawn first, then one of its changes (`mutations`).
+The tests that run its function, those of its line first and quick ones before slow ones, run with it (`planting`) and stop at
+the first failure: found. A hang counts as found; `not run` means that the map names a missing test: make it again. Survivors
+are printed and written with their line before and after: read each, it is a missing test or changes nothing observable.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -24,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.mutations import Mutation, mutations
-from bench.planting import ROOT, prepare, run_planted
+from bench.mutants.mutations import Mutation, mutations
+from bench.mutants.planting import ROOT, prepare, run_planted
 
 __all__ = ["main"]
 
@@ -104,12 +102,14 @@ def drawn(folders: list[str], seed: int, number: int) -> list[Mutant]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 1 if fewer are found than required."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--number", type=int, default=100, help="how many are drawn (default: 100)")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, metavar="FOLDER", help="of radixkv")
     parser.add_argument(
-        "--covering", nargs="+", type=Path, required=True, metavar="MAP", help="what bench.covering wrote"
+        "--covering", nargs="+", type=Path, required=True, metavar="MAP", help="what bench.mutants.covering wrote"
     )
     parser.add_argument("--only", nargs="+", type=int, metavar="INDEX", help="of those that are drawn")
     parser.add_argument("--also", nargs="+", default=[], metavar="TEST", help="run these, too, whatever they cover")
@@ -139,7 +139,3 @@ def main(arguments: list[str] | None = None) -> int:
     share = sum(verdicts[verdict] for verdict in FOUND) / len(indices)
     report.bars.append(Bar("share found, of all that were drawn", share, ASKED, at_least=True))
     return report.finish(options.out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

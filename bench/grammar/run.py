@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
-from bench.hostile_grammars import HONEST, HOSTILE
+from bench.grammar.hostile_grammars import HONEST, HOSTILE
 from radixkv.core.errors import RadixKVError
 from radixkv.generation.params import Grammar
 from radixkv.worker.generations.text import ChatText
@@ -196,7 +195,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report_hostile(report, met)
     path = told.json or (None if told.quick else RESULTS_DIR / "grammar.json")
     return report.finish(path, is_quick=told.quick)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

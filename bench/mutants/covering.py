@@ -1,6 +1,6 @@
 """Map of the tests that run each line: a pytest plugin that writes it, for `bench.mutants`.
 
-    RADIXKV_COVERING=unit.json python -m pytest -p bench.covering tests/unit
+    RADIXKV_COVERING=unit.json python -m pytest -p bench.mutants.covering tests/unit
 
 The file holds `{"seconds": {test: float}, "lines": {"radixkv/…py": {line: [test, …]}}}`, for tests
 that passed alone. Needs `coverage`.
@@ -17,7 +17,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "radixkv"
+PACKAGE = Path(__file__).resolve().parents[2] / "radixkv"
 _cover = coverage.Coverage(data_file=None, source=[str(PACKAGE)], config_file=False, omit=["*/v1/*"])
 _seconds: dict[str, float] = {}
 _failed: set[str] = set()
