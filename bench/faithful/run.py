@@ -26,67 +26,25 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.common.conversations import Histories, WorkloadMissingError, branching_order, default_workloads, read_trees
-from bench.common.reference import ReferenceAnswer, ReferenceAnswers
+from bench.common.reference import ReferenceAnswers
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.common.stacks import BLOCK_SIZE, Reply, Stack, engine_in_process, generate_greedy, separate_processes
+from bench.common.stacks import BLOCK_SIZE, Stack, engine_in_process, generate_greedy, separate_processes
+from bench.faithful.follow import NUM_TOKENS, Outcome, Request, follow
 from radixkv.util.folders import cache_folder
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = ["main"]
 
-NUM_TOKENS = 24
 MAX_DIFFERING_PERCENT = 0.1
 IN_PROCESS, SEPARATE = "in process", "service + worker"
-
-Generate = Callable[[list[int], int], Reply]
-"""Continues a prompt greedily by exactly that many tokens."""
-
-
-class Request(NamedTuple):
-    """One path: its origin, and its tokens in the chat template."""
-
-    name: str
-    prompt: list[int]
-
-
-class Difference(NamedTuple):
-    """A token that differs from the reference's; `gap`: of the reference's two largest logits there."""
-
-    request: str
-    position: int
-    token_id: int
-    reference_id: int
-    gap: float
-
-
-class Answer(NamedTuple):
-    """Result of one generation: its tokens, and the numbers of prompt positions found and run."""
-
-    token_ids: tuple[int, ...]
-    num_cached: int
-    num_computed: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Results of one way for all requests."""
-
-    answers: list[Answer] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    miscounted: list[str] = field(default_factory=list)
-    num_tokens: int = 0
-    num_new: int = 0
-    num_evicted: int = 0
-    seconds: float = 0.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -127,35 +85,6 @@ def blocks_needed(requests: Sequence[Request]) -> int:
         prompts.add(request.prompt)
     per_request = 2 * (NUM_TOKENS // BLOCK_SIZE + 3)
     return len(prompts) // BLOCK_SIZE + len(requests) * per_request + 64
-
-
-def follow(generate: Generate, request: Request, reference: ReferenceAnswer, held: Histories, into: Outcome) -> None:
-    """Generate; where a token differs, record it and continue from the reference's token."""
-    start = 0
-    while start < NUM_TOKENS:
-        prompt = request.prompt + reference.token_ids[:start]
-        num_new = len(prompt) - held.num_held(prompt)
-        reply = generate(prompt, NUM_TOKENS - start)
-        held.add(prompt + reply.token_ids)
-        # Each sampled token except the last is run to get the next one.
-        num_computed = reply.usage.num_computed_tokens - (len(reply.token_ids) - 1)
-        if not num_new <= num_computed <= num_new + 1 or num_computed + reply.usage.num_cached_tokens != len(prompt):
-            into.miscounted.append(
-                f"{request.name}: {num_computed} of {len(prompt)} computed, {reply.usage.num_cached_tokens} cached; "
-                f"{num_new} in no earlier history"
-            )
-        into.answers.append(Answer(tuple(reply.token_ids), reply.usage.num_cached_tokens, num_computed))
-        into.num_new += num_new
-        expected = reference.token_ids[start:]
-        pairs = enumerate(zip(reply.token_ids, expected, strict=True))
-        differs = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
-        if differs is None:
-            break
-        position = start + differs
-        gap = reference.gaps[position]
-        into.differences.append(Difference(request.name, position, reply.token_ids[differs], expected[differs], gap))
-        start = position + 1
-    into.num_tokens += NUM_TOKENS
 
 
 def run(opened: AbstractContextManager[Stack], way: str, requests: Sequence[Request], reference: Any) -> Outcome:
@@ -259,7 +188,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     is_full = num_trees >= 20 and options.only is None
     return report.finish(options.json or (RESULTS_DIR / "faithful.json" if is_full else None))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

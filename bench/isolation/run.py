@@ -31,26 +31,17 @@ full run: 0 if the bars are met, otherwise 1.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import http.client
-import json
 import os
 import random
-import socket
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.common.stacks import BLOCK_SIZE, running, separate_services
+from bench.common.stacks import BLOCK_SIZE, separate_services
+from bench.isolation.ways import TENANTS, Ask, gateway, over_grpc, over_http
 from radixkv.worker.loading.default_model import resolve_model
-
-if TYPE_CHECKING:
-    from radixkv.generation.client import GenerationClient
 
 __all__ = ["interval", "main", "trimmed_mean"]
 
@@ -59,12 +50,7 @@ PROMPT_TOKENS = 256
 BOUND = 0.01
 TRIMMED = 0.2
 NUM_RESAMPLES = 4000
-TENANTS = ("red", "blue")
 SMALLEST_ID, LARGEST_ID = 1_000, 40_000
-HTTP_S = 600.0
-
-Ask = Callable[[str, list[int]], tuple[float, int]]
-"""A tenant and its prompt -> seconds to the first token, and tokens found in the cache."""
 
 
 class Pair(NamedTuple):
@@ -88,62 +74,6 @@ def interval(samples: Sequence[float], seed: int) -> tuple[float, float]:
     source = random.Random(seed)
     means = sorted(trimmed_mean(source.choices(samples, k=len(samples))) for _ in range(NUM_RESAMPLES))
     return means[int(0.025 * NUM_RESAMPLES)], means[int(0.975 * NUM_RESAMPLES) - 1]
-
-
-def over_grpc(client: GenerationClient) -> Ask:
-    """Requests to the worker itself."""
-    from radixkv.generation.params import SamplingParams
-    from radixkv.generation.request import GenerateParams
-    from radixkv.generation.stream import Delta
-
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-
-    def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
-        started_s = time.perf_counter()
-        stream = client.generate(GenerateParams(token_ids=prompt, namespace=f"grpc-{tenant}", sampling=sampling))
-        first_s = next(time.perf_counter() for event in stream if isinstance(event, Delta))
-        for _ in stream:
-            pass
-        assert stream.usage is not None, "a stream that was read to its end has told what it cost"
-        return first_s - started_s, stream.usage.num_cached_tokens
-
-    return ask
-
-
-def over_http(address: str, model: str) -> Ask:
-    """Requests to the gateway, each tenant with its own key; the one token of a reply is its first."""
-    connections = {tenant: http.client.HTTPConnection(address, timeout=HTTP_S) for tenant in TENANTS}
-
-    def ask(tenant: str, prompt: list[int]) -> tuple[float, int]:
-        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-        headers = {"content-type": "application/json", "authorization": f"Bearer {tenant}"}
-        connection = connections[tenant]
-        connection.close()  # the server closes an idle one after a while
-        connection.connect()
-        started_s = time.perf_counter()
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        told = json.loads(answer.read())
-        elapsed_s = time.perf_counter() - started_s
-        if answer.status != 200:
-            raise AssertionError(f"HTTP {answer.status}: {told}")
-        return elapsed_s, told["usage"]["prompt_tokens_details"]["cached_tokens"]
-
-    return ask
-
-
-@contextmanager
-def gateway(worker: str) -> Iterator[str]:
-    """Run a gateway in front of a worker, with a key per tenant; its address."""
-    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder, socket.socket() as probe:
-        keys = Path(folder) / "keys.toml"
-        digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in TENANTS}
-        keys.write_text("".join(f'[[tenant]]\nname = "{name}"\nkeys = ["sha256:{d}"]\n' for name, d in digests.items()))
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-        probe.close()
-        with running("gateway", "--worker", worker, "--listen", address, "--keys", str(keys), "--state", "none"):
-            yield address
 
 
 class Prompts:
@@ -263,7 +193,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.tables.append(Table("time to the first token of another tenant's prompt, beside a fresh one", columns, rows))
     path = options.json or (None if options.quick else RESULTS_DIR / "isolation.json")
     return made.finish(path, is_quick=options.quick)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

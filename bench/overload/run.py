@@ -21,18 +21,14 @@ requests before it are wrong. All loads get the same requests in the same order.
 from __future__ import annotations
 
 import argparse
-import random
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.overload.load import VOCAB_SIZE, Load, Player, Requests
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.threads import configure_threads
 
@@ -46,35 +42,8 @@ OVERLOAD = 4.0
 JUDGED_MINUTES = 1.0
 """With less time there are too few requests to judge the throughput, or to expect a preemption."""
 THROUGHPUT_BOUND = 0.9
-VOCAB_SIZE = 128
 EOS = 2
-SHORT_STOPS = tuple(range(16, 26))
-RUN_LENGTH = 96
 TURN_S = 15.0
-JOIN_S = 300.0
-NUM_GROUPS = 8
-
-
-@dataclass(slots=True)
-class Load:
-    """Measurements under one load. Times in seconds; `max_empty`: most empty slots after a row that drew a token."""
-
-    multiple: float
-    seconds: float = 0.0
-    num_finished: int = 0
-    num_computed: int = 0
-    num_useful: int = 0
-    failures: list[str] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-    max_empty: int = 0
-    num_steps: int = 0
-    num_preemptions: int = 0
-    num_saved_blocks: int = 0
-
-    @property
-    def useful_per_s(self) -> float:
-        """Prompt and reply tokens delivered for the first time, per second."""
-        return self.num_useful / max(self.seconds, 1e-9)
 
 
 def tiny_model(folder: Path) -> str:
@@ -97,115 +66,6 @@ def tiny_model(folder: Path) -> str:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder)
-
-
-class _Request(NamedTuple):
-    """`is_short`: the reply ends at random, after a dozen tokens on average; otherwise it has full length."""
-
-    prompt: list[int]
-    longest_reply: int
-    is_short: bool
-
-    @property
-    def num_needed(self) -> int:
-        """Most tokens that it may need."""
-        return len(self.prompt) + self.longest_reply
-
-
-class _Requests:
-    """Prompts and longest replies, drawn one by one; thread-safe."""
-
-    def __init__(self, seed: int, longest_prompt: int, longest_reply: int) -> None:
-        self._source = random.Random(seed)
-        self._lock = threading.Lock()
-        self._num_drawn = 0
-        self._longest_reply = longest_reply
-        self._longest_prompt = longest_prompt
-        self._groups = [self._ids(longest_prompt // 2) for _ in range(NUM_GROUPS)]
-
-    def _ids(self, length: int) -> list[int]:
-        return self._source.choices(range(3, VOCAB_SIZE), k=length)
-
-    def draw(self) -> _Request:
-        """Draw the next one."""
-        with self._lock:
-            is_short = self._num_drawn // RUN_LENGTH % 2 == 0
-            self._num_drawn += 1
-            own = self._ids(self._source.randint(1, self._longest_prompt // 2))
-            longest = self._source.randint(self._longest_reply // 4, self._longest_reply)
-            return _Request([*self._source.choice(self._groups), *own], longest, is_short)
-
-
-class Player:
-    """Keeps an engine loaded for the time of a turn, then waits for all running requests."""
-
-    def __init__(self, engine: Engine, load: Load, requests: _Requests, num_slots: int) -> None:
-        self._engine = engine
-        self._load = load
-        self._requests = requests
-        self._target = load.multiple * num_slots
-        self._outstanding = 0
-        self._changed = threading.Condition()
-
-    def play(self, turn_s: float) -> None:
-        """Send requests to keep the target outstanding; measure until the end of the turn, then wait for all."""
-        started_s = time.monotonic()
-        threads: list[threading.Thread] = []
-        useful_before = self._load.num_useful
-        while (now_s := time.monotonic()) - started_s < turn_s:
-            with self._changed:
-                if self._outstanding >= self._target:
-                    self._changed.wait(min(0.1, started_s + turn_s - now_s))
-                    continue
-                request = self._requests.draw()
-                self._outstanding += request.num_needed
-            thread = threading.Thread(target=self._ask, args=(request,), daemon=True)
-            thread.start()
-            threads = [other for other in threads if other.is_alive()] + [thread]
-        self._load.seconds += time.monotonic() - started_s
-        with self._changed:
-            num_useful = self._load.num_useful
-        deadline_s = time.monotonic() + JOIN_S
-        for thread in threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-            if thread.is_alive():
-                self._load.failures.append(f"a request has not come to its end {JOIN_S:.0f} s after the last was sent")
-                break
-        # Tokens delivered while the load falls do not count as throughput.
-        self._load.num_useful = max(num_useful, useful_before)
-
-    def _ask(self, request: _Request) -> None:
-        from radixkv.core.errors import RadixKVError
-        from radixkv.generation.params import SamplingParams
-        from radixkv.generation.request import GenerateParams
-        from radixkv.generation.stream import Delta
-
-        sampling = SamplingParams(
-            max_tokens=request.longest_reply,
-            temperature=1.0,
-            ignore_eos=not request.is_short,
-            stop_token_ids=SHORT_STOPS if request.is_short else (),
-        )
-        sent_s = time.monotonic()
-        first_s = None
-        error = ""
-        try:
-            for event in self._engine.generate(GenerateParams(token_ids=request.prompt, sampling=sampling)):
-                if isinstance(event, Delta):
-                    num_new = len(event.token_ids) + (0 if first_s else len(request.prompt))
-                    first_s = first_s or time.monotonic()
-                    with self._changed:
-                        self._load.num_useful += num_new
-        except RadixKVError as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        with self._changed:
-            self._outstanding -= request.num_needed
-            if error or first_s is None:
-                self._load.failures.append(error or "a stream ended without a token")
-            else:
-                self._load.waits_s.append(first_s - sent_s)
-                self._load.num_finished += 1
-            self._changed.notify_all()
 
 
 def _checked_runner(load: Load) -> Any:
@@ -259,7 +119,7 @@ def run(model: str, options: argparse.Namespace) -> dict[str, Load]:
         players = {}
         for name, load in loads.items():
             engine = stack.enter_context(loaded(name, model, options, load))
-            requests = _Requests(options.seed, options.longest_prompt, options.longest_reply)
+            requests = Requests(options.seed, options.longest_prompt, options.longest_reply)
             players[name] = Player(engine, load, requests, options.slots)
         for _ in range(num_turns):
             for player in players.values():
@@ -365,7 +225,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
     }
     return report.finish(options.json or (RESULTS_DIR / "overload.json" if options.minutes >= 10 else None))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Speed of the chat page: `run` measures, `content` is what the page shows."""
