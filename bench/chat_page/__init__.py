@@ -1,1 +1,1 @@
-"""Speed of the chat page: `run` measures, `content` is what the page shows."""
+"""Speed of the chat page: `run` measures, `content` makes the conversations shown."""

@@ -1,4 +1,4 @@
-"""What the page shows: a model that writes random letters, a long conversation, and a large tree."""
+"""Content of the measured page: a model that writes random letters, a long conversation, and a large tree."""
 
 from __future__ import annotations
 
