@@ -30,6 +30,8 @@ from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
 from radixkv.net.tls import Security
 from radixkv.planner.plan import DEFAULT_UTILISATION
+from radixkv.stores.errors import StoreError
+from radixkv.stores.settings import StoreSettings
 from radixkv.util.folders import cache_folder
 from radixkv.util.heaps import set_heap_aside
 from radixkv.worker.engine.engine import Engine
@@ -46,6 +48,7 @@ from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials, RemoteHolder
+    from radixkv.stores.store import BlockStore
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
@@ -82,6 +85,7 @@ class WorkerConfig:
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.layouts`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
+        store: settings of a block store below the pool; None: there is none.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
             worker holds the pool.
@@ -115,6 +119,7 @@ class WorkerConfig:
     layout: str = "auto"
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
+    store: StoreSettings | None = None
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -134,6 +139,7 @@ class Worker:
         runner: the model and its KV tensors.
         address: of the Generation service; empty where it is not served.
         plan: the pool's size and the use of the memory.
+        store: the levels of its block store, or why it has none although one was wished for; empty without a wish.
         limiter: counts tenants' requests over gRPC; other servers of the same tenants share it.
 
     Raises on entering:
@@ -147,6 +153,7 @@ class Worker:
     runner: ModelRunner
     plan: PoolPlan
     address: str
+    store: str
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
@@ -194,6 +201,7 @@ class Worker:
         plan = self.plan
         config.on_stage("cache and servers")
         is_default = config.model in (None, DEFAULT_MODEL)
+        store = self._open_store(stack, Path(model))
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
@@ -212,6 +220,7 @@ class Worker:
             cache_stats=lease.stats if config.service else None,
             num_remembered=config.num_remembered,
             arena=Arena(*first_line) if plan.num_lines else None,
+            store=store,
         )
         lease.wake = self.engine.wake
         stack.callback(self.engine.close)
@@ -226,6 +235,26 @@ class Worker:
             self._server = stack.enter_context(server)
             self.address = self._server.address
         stack.callback(self.engine.end_grammars)  # before the server waits for its callers, which may wait for a trial
+
+    def _open_store(self, stack: ExitStack, model: Path) -> BlockStore | None:
+        """The block store; it is closed after the engine, whose last saves it takes."""
+        config, plan = self.config, self.plan
+        self.store = ""
+        if config.store is None:
+            return None
+        from radixkv.worker.storing.opening import open_store
+
+        config.on_stage("block store")
+        try:
+            store = open_store(config, config.store, self.runner, model, first_row=plan.num_host_blocks)
+        except StoreError as error:
+            if not config.store.is_optional:
+                raise
+            self.store = f"none: {error}"
+            return None
+        self.store = str(store)
+        stack.callback(store.close)
+        return store
 
 
 def run_worker(
@@ -276,6 +305,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         swap_bytes=config.swap_bytes,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
+        has_store=config.store is not None,
     )
     wish.check(config.limits)  # before the long work of loading a model
     runner = ModelRunner(
@@ -295,7 +325,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
     plan = plan_pool(runner, wish, config.limits)
     config.on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
-    runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks)
+    runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
     runner.prepare(config.limits.max_running)
     return runner, plan
 

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
@@ -34,14 +34,17 @@ from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationS
 from radixkv.generation.verification import Verification
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.beam_search import generation_type
 from radixkv.worker.generations.generation import Generation, History, Terms
 from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.sampling.scoring import PromptScores, ScoreMemory
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from radixkv.stores.store import BlockStore
 
 __all__ = ["Engine"]
 
@@ -77,6 +80,7 @@ class Engine:
         unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
         overlaps: whether the runner computes on a device of its own, so that the host works meanwhile; see `loop`.
         cache_stats: returns the cache's stats and times, on any thread. None: the holder's, on the engine's thread.
+        store: a block store below the pool; None: there is none.
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
         clock: seconds, monotonic.
         new_id: source of generation ids.
@@ -99,6 +103,7 @@ class Engine:
         overlaps: bool = False,
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
         arena: Arena | None = None,
+        store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -145,7 +150,10 @@ class Engine:
             num_remembered=num_remembered,
             overlaps=overlaps,
             arena=arena,
+            store=store,
         )
+        if store is not None:
+            store.wake = self.wake
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
         self._thread.start()
 

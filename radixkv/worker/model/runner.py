@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -21,6 +21,8 @@ class Pool(Protocol):
     block_size: int
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
+
+    def fence(self) -> Callable[[], None]: ...
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference: ...
 
