@@ -1,8 +1,8 @@
 """The key file: the keys of every namespace, derived from it without contact, and their erasure.
 
-    point of a namespace = BLAKE2b-56(secret, namespace) · generation, 24 bits     generation: the first that is not erased
+    point of a namespace = BLAKE2b-56(secret, owner) · generation, 24 bits         generation: the first that is not erased
     leaf                 = value of the cover at that point (`cover.py`)
-    id, name key, seal key of the namespace = BLAKE2b(leaf, …)
+    id = BLAKE2b(leaf)       name key, seal key = BLAKE2b(leaf, namespace)
 
 Erasing replaces the file by one whose cover lacks the point. No copy of anything sealed under the leaf opens with the file as
 it is then; the namespace goes on with its next generation, which shares nothing with the last. Two hosts that start with copies
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from radixkv.core.namespaces import owner_of
 from radixkv.stores.cover import DEPTH, SEED_BYTES, Cover, CoverNode
 from radixkv.stores.errors import StoreKeyError
 
@@ -44,7 +45,8 @@ class NamespaceKeys(NamedTuple):
     """Keys of one generation of a namespace.
 
     Attributes:
-        id: 16 bytes, under which its blocks are stored; reveals nothing of the namespace. name_key, seal_key: 32 bytes each.
+        id: 16 bytes, under which its blocks and those of the same owner's namespaces are stored; reveals nothing of them.
+        name_key, seal_key: 32 bytes each, of the namespace.
         point: 10 bytes, the tombstone of this generation once it is erased.
     """
 
@@ -71,13 +73,11 @@ class _State:
         if keys is None:
             if len(self.cache) >= MAX_CACHED:
                 self.cache.clear()
-            keys = self.cache[namespace] = self._derive(namespace.encode())
+            keys = self.cache[namespace] = self._derive(owner_of(namespace).encode(), namespace.encode())
         return keys
 
-    def _derive(self, namespace: bytes) -> NamespaceKeys:
-        digest = blake2b(
-            namespace, digest_size=(DEPTH - GENERATION_BITS) // 8, key=self.secret, person=b"radixkv point"
-        )
+    def _derive(self, owner: bytes, namespace: bytes) -> NamespaceKeys:
+        digest = blake2b(owner, digest_size=(DEPTH - GENERATION_BITS) // 8, key=self.secret, person=b"radixkv point")
         start = int.from_bytes(digest.digest(), "big") << GENERATION_BITS
         point = self.cover.first(start, start + (1 << GENERATION_BITS))
         leaf = None if point is None else self.cover.leaf(point)
@@ -128,7 +128,8 @@ class StoreKeys:
         return self._current().keys_of(namespace)
 
     def erase(self, namespace: str) -> NamespaceKeys:
-        """Destroy the keys of a namespace, durably when it returns. The namespace has new ones from then on.
+        """Destroy the keys of a namespace and of those derived from its owner, durably when it returns. They have new ones from
+        then on.
 
         Returns:
             the destroyed keys: their `id` and `point` are for the levels.

@@ -22,10 +22,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
+from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
-from radixkv.stores.errors import SealError
+from radixkv.stores.errors import SealError, StoreError
 from radixkv.stores.names import root_name
-from radixkv.stores.sealing import Sealer
+from radixkv.stores.sealing import SEAL_BYTES, Sealer
 
 if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
@@ -54,6 +55,10 @@ def _at_once() -> None:
     pass
 
 
+def _ignore(_namespace_id: bytes) -> None:
+    pass
+
+
 class Row(NamedTuple):
     """Host memory of one block. `wait`: returns once the device has finished with it."""
 
@@ -72,9 +77,9 @@ class Unsaved(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """A block of a load that has come: `index` among its names."""
+    """A block of a load that has come: `place` among its names."""
 
-    index: int
+    place: int
     row: Row
 
 
@@ -130,6 +135,7 @@ class BlockStore:
 
     Attributes:
         wake: called, on any thread, when a load has news.
+        on_erased: called, on any thread, with the id of keys that have been destroyed.
     """
 
     def __init__(
@@ -145,6 +151,7 @@ class BlockStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.wake: Callable[[], None] = _at_once
+        self.on_erased: Callable[[bytes], None] = _ignore
         self.keys = keys
         self.save_rate = save_rate
         self.disk = disk
@@ -162,6 +169,8 @@ class BlockStore:
         self._in_flight: Counter[bytes] = Counter()
         self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
+        self._clearing: Counter[str] = Counter()
+        self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
         self._unput: deque[SealedBlock] = deque(maxlen=_MAX_WAITING_PUTS)
         self._has_news = threading.Event()
         self._is_closing = False
@@ -302,13 +311,16 @@ class BlockStore:
                 read(load, indices, landed)
         except Exception:
             _LOG.exception("blocks could not be read")
+        if load.is_cancelled:
+            self.give_back([block.row for block in landed])
+            landed = []
         load.settle(len(indices), landed)
 
     def _read(self, load: Load, indices: range, landed: list[Landed]) -> None:
         assert self.disk is not None
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
-            buffer = self._buffers.sealed = bytearray(self.disk.sealed_bytes)
+            buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
         for index in indices:
             if load.is_cancelled:
                 return
@@ -323,7 +335,7 @@ class BlockStore:
             if sealed is not None:
                 self._open(load, index, sealed, landed)
 
-    def _open(self, load: Load, index: int, sealed: bytes | bytearray, landed: list[Landed]) -> bool:
+    def _open(self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed]) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
         row = self._free_row(load, landed)
         if row is None:
@@ -350,15 +362,73 @@ class BlockStore:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def erase(self, keys: NamespaceKeys) -> None:
-        """Delete the blocks of a namespace whose key has been destroyed."""
-        for level in (self.disk, self.remote):
-            if level is not None:
-                level.erase(keys.id)
+    def erase(self, namespace: str) -> dict[str, bool]:
+        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether it could be reached.
+
+        Raises:
+            StoreKeyError: the key file cannot be replaced; nothing is erased.
+        """
+        keys = self.keys.erase(namespace)
+        erased = self._forget(keys.id)
+        if self.remote is not None:
+            erased["remote"] = self.remote.erase(keys.id, keys.point)
+        return erased
+
+    def clear(self, namespace: str) -> None:
+        """Erase a namespace soon, on another thread; nothing of it is saved or found from now on until then."""
+        with self._lock:
+            self._clearing[namespace] += 1
+        self._chores.submit(self._clear, namespace)
+
+    def is_clearing(self, namespace: str) -> bool:
+        """Whether an erasure of a namespace is to come. O(1)."""
+        return bool(self._clearing) and (namespace in self._clearing or owner_of(namespace) in self._clearing)
+
+    def _clear(self, namespace: str) -> None:
+        try:
+            if is_derived(namespace):
+                self.forget_below([self.root(self.keys.of(namespace), adapter_of(namespace))])
+            else:
+                self.erase(namespace)
+        except Exception:
+            _LOG.exception("a cleared namespace could not be erased")
+            self._forget(self.keys.of(namespace).id)
+        finally:
+            with self._lock:
+                self._clearing -= Counter([namespace])
+
+    def drop(self, parents: Sequence[bytes]) -> None:
+        """Delete the blocks below these names soon, on another thread."""
+        self._chores.submit(self.forget_below, parents)
+
+    def forget_below(self, parents: Sequence[bytes]) -> None:
+        """Delete the blocks below these names."""
+        if self.disk is not None:
+            self.disk.forget_below(parents)
+
+    def take_tombstones(self, points: Sequence[bytes]) -> None:
+        """Carry out erasures of other workers, found in the remote level."""
+        for point in points:
+            try:
+                namespace_id = self.keys.puncture(point)
+            except StoreError:
+                _LOG.exception("an erasure of another worker could not be carried out")
+                continue
+            if namespace_id is not None:
+                self._forget(namespace_id)
+
+    def _forget(self, namespace_id: bytes) -> dict[str, bool]:
+        """Delete blocks whose keys are destroyed, here."""
+        self.on_erased(namespace_id)
+        if self.disk is None:
+            return {}
+        self.disk.erase(namespace_id)
+        return {"disk": True}
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels."""
         self._is_closing = True
+        self._chores.shutdown()
         self._readers.shutdown(cancel_futures=True)
         self.flush(timeout_s)
         self._has_news.set()

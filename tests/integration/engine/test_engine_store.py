@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import Answers, collect
-from radixkv.stores.disk import DiskLevel
-from waits import wait_until
 
-from radixkv import PrefixCache
+from radixkv import PoolShape, PrefixCache, connect
+from radixkv.client import RemoteReader
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
+from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.store import BlockStore, Row
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.storing import stored_blocks
 
 BLOCK = 4
 FIRST_ROW = 200
@@ -32,13 +36,24 @@ LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
 
 
 def open_store(
-    folder: Path, runner: HashRunner, *, num_rows: int = 24, size_bytes: int = 1 << 20, fingerprint: bytes = b"model"
+    folder: Path,
+    runner: HashRunner,
+    *,
+    num_rows: int = 24,
+    size_bytes: int = 1 << 20,
+    fingerprint: bytes = b"model of 16 byte",
 ) -> BlockStore:
     slots = range(FIRST_ROW, FIRST_ROW + num_rows)
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
     rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
     keys = StoreKeys(folder / "store.key")
     return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=1e9)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may read slower than this model computes."""
+    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
 
 
 @contextmanager
@@ -63,6 +78,13 @@ def ask(engine: Engine, prompt: list[int], max_tokens: int = 6, **options: Any) 
     answers = collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **options)))
     assert answers.branches[0].tokens == generate(prompt, max_tokens)
     return answers
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 def draw(seed: int, length: int) -> list[int]:
@@ -101,16 +123,17 @@ def test_a_prompt_of_whole_blocks_runs_its_last_token_alone(tmp_path: Path) -> N
 def test_blocks_are_saved_without_a_stop_once_the_engine_is_idle(tmp_path: Path) -> None:
     with serving(tmp_path) as engine:
         ask(engine, draw(4, 80))
-        wait_until(lambda: len(engine.store.disk) >= 20)  # type: ignore[attr-defined]
+        wait_until(lambda: engine.store.disk.stats().num_blocks >= 20)  # type: ignore[attr-defined]
 
 
 def test_what_a_small_pool_evicts_comes_back(tmp_path: Path) -> None:
-    prompts = [draw(seed, 60) for seed in range(10, 20)]
-    with serving(tmp_path, num_blocks=24) as engine:
-        for prompt in prompts:
-            ask(engine, prompt)
-        for prompt in prompts:
-            assert ask(engine, prompt).usage.num_cached_tokens >= 56
+    prompts, found = [draw(seed, 60) for seed in range(10, 20)], list[int]()
+    with serving(tmp_path, num_blocks=24, num_rows=200) as engine:
+        for prompt in prompts + prompts:
+            assert engine.store.flush(10)  # type: ignore[attr-defined]  # what is not durable yet is not found
+            usage = ask(engine, prompt).usage
+            found.append(usage.num_cached_tokens)
+    assert min(found[len(prompts) :]) >= 56
 
 
 def test_another_namespace_model_or_request_without_sharing_finds_nothing(tmp_path: Path) -> None:
@@ -123,7 +146,7 @@ def test_another_namespace_model_or_request_without_sharing_finds_nothing(tmp_pa
         assert ask(engine, prompt, namespace="one", shares_prefix=False).usage.num_cached_tokens == 0
         assert ask(engine, prompt[::-1], namespace="one").usage.num_cached_tokens == 0
         assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 39
-    with serving(tmp_path, fingerprint=b"other") as engine:
+    with serving(tmp_path, fingerprint=b"other of 16 byte") as engine:
         assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
 
 
@@ -133,7 +156,7 @@ def test_damaged_blocks_are_computed_and_saved_again(tmp_path: Path) -> None:
         ask(engine, prompt)
     [slots] = (tmp_path / "blocks").rglob("*slots*")
     content = bytearray(slots.read_bytes())
-    for at in range(0, len(content), 97):
+    for at in range(len(content)):
         content[at] ^= 0xFF
     slots.write_bytes(content)
     with serving(tmp_path) as engine:
@@ -155,6 +178,7 @@ def test_reads_that_take_too_long_are_computed_and_others_go_on(
         return read(level, *arguments)
 
     monkeypatch.setattr(DiskLevel, "read", read_late)
+    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 0.02)
     with serving(tmp_path) as engine:
         ask(engine, other)  # tells how long computing takes
         assert ask(engine, prompt).usage.num_cached_tokens == 0
@@ -216,3 +240,96 @@ def _check(prompt: list[int], sampling: SamplingParams, stream: Any) -> int:
     expected = generate(prompt, sampling.max_tokens)
     assert [branch.tokens for branch in answers.branches] == [expected] * sampling.n
     return answers.usage.num_cached_tokens
+
+
+# -- what is dropped on purpose stays away ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving_apart(folder: Path, num_blocks: int = 64) -> Iterator[tuple[Engine, RemoteReader, BlockStore]]:
+    """As `serving`, with the pool's tree in a cache service, and a reader of it."""
+    runner = HashRunner(num_blocks, BLOCK)
+    store = open_store(folder, runner)
+    noted: list[Callable[..., None]] = []
+    try:
+        with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+            [address] = service.addresses
+            shape = PoolShape(num_blocks, BLOCK)
+            with (
+                connect(address, shape, on_journal=lambda entries: [each(entries) for each in noted]) as holder,
+                Engine(runner, holder, limits=LIMITS, store=store) as engine,
+                connect(address) as reader,
+            ):
+                noted.append(engine.noted)
+                yield engine, reader, store
+    finally:
+        store.close()
+
+
+def test_a_cleared_namespace_does_not_come_back_and_others_stay(tmp_path: Path) -> None:
+    prompt = draw(20, 40)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for namespace in ("one", "two"):
+            ask(engine, prompt, namespace=namespace)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 2 * 11)
+        reader.clear("one")
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+        wait_until(lambda: not store.is_clearing("one"))
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 39
+
+
+@pytest.mark.parametrize("position", [20, 22])
+def test_a_dropped_branch_does_not_come_back(tmp_path: Path, position: int) -> None:
+    base = draw(21, 20)
+    kept, dropped = base + draw(22, 20), base + draw(23, 20)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for prompt in (kept, dropped):
+            ask(engine, prompt, 1)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 15)
+        reader.evict_branch(dropped[: position + 1])
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks <= 10)
+        assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, kept, 1).usage.num_cached_tokens >= 20
+
+
+def test_an_erased_namespace_is_gone_with_its_derived_ones_and_new_blocks_are_kept(tmp_path: Path) -> None:
+    prompt = draw(24, 40)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, namespace="team")
+        ask(engine, prompt, namespace="team", cache_salt="salt")
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
+        assert [tuple(level) for level in engine.erase("team")] == [("disk", True)]
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="team", cache_salt="salt").usage.num_cached_tokens == 0
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
+
+
+def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
+    prompt = draw(25, 40)
+    with serving(tmp_path) as engine:
+        runner: HashRunner = engine.runner  # type: ignore[attr-defined]
+        runner.gate.close_after(8)
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        wait_until(lambda: not runner.gate.is_open)
+        engine.erase()
+        runner.gate.open()
+        reply = collect(stream).branches[0].tokens
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt + reply).usage.num_cached_tokens == 0
+
+
+def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Path) -> None:
+    with serving(tmp_path) as engine, pytest.raises(InvalidArgumentError, match="namespace"):
+        engine.erase("team#adapter=sql")
+    with (
+        Engine(HashRunner(8, BLOCK), PrefixCache(8, BLOCK)) as engine,
+        pytest.raises(UnavailableError, match="--disk-cache"),
+    ):
+        engine.erase("team")

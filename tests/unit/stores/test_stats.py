@@ -1,52 +1,34 @@
-"""A failing level rests, is tried once, and recovers."""
+"""Counters of a level add up over threads, and a snapshot no longer changes."""
 
 from __future__ import annotations
 
-from radixkv.stores.stats import Breaker
+import threading
+
+from radixkv.stores.breaker import BreakerState
+from radixkv.stores.stats import LevelCounters
 
 
-class Clock:
-    now_s = 100.0
+def test_counters_add_up_over_threads() -> None:
+    counters = LevelCounters("disk")
 
-    def __call__(self) -> float:
-        return self.now_s
+    def count() -> None:
+        for _ in range(500):
+            counters.hit(2, 200, 0.5)
+            counters.miss("absent", 3)
+            counters.written(1, 100, 0.25)
+            counters.unwritten("full")
+            counters.fault("io")
+            counters.evicted()
 
-
-def test_after_a_failure_it_rests_then_one_caller_tries_and_a_success_closes_it() -> None:
-    clock = Clock()
-    breaker = Breaker(1.0, 60.0, clock)
-    assert breaker.allows()
-    breaker.failed()
-    assert (breaker.state, breaker.allows()) == ("open", False)
-    clock.now_s += 1.0
-    assert [breaker.allows() for _ in range(3)] == [True, False, False]
-    assert breaker.state == "trial"
-    breaker.succeeded()
-    assert (breaker.state, breaker.allows(), breaker.allows()) == ("closed", True, True)
-
-
-def test_each_failed_trial_doubles_the_rest_up_to_the_longest() -> None:
-    clock = Clock()
-    breaker = Breaker(1.0, 5.0, clock)
-    rests = []
-    breaker.failed()
-    for _ in range(5):
-        start_s = clock.now_s
-        while not breaker.allows():
-            clock.now_s += 0.5
-        rests.append(clock.now_s - start_s)
-        breaker.failed()
-        breaker.failed()  # of calls that began before
-    assert rests == [1.0, 2.0, 4.0, 5.0, 5.0]
-
-
-def test_a_trial_that_never_ends_is_followed_by_another() -> None:
-    clock = Clock()
-    breaker = Breaker(1.0, 5.0, clock)
-    breaker.failed()
-    clock.now_s += 1.0
-    assert breaker.allows()
-    clock.now_s += 0.9
-    assert not breaker.allows()
-    clock.now_s += 0.1
-    assert breaker.allows()
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = counters.snapshot(size_bytes=10, used_bytes=5, num_blocks=1, breaker=BreakerState.OPEN)
+    assert (stats.num_hits, stats.read_bytes, stats.read_s) == (4000, 400_000, 1000.0)
+    assert (stats.num_written, stats.written_bytes, stats.write_s) == (2000, 200_000, 500.0)
+    assert (stats.misses, stats.unwritten, stats.faults) == ({"absent": 6000}, {"full": 2000}, {"io": 2000})
+    assert (stats.level, stats.num_evicted, stats.breaker) == ("disk", 2000, BreakerState.OPEN)
+    counters.miss("absent")
+    assert stats.misses == {"absent": 6000}
