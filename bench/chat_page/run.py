@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.chat_page.content import TOP_K, large_tree, long_conversation, save_model
+from bench.chat_page.pictures import DEADLINE_MS, running_browser, running_site
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile, summarise
-from bench.pictures import DEADLINE_MS, running_browser, running_site
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

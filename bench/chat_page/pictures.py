@@ -1,8 +1,8 @@
 """Takes the README's pictures of the pages: a complete `radixkv up` with the real model, in a real browser.
 
-    python -m bench.pictures                 all of them, into bench/results (a minute on two cores)
-    python -m bench.pictures --only chat     one of them
-    python -m bench.pictures --folder DIR    into another folder
+    python -m bench.chat_page.pictures                 all of them, into bench/results (a minute on two cores)
+    python -m bench.chat_page.pictures --only chat     one of them
+    python -m bench.chat_page.pictures --folder DIR    into another folder
 
 Needs Chromium and the packages of `pip install 'radixkv[all]'`. Replies in the pictures are the model's, from this run.
 """
@@ -162,7 +162,9 @@ def take(browser: Browser, site: str, name: str, folder: Path) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.pictures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.chat_page.pictures",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", action="append", choices=PICTURES, help="one of them; may be repeated")
     parser.add_argument("--folder", type=Path, default=RESULTS_DIR, help="where to (default: bench/results)")
