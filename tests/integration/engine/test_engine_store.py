@@ -18,6 +18,7 @@ from radixkv.client import RemoteReader
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
+from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
@@ -42,12 +43,13 @@ def open_store(
     num_rows: int = 24,
     size_bytes: int = 1 << 20,
     fingerprint: bytes = b"model of 16 byte",
+    save_rate: float = 1e9,
 ) -> BlockStore:
     slots = range(FIRST_ROW, FIRST_ROW + num_rows)
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
     rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
     keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=1e9)
+    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=save_rate)
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +59,10 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def serving(folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, **store: Any) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again."""
+def serving(
+    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
+) -> Iterator[Engine]:
+    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
     runner = HashRunner(num_blocks, BLOCK)
     opened = open_store(folder, runner, **store)
     num_rows = opened.num_free_rows
@@ -67,6 +71,8 @@ def serving(folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS
             engine.runner = runner  # type: ignore[attr-defined]  # for the tests
             engine.store = opened  # type: ignore[attr-defined]
             yield engine
+            if is_killed:
+                engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
         assert opened.flush(10)
         assert opened.num_free_rows == num_rows, "a row was lost"
     finally:
@@ -196,7 +202,21 @@ def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
         ask(engine, prompt)
 
 
-@pytest.mark.parametrize("seed", range(12))
+def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(tmp_path: Path) -> None:
+    prompts = [draw(seed, 40) for seed in (30, 31, 32)]
+    with serving(tmp_path, num_blocks=34, save_rate=1.0) as engine:  # saves nothing before its end
+        for prompt in prompts:
+            ask(engine, prompt, 4)
+        assert engine.verify_block(prompts[2][:40]).verdict is BlockVerdict.AGREES
+    with serving(tmp_path) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 4)
+
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_model_alone(
     tmp_path: Path, seed: int
 ) -> None:
@@ -213,7 +233,13 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
         )
         size_bytes = rng.choice([30, 200, 1000]) * 512
         with serving(
-            tmp_path, rng.choice([20, 40, 90]), limits, num_rows=rng.choice([9, 24]), size_bytes=size_bytes
+            tmp_path,
+            rng.choice([20, 40, 90]),
+            limits,
+            num_rows=rng.choice([9, 24]),
+            is_killed=rng.random() < 0.3,
+            save_rate=rng.choice([10, 1e9]),
+            size_bytes=size_bytes,
         ) as engine:
             streams = []
             for _ in range(15):
@@ -223,6 +249,8 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
                 )
                 params = GenerateParams(token_ids=prompt, sampling=sampling, shares_prefix=rng.random() < 0.9)
                 stream = engine.generate(params)
+                if rng.random() < 0.05:
+                    engine.erase()
                 if rng.random() < 0.15:
                     stream.close()
                 else:
