@@ -16,18 +16,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.block import SealedBlock
+from radixkv.stores.breaker import Breaker
 from radixkv.stores.disk.folder import FLAG, DiskFolder
 from radixkv.stores.disk.index import Index, Row, is_damage
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
 from radixkv.stores.errors import StoreError
 from radixkv.stores.leaf_first import Entry, LeafFirst
-from radixkv.stores.stats import Breaker, LevelStats
+from radixkv.stores.stats import LevelCounters, LevelStats
 
 __all__ = ["DiskLevel"]
 
@@ -90,10 +90,7 @@ class DiskLevel:
         self._num_erasures = self._num_erased = 0  # asked for; durable
         self._fault: sqlite3.Error | None = None  # of the index, which is opened again before it is next used
         self._read_breaker, self._write_breaker = Breaker(clock=clock), Breaker(clock=clock)
-        self._misses: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
-        self._num_hits = self._num_written = self._num_evicted = 0
-        self._read_s = self._write_s = 0.0
+        self._counters = LevelCounters("disk")
         self._folder = DiskFolder(folder, size_bytes, fingerprint)
         try:
             self._folder.require_room()
@@ -152,6 +149,9 @@ class DiskLevel:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
 
+    def __str__(self) -> str:
+        return f"disk {self._folder.path}"
+
     def __contains__(self, name: bytes) -> bool:
         """Whether the block is stored, from memory. It may still turn out to be a miss. O(1)."""
         return name in self._tree.entries
@@ -170,37 +170,36 @@ class DiskLevel:
         with self._lock:
             entry = self._tree.entries.get(name)
             if entry is None or self._is_closed or not self._read_breaker.allows():
-                self._misses["absent" if entry is None else "closed" if self._is_closed else "resting"] += 1
+                self._counters.miss("absent" if entry is None else "closed" if self._is_closed else "resting")
                 return False
             self._num_readers += 1
-        started_s = time.perf_counter()
-        cause = ""
+        started_s, fault = time.perf_counter(), ""
         try:
             if not self._slots.read(entry.slot, buffer):
-                cause = "cut"
+                fault = "cut"
         except OSError as error:
-            cause = _cause(error)
+            fault = _cause(error)
             _LOG.warning("%s: a block cannot be read: %s", self._folder.path, error)
         elapsed_s = time.perf_counter() - started_s
         with self._lock:
-            self._read_s += elapsed_s
             self._num_readers -= 1
             if self._is_closed and self._num_readers == 0:
                 self._slots.close()
             is_same = self._tree.entries.get(name) is entry
-            if cause:
-                self._errors[cause] += 1
-                if is_same:
-                    self._drop(name)
-            elif not is_same:
-                cause = "evicted"
-            self._misses.update([cause] if cause else [])
-            self._num_hits += not cause
-        if elapsed_s > SLOW_S or cause not in {"", "cut", "evicted"}:
+            if fault and is_same:
+                self._drop(name)
+        if fault:
+            self._counters.fault(fault)
+            self._counters.miss(fault, seconds=elapsed_s)
+        elif is_same:
+            self._counters.hit(1, self._sealed_bytes, elapsed_s)
+        else:
+            self._counters.miss("evicted", seconds=elapsed_s)
+        if elapsed_s > SLOW_S or fault not in {"", "cut"}:
             self._read_breaker.failed()
         else:
             self._read_breaker.succeeded()
-        return not cause
+        return is_same and not fault
 
     def use(self, names: Iterable[bytes]) -> None:
         """Count as used: the names and everything stored above them. Written to disk with a later commit. O(path)."""
@@ -211,7 +210,7 @@ class DiskLevel:
         """Drop a block that did not open. Its slot is free after the next commit."""
         with self._lock:
             if name in self._tree.entries:
-                self._errors["damaged"] += 1
+                self._counters.fault("seal")
                 self._drop(name)
 
     def write(self, blocks: Sequence[SealedBlock]) -> int:
@@ -231,15 +230,18 @@ class DiskLevel:
                 raise InvalidArgumentError("sealed", f"{len(block.sealed)} bytes", f"{self._sealed_bytes} bytes")
         with self._writing:
             if self._is_closed or not self._write_breaker.allows():
+                self._counters.unwritten("closed" if self._is_closed else "resting", len(blocks))
                 return 0
             started_s = time.perf_counter()
             keep = {block.parent for block in blocks} | {block.name for block in blocks}
             part = max(self._slots.max_slots // 4, 1)
             tasks = [partial(self._store, blocks[start : start + part], keep) for start in range(0, len(blocks), part)]
-            self._attempt(self._mend, *tasks)
-            with self._lock:
-                self._write_s += time.perf_counter() - started_s
-                return sum(block.name in self._tree.entries for block in blocks)
+            is_well = self._attempt(self._mend, *tasks)
+            self._counters.written(0, 0, time.perf_counter() - started_s)
+            num_stored = sum(block.name in self._tree.entries for block in blocks)
+            if num_stored < len(blocks):
+                self._counters.unwritten("full" if is_well else "fault", len(blocks) - num_stored)
+        return num_stored
 
     def erase(self, *namespace_ids: bytes) -> bool:
         """Delete all blocks of namespaces, whose keys are destroyed: rows, their traces in index and log, names in memory.
@@ -267,25 +269,16 @@ class DiskLevel:
             return {entry.namespace_id for entry in self._tree.entries.values()}
 
     def stats(self) -> LevelStats:
-        """Counters since the level was opened."""
+        """Counters since the level was opened. The breaker is that of reads, or that of writes where reads are well."""
         with self._lock:
             num_blocks = len(self._tree.entries)
-            return LevelStats(
-                num_blocks=num_blocks,
-                used_bytes=num_blocks * self._slots.slot_bytes,
-                capacity_bytes=self._slots.max_slots * self._slots.slot_bytes,
-                hits=self._num_hits,
-                misses=dict(self._misses),
-                read_bytes=self._num_hits * self._sealed_bytes,
-                written_bytes=self._num_written * self._sealed_bytes,
-                num_written=self._num_written,
-                evictions=self._num_evicted,
-                read_s=self._read_s,
-                write_s=self._write_s,
-                errors=dict(self._errors),
-                read_breaker=self._read_breaker.state,
-                write_breaker=self._write_breaker.state,
-            )
+        breaker = self._write_breaker if self._read_breaker.is_closed else self._read_breaker
+        return self._counters.snapshot(
+            size_bytes=self._slots.max_slots * self._slots.slot_bytes,
+            used_bytes=num_blocks * self._slots.slot_bytes,
+            num_blocks=num_blocks,
+            breaker=breaker.state,
+        )
 
     def close(self) -> None:
         """Write what is pending, and let another process have the folder. May be repeated; afterwards every read is a miss."""
@@ -326,8 +319,7 @@ class DiskLevel:
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error):
                 self._fault = error
-            with self._lock:
-                self._errors[_cause(error)] += 1
+            self._counters.fault(_cause(error))
             self._write_breaker.failed()
             _LOG.warning("%s: blocks cannot be stored: %s", self._folder.path, error)
             return False
@@ -409,7 +401,7 @@ class DiskLevel:
         with self._lock:
             evicted = self._tree.evict(num_blocks, keep)
             self._dropped += [entry.slot for _, entry in evicted]
-            self._num_evicted += len(evicted)
+        self._counters.evicted(len(evicted))
 
     def _grow(self, num_slots: int) -> None:
         """Allocate slots, unless disk or folder are full: then the level stays as it is, and tries again later."""
@@ -422,8 +414,7 @@ class DiskLevel:
                 if self._slots.num_slots < MIN_SLOTS:
                     raise
                 _LOG.warning("%s: no room to grow: %s", self._folder.path, error)
-                with self._lock:
-                    self._errors[_cause(error)] += 1
+                self._counters.fault(_cause(error))
                 self._grow_at_s = self._clock() + GROW_AGAIN_S
 
     def _shrink(self, num_slots: int) -> None:
@@ -471,10 +462,10 @@ class DiskLevel:
             self._slots.free += sorted(dropped, reverse=True)
             self._tree.add(added)
             self._tree.touch([name for name, _ in reversed(added)])
-            self._num_written += len(added)
             for name, entry in added:
                 if entry.namespace_id in self._erased:  # while it was written
                     self._drop(name)
+        self._counters.written(len(added), len(added) * self._sealed_bytes)
 
 
 def _cause(error: OSError | sqlite3.Error) -> str:
