@@ -132,20 +132,18 @@ class DiskLevel:
             raise
 
     def _load(self) -> None:
-        """Build the memory's index of the rows found; those that cannot be right go."""
+        """Build the memory's index of the rows found. Where some cannot be right, the file is written again without them."""
         rows, self._index.rows = sorted(self._index.rows, key=lambda row: row.used), []
         sound: dict[bytes, Entry] = {}
         ids: dict[bytes, bytes] = {}
+        taken: set[int] = set()
         for row in rows:
-            if row.slot < self._slots.num_slots and row.name not in sound:
+            if row.slot < self._slots.num_slots and row.slot not in taken and row.name not in sound:
                 sound[row.name] = Entry(row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id))
-            else:
-                self._dropped.append(row.slot)
-        clock = rows[-1].used if rows else 0
-        self._tree = LeafFirst(sound.items(), clock)
-        taken = {entry.slot for entry in sound.values()} | set(self._dropped)
+                taken.add(row.slot)
+        self._tree = LeafFirst(sound.items(), clock=rows[-1].used if rows else 0)
         self._slots.free = [slot for slot in range(self._slots.num_slots - 1, -1, -1) if slot not in taken]
-        if not self._index.is_intact:
+        if len(sound) < len(rows) or not self._index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
 
