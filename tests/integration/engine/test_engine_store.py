@@ -20,6 +20,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES
@@ -27,7 +28,6 @@ from radixkv.stores.store import BlockStore, Row
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
-from radixkv.worker.storing import stored_blocks
 
 BLOCK = 4
 FIRST_ROW = 200
@@ -53,9 +53,9 @@ def open_store(
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may read slower than this model computes."""
-    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
+def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model computes faster than a busy machine reads: a block is said to take a second."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def test_reads_that_take_too_long_are_computed_and_others_go_on(
         return read(level, *arguments)
 
     monkeypatch.setattr(DiskLevel, "read", read_late)
-    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 0.02)
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1e-4, 0.0))
     with serving(tmp_path) as engine:
         ask(engine, other)  # tells how long computing takes
         assert ask(engine, prompt).usage.num_cached_tokens == 0
