@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from answers import Answers, collect
+from resp_servers import RedisServer, needs_redis, wait_until
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader
@@ -20,9 +22,10 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
-from radixkv.stores.costs import PrefillCost, PrefillMeter
+from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
+from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.store import BlockStore, Row
 from radixkv.testing.hash_model import HashRunner, generate
@@ -44,12 +47,16 @@ def open_store(
     size_bytes: int = 1 << 20,
     fingerprint: bytes = b"model of 16 byte",
     save_rate: float = 1e9,
+    remote: str | None = None,
+    has_disk: bool = True,
 ) -> BlockStore:
     slots = range(FIRST_ROW, FIRST_ROW + num_rows)
-    disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
+    sealed_bytes = 8 * runner.pool.block_size + SEAL_BYTES
+    disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, sealed_bytes) if has_disk else None
+    far = RemoteLevel(remote, fingerprint, sealed_bytes) if remote else None
     rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
     keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=save_rate)
+    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=far, save_rate=save_rate)
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +91,6 @@ def ask(engine: Engine, prompt: list[int], max_tokens: int = 6, **options: Any) 
     answers = collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **options)))
     assert answers.branches[0].tokens == generate(prompt, max_tokens)
     return answers
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def draw(seed: int, length: int) -> list[int]:
@@ -189,6 +189,54 @@ def test_reads_that_take_too_long_are_computed_and_others_go_on(
         ask(engine, other)  # tells how long computing takes
         assert ask(engine, prompt).usage.num_cached_tokens == 0
         may_read.set()
+
+
+def test_a_level_as_slow_as_computing_is_read_from_the_back_while_the_front_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = draw(40, 120)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    read, forward = DiskLevel.read, HashRunner.forward
+
+    def read_slowly(level: DiskLevel, *arguments: Any) -> bool:
+        time.sleep(0.04)  # by two readers
+        return read(level, *arguments)
+
+    def compute_slowly(runner: HashRunner, rows: Any) -> Any:
+        time.sleep(0.005 * sum(len(row.token_ids) for row in rows))
+        return forward(runner, rows)
+
+    monkeypatch.setattr(DiskLevel, "read", read_slowly)
+    monkeypatch.setattr(HashRunner, "forward", compute_slowly)
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(0.005, 0.0))
+    monkeypatch.setattr(LoadMeter, "cost", lambda _meter: LoadCost(0.02, 0.02))
+    with serving(tmp_path) as engine:
+        usage = ask(engine, prompt, 1).usage
+        assert 20 <= usage.num_cached_tokens <= 100
+        assert usage.num_computed_tokens + usage.num_cached_tokens == len(prompt)
+
+
+@needs_redis
+def test_a_second_worker_loads_from_the_remote_level_and_a_dead_server_costs_nothing_but_misses(tmp_path: Path) -> None:
+    prompt = draw(41, 60)
+    (tmp_path / "a").mkdir()
+    server = RedisServer(tmp_path)
+    try:
+        with serving(tmp_path / "a", remote=server.url) as engine:
+            ask(engine, prompt)
+            wait_until(lambda: engine.store.remote.stats().num_written >= 14)  # type: ignore[attr-defined]
+        for name, expected in (("b", 59), ("c", 0)):  # c has a key file of its own
+            (tmp_path / name).mkdir()
+            if name == "b":
+                shutil.copy(tmp_path / "a" / "store.key", tmp_path / "b" / "store.key")
+            with serving(tmp_path / name, remote=server.url, has_disk=False) as engine:
+                wait_until(lambda: engine.store.remote.is_usable)  # type: ignore[attr-defined]  # called here
+                assert ask(engine, prompt).usage.num_cached_tokens == expected
+    finally:
+        server.stop()
+    with serving(tmp_path / "b", remote=server.url, has_disk=False) as engine:
+        assert ask(engine, prompt).usage.num_cached_tokens == 0
 
 
 def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
