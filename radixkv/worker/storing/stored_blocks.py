@@ -152,7 +152,7 @@ class StoredBlocks:
                 self._skip_loaded(branch)
 
     def timed(self, batch_s: float) -> None:
-        """The rows launched last took so long: their prompts' part tells what computing costs."""
+        """The rows launched last took so long: measure their prompts' part."""
         num_positions = sum(end - start for _, start, end in self._ran)
         for _, start, end in self._ran:
             self._prefill.computed(start, end - start, batch_s * (end - start) / num_positions)
