@@ -211,6 +211,21 @@ class DiskLevel:
                 self._counters.fault("seal")
                 self._drop(name)
 
+    def forget_below(self, parents: Iterable[bytes]) -> None:
+        """Drop all blocks below these names, for good: durable when it returns, but for a fault of the disk. O(n)."""
+        gone = set(parents)
+        with self._lock:
+            for name, entry in reversed(list(self._tree.entries.items())):  # a parent is newer than its children
+                if entry.parent in gone:
+                    gone.add(name)
+                    self._drop(name)
+        if self._writing.acquire(timeout=ERASE_S):
+            try:
+                if not self._is_closed:
+                    self._attempt(self._mend, self._commit)
+            finally:
+                self._writing.release()
+
     def write(self, blocks: Sequence[SealedBlock]) -> int:
         """Store blocks, parents before their children; durable when it returns. Waits for the disk.
 
@@ -301,6 +316,10 @@ class DiskLevel:
         self._tree.check()
         slots = [entry.slot for entry in self._tree.entries.values()] + self._slots.free + self._dropped
         assert sorted(slots) == list(range(self._slots.num_slots)), "every slot holds a block, is free, or will be"
+
+    def __str__(self) -> str:
+        size, num_bytes = self._slots.slot_bytes, self._slots.max_slots * self._slots.slot_bytes
+        return f"{self._folder.path}, {num_bytes / 2**30:,.2f} GiB, {num_bytes // size:,} blocks"
 
     # The methods below run under `_writing`, but for `_drop`, which runs under `_lock`.
 
