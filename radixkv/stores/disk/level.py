@@ -147,9 +147,6 @@ class DiskLevel:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
 
-    def __str__(self) -> str:
-        return f"disk {self._folder.path}"
-
     def __contains__(self, name: bytes) -> bool:
         """Whether the block is stored, from memory. It may still turn out to be a miss. O(1)."""
         return name in self._tree.entries

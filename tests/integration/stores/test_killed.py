@@ -14,7 +14,7 @@ import pytest
 from sealed_blocks import BlockMaker
 
 ROOT = Path(__file__).resolve().parents[3]
-SHARED = ROOT / "tests" / "shared"
+SHARED = ROOT / "tests" / "shared" / "stores"
 
 
 def write_and_kill(folder: Path, key_file: Path, seed: int, after_s: float) -> list[list[str]]:
