@@ -387,6 +387,7 @@ def test_a_bad_adoption_is_refused_by_name_and_changes_nothing(op: AdoptOp | Ado
     (error,) = cache.step([op])
     assert isinstance(error, InvalidArgumentError)
     assert error.argument == argument
+    assert str(error).startswith("sequence 1 is not adopted: ") is isinstance(op, AdoptSequenceOp)
     cache.check()
     assert cache.stats() == PrefixCache(NUM_BLOCKS, BLOCK_SIZE).stats()
 
