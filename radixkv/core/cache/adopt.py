@@ -150,6 +150,8 @@ class Adoption(CacheState):
                 sequence. Nothing changed.
         """
         self._enter()
+        if not isinstance(op, AdoptSequenceOp):
+            raise InvalidArgumentError("op", op, "an `AdoptSequenceOp`")
         try:
             self._adopt_sequence(op)
         except InvalidArgumentError as error:
@@ -334,7 +336,7 @@ def _child_with(parent: Node, fragment: bytes, block_id: int) -> Node | None:
 def _table(block_ids: SequenceOf[int]) -> array[int]:
     try:
         return array("i", block_ids)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError("block_ids", block_ids, "ids of blocks") from None
 
 
