@@ -477,4 +477,4 @@ def test_whatever_comes_no_other_kv_is_loaded_and_nothing_is_left() -> None:
             engine.saver.report({done.number: engine.num_workers}, [], done.loading, bad)
         engine.close()
     assert num_found > 150
-    assert num_failed > 10
+    assert num_failed > 3
