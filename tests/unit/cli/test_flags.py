@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from radixkv.cli.commands import chat, gateway, serve, worker
 from radixkv.cli.commands.chat import _chat_options
@@ -17,7 +19,7 @@ from radixkv.cli.commands.serve import _service_config
 from radixkv.cli.flags import describe_metrics
 from radixkv.cli.kv_event_flags import describe_kv_events
 from radixkv.cli.model_flags import worker_config
-from radixkv.cli.program import _parse
+from radixkv.cli.program import _parse, main
 from radixkv.cli.security_flags import TOKEN_FILE_VARIABLE, client_credentials, security_of
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig
@@ -278,3 +280,53 @@ def test_a_workers_tenants_have_the_limits_of_its_flags_too() -> None:
 def test_what_is_served_besides_is_said(flags: Flags, lines: tuple[str, str]) -> None:
     options = _parse(["serve", *flags])
     assert (describe_kv_events(options), describe_metrics(options)) == lines
+
+
+def test_state_is_kept_in_the_users_folder_unless_another_gateway_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state"
+    monkeypatch.setenv("RADIXKV_STATE", str(folder))
+    path = folder / "gateway.sqlite"
+    assert _state_file(None) == (path, "")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with FileLock(f"{path}.lock"), FileLock(f"{folder}/gateway-2.sqlite.lock"):
+        found, notice = _state_file(None)
+    assert found is None
+    assert notice.endswith(f"{path} is held by another gateway. To keep them: --state {folder}/gateway-3.sqlite")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RADIXKV_STATE", str(tmp_path / "file"))
+    found, notice = _state_file(None)
+    assert found is None
+    assert "cannot be used, File exists. To keep them: --state FILE" in notice
+    assert _state_file("none") == (None, "")
+    assert _state_file("own") == (Path("own"), "")
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "extra"),
+    [
+        ("matplotlib", ("replay", "trace.jsonl", "--plot", "x.png"), "plot"),
+        ("radixkv.cli.batch_run", ("batch", "a", "b"), None),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_installs_it(
+    module: str,
+    command: Flags,
+    extra: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.jsonl").write_text('{"prompt": "a"}\n' * 9)
+    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]  # so that its import fails
+    if extra is None:
+        with pytest.raises(ModuleNotFoundError):
+            main(command)
+        return
+    assert main(command) == 1
+    assert (
+        f"{module} is not installed, which this command needs: pip install 'radixkv[{extra}]'"
+        in capsys.readouterr().err
+    )
