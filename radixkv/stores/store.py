@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
     from radixkv.stores.keys import NamespaceKeys, StoreKeys
     from radixkv.stores.remote import RemoteLevel
+    from radixkv.stores.stats import LevelStats
 
 __all__ = ["BlockStore", "Landed", "Load", "Row", "Unsaved"]
 
@@ -156,8 +157,8 @@ class BlockStore:
         self.save_rate = save_rate
         self.disk = disk
         self.remote = remote
+        self._levels = [level for level in (disk, remote) if level is not None]
         self.block_bytes = len(rows[0].memory)
-        self.num_saves_left_out = 0
         self._fingerprint = fingerprint
         self._adapters = adapters
         self._sealer = Sealer(fingerprint)
@@ -187,7 +188,11 @@ class BlockStore:
         return root_name(keys, self._fingerprint + self._adapters.get(adapter, b""))
 
     def __str__(self) -> str:
-        return ", ".join(str(level) for level in (self.disk, self.remote) if level is not None)
+        return ", ".join(map(str, self._levels))
+
+    def stats(self) -> tuple[LevelStats, ...]:
+        """Counters of the levels, in the order in which they are read."""
+        return tuple(level.stats() for level in self._levels)
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -434,6 +439,5 @@ class BlockStore:
         self._has_news.set()
         for thread in self._threads:
             thread.join(timeout_s)
-        for level in (self.disk, self.remote):
-            if level is not None:
-                level.close()
+        for level in self._levels:
+            level.close()
