@@ -45,7 +45,7 @@ class EngineStats(NamedTuple):
             with an error, exceeded their time.
         num_loaded_tokens: of all prompts, found in the block store, next to the cached ones.
         num_store_loaded_blocks: copied from the block store into the pool.
-        num_store_unsaved_blocks: computed and not saved there yet.
+        num_store_unsaved_blocks: computed, and not saved there yet.
         num_saves_left_out: blocks overwritten unsaved, because no host row was free for them.
         time_to_first_token: from a request to its first token. inter_token: between two tokens of a branch. waited: from a
             request to its first opened acquire.

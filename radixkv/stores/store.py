@@ -172,7 +172,7 @@ class BlockStore:
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._clearing: Counter[str] = Counter()
         self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
-        self._unput: deque[SealedBlock] = deque(maxlen=_MAX_WAITING_PUTS)
+        self._unput: deque[SealedBlock] = deque()
         self._has_news = threading.Event()
         self._is_closing = False
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="radixkv-store-read")
@@ -201,6 +201,12 @@ class BlockStore:
         if self.disk is not None and name in self.disk:
             return True
         return name in self._in_flight or (self.disk is None and name in self._put_lately)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Blocks that are being saved."""
+        with self._lock:
+            return self._in_flight.total()
 
     @property
     def num_free_rows(self) -> int:
@@ -264,6 +270,10 @@ class BlockStore:
             if self.disk is not None:
                 self.disk.write(sealed)
             if self.remote is not None:
+                with suppress(IndexError):
+                    while len(self._unput) > _MAX_WAITING_PUTS - len(sealed):
+                        self._unput.popleft()
+                        self.remote.leave_out(1)
                 self._unput.extend(sealed)
                 self._has_news.set()
         except Exception:

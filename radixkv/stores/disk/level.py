@@ -245,15 +245,19 @@ class DiskLevel:
                 raise InvalidArgumentError("sealed", f"{len(block.sealed)} bytes", f"{self._sealed_bytes} bytes")
         with self._writing:
             if self._is_closed or not self._write_breaker.allows():
+                self._counters.unwritten("closed" if self._is_closed else "resting", len(blocks))
                 return 0
             started_s = time.perf_counter()
             keep = {block.parent for block in blocks} | {block.name for block in blocks}
             part = max(self._slots.max_slots // 4, 1)
             tasks = [partial(self._store, blocks[start : start + part], keep) for start in range(0, len(blocks), part)]
-            self._attempt(self._mend, *tasks)
+            is_well = self._attempt(self._mend, *tasks)
             self._counters.written(0, 0, time.perf_counter() - started_s)
             with self._lock:
-                return sum(block.name in self._tree.entries for block in blocks)
+                left = [block for block in blocks if block.name not in self._tree.entries]
+                if lost := [block for block in left if block.namespace_id not in self._erased]:
+                    self._counters.unwritten("full" if is_well else "fault", len(lost))
+                return len(blocks) - len(left)
 
     def erase(self, *namespace_ids: bytes) -> bool:
         """Delete all blocks of namespaces, whose keys are destroyed: rows, their traces in index and log, names in memory.

@@ -21,8 +21,8 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.generation.stats import EngineCounters
 from radixkv.core.tree.journal import Dropped
+from radixkv.generation.stats import EngineCounters
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
 from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
@@ -127,8 +127,8 @@ class StoredBlocks:
 
     @property
     def num_unsaved(self) -> int:
-        """Blocks that wait to be saved, or to be found saved."""
-        return len(self._unsaved)
+        """Blocks that wait to be saved, or are being saved."""
+        return len(self._unsaved) + self._store.num_in_flight
 
     @property
     def next_s(self) -> float:

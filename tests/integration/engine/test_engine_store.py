@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Answers, collect
+from answers import collect
+from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving, wait_until
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader
@@ -20,76 +20,17 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.disk import DiskLevel
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.sealing import SEAL_BYTES
-from radixkv.stores.store import BlockStore, Row
+from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.storing import stored_blocks
-
-BLOCK = 4
-FIRST_ROW = 200
-"""Host slots below are for swapped blocks."""
-
-LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
-
-
-def open_store(
-    folder: Path,
-    runner: HashRunner,
-    *,
-    num_rows: int = 24,
-    size_bytes: int = 1 << 20,
-    fingerprint: bytes = b"model of 16 byte",
-) -> BlockStore:
-    slots = range(FIRST_ROW, FIRST_ROW + num_rows)
-    disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
-    rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
-    keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=1e9)
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may read slower than this model computes."""
     monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
-
-
-@contextmanager
-def serving(folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, **store: Any) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again."""
-    runner = HashRunner(num_blocks, BLOCK)
-    opened = open_store(folder, runner, **store)
-    num_rows = opened.num_free_rows
-    try:
-        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened) as engine:
-            engine.runner = runner  # type: ignore[attr-defined]  # for the tests
-            engine.store = opened  # type: ignore[attr-defined]
-            yield engine
-        assert opened.flush(10)
-        assert opened.num_free_rows == num_rows, "a row was lost"
-    finally:
-        opened.close()
-
-
-def ask(engine: Engine, prompt: list[int], max_tokens: int = 6, **options: Any) -> Answers:
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    answers = collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **options)))
-    assert answers.branches[0].tokens == generate(prompt, max_tokens)
-    return answers
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-
-
-def draw(seed: int, length: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 40) for _ in range(length)]
 
 
 def test_after_a_restart_a_prompt_is_found_to_its_last_whole_block(tmp_path: Path) -> None:
