@@ -182,7 +182,8 @@ def test_a_block_store_has_a_line_and_each_of_its_levels_another() -> None:
     shown = view(Reading(0, WorkerStats(counts, None, levels=(disk, remote))))
     lines = shown.lines()
     assert lines[-3:] == [
-        "block store  25.0% of prompt tokens found there since the start, 16 blocks loaded; 3 wait to be saved, 2 saves left out",
+        "block store  25.0% of prompt tokens found there since the start, 16 blocks loaded; 3 wait to be saved, "
+        "2 saves left out",
         "disk         1,200 blocks, 1.50 GiB of 4.00 GiB; 340 read, 6 (cut 1, resting 5) missed, 1,500 written, 0 lost, "
         "300 evicted; 1 (EIO 1) faults",
         "remote       resting after a fault (open); 0 read, 0 missed, 0 written, 7 (unavailable 7) lost, 0 evicted; 0 faults",
