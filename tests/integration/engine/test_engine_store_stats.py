@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import collect, start_together
-from stored_engine import BLOCK, ask, draw, serving, wait_until
+from answers import collect
+from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving, wait_until
 
+from radixkv import PrefixCache
+from radixkv.core.api import StepOp, StepResult
+from radixkv.core.errors import LeaseError
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.metrics import worker_metrics
 from radixkv.generation.params import SamplingParams
@@ -24,7 +28,7 @@ from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.stats import LevelStats
-from radixkv.testing.hash_model import generate
+from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.storing import stored_blocks
@@ -161,30 +165,40 @@ def test_damaged_blocks_are_faults(tmp_path: Path) -> None:
         assert (stats.engine.num_store_loaded_blocks, stats.engine.num_loaded_tokens) == (0, 0)
 
 
-def test_blocks_of_a_preempted_branch_that_come_back_are_not_found_tokens(
+class LosableCache(PrefixCache):
+    """A cache whose lease can be lost."""
+
+    is_lost = False
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        if self.is_lost:
+            raise LeaseError("the lease is lost")
+        return super().submit(ops)
+
+
+def test_blocks_that_come_back_to_a_branch_that_had_computed_them_are_not_found_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = [[1, *draw(1, 23)], [2, *draw(2, 23)]]
+    prompt = draw(1, 24)
     with serving(tmp_path) as engine:
-        for prompt in prompts:
-            ask(engine, prompt, 60)
-    read, engines = DiskLevel.read, []
-
-    def read_late(level: DiskLevel, *arguments: Any) -> bool:
-        return engines[0]._loop._scheduler.num_preemptions > 0 and read(level, *arguments)
-
-    monkeypatch.setattr(DiskLevel, "read", read_late)
-    sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    with serving(tmp_path, num_blocks=24) as engine:
-        engines.append(engine)
-        params = [GenerateParams(token_ids=prompt, sampling=sampling) for prompt in prompts]
-        for prompt, stream in zip(prompts, start_together(engine, params), strict=True):
-            answers = collect(stream)
-            assert answers.branches[0].tokens == generate(prompt, 60)
-            assert (answers.usage.num_cached_tokens, answers.usage.num_loaded_tokens) == (0, 0)
+        ask(engine, prompt, 40)
+    runner, cache, read = HashRunner(64, BLOCK), LosableCache(64, BLOCK), DiskLevel.read
+    monkeypatch.setattr(DiskLevel, "read", lambda *arguments: cache.is_lost and read(*arguments))
+    with (
+        closing(open_store(tmp_path, runner)) as store,
+        Engine(runner, cache, limits=LIMITS, store=store, reattach=lambda: PrefixCache(64, BLOCK)) as engine,
+    ):
+        runner.gate.close_after(8)
+        sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+        stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        wait_until(lambda: not runner.gate.is_open)
+        cache.is_lost = True
+        runner.gate.open()
+        answers = collect(stream)
+        assert answers.branches[0].tokens == generate(prompt, 40)
+        assert (answers.usage.num_cached_tokens, answers.usage.num_loaded_tokens) == (0, 0)
         told = engine.stats().engine
-        assert told.num_preemptions > 0
-        assert told.num_store_loaded_blocks > 0
+        assert told.num_store_loaded_blocks >= 6
         assert told.num_loaded_tokens == 0
 
 
@@ -207,9 +221,6 @@ def test_over_grpc_stats_and_usage_are_those_of_the_engine(tmp_path: Path) -> No
 
 
 def test_without_a_block_store_there_are_no_levels() -> None:
-    from radixkv import PrefixCache
-    from radixkv.testing.hash_model import HashRunner
-
     with Engine(HashRunner(20, BLOCK), PrefixCache(20, BLOCK)) as engine, client_of(engine) as client:
         assert client.stats().levels == engine.stats().levels == ()
         names = {metric.name for metric in worker_metrics(client.stats())}
