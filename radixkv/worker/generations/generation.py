@@ -67,7 +67,7 @@ class Generation:
         takes_logits: whether it chooses tokens and forks branches by itself, from the end of the trunk on; see `take_logits`.
         prompt: `num_prompt_tokens` of them, packed.
         trunk_length: tokens that all of its branches start with: the prompt and the forced ones.
-        first_seq_id: sequence that it was admitted with; what a later one finds had been computed.
+        first_seq_id: sequence that it was admitted with. Blocks that later ones load had been computed.
         num_cached_tokens: of the prompt; None before it was admitted. num_loaded_tokens: of these, loaded from the block store.
         stored_under: id of the keys under which its first blocks were stored; empty: none were.
         scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
