@@ -38,7 +38,7 @@ __all__ = ["BlockStore", "Landed", "Load", "Row", "Unsaved"]
 
 _LOG = logging.getLogger(__name__)
 
-_NUM_READERS = 2
+_NUM_READERS, _NUM_FETCHERS = 2, 2
 _SLICE = 8
 """Blocks that a reader takes at a time."""
 
@@ -88,17 +88,32 @@ class Load:
     """Blocks on their way in. The store's threads add what has landed; the engine's takes it.
 
     Attributes:
-        names: of the blocks, in the order in which they are wanted.
+        names: of the blocks, in the order in which they are read.
         keys: of their namespace.
-        until_s: when waiting ends, on the store's clock.
+        is_remote: whether they come from the remote level, where the first miss ends the load.
+        started_s, first_s, last_s: on the store's clock: when it began, and when the first and the last block landed.
+        num_landed: blocks so far.
     """
 
-    def __init__(self, names: Sequence[bytes], keys: NamespaceKeys, until_s: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[bytes],
+        keys: NamespaceKeys,
+        *,
+        is_remote: bool,
+        deadline_s: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
         self.names = names
         self.keys = keys
-        self.until_s = until_s
+        self.is_remote = is_remote
         self.is_cancelled = False
+        self.started_s = self.first_s = self.last_s = clock()
+        self.until_s = self.started_s + deadline_s
+        self.num_landed = 0
         self._wake = wake
+        self._clock = clock
         self._lock = threading.Lock()
         self._landed: list[Landed] = []
         self._num_left = len(names)
@@ -117,6 +132,10 @@ class Load:
     def settle(self, count: int, landed: Sequence[Landed]) -> None:
         """So many of the names have been tried; these have landed."""
         with self._lock:
+            if landed:
+                self.last_s = self._clock()
+                self.first_s = self.first_s if self.num_landed else self.last_s
+                self.num_landed += len(landed)
             self._landed += landed
             self._num_left -= count
         self._wake()
@@ -176,6 +195,7 @@ class BlockStore:
         self._has_news = threading.Event()
         self._is_closing = False
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="radixkv-store-read")
+        self._fetchers = ThreadPoolExecutor(_NUM_FETCHERS, thread_name_prefix="radixkv-store-fetch")
         self._buffers = threading.local()
         self._threads = [threading.Thread(target=self._write, name="radixkv-store-write", daemon=True)]
         if remote is not None:
@@ -309,13 +329,15 @@ class BlockStore:
             return 0
         return next((index for index, name in enumerate(names) if name not in self.disk), len(names))
 
-    def load(self, names: Sequence[bytes], keys: NamespaceKeys, wait_s: float, *, is_remote: bool) -> Load:
-        """Start to read blocks of one level, in this order."""
-        load = Load(names, keys, self._clock() + wait_s, self.wake)
-        read = self._fetch if is_remote else self._read
+    def load(self, names: Sequence[bytes], keys: NamespaceKeys, deadline_s: float, *, is_remote: bool) -> Load:
+        """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
+        load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=self.wake, clock=self._clock)
+        if is_remote:
+            self._fetchers.submit(self._try, self._fetch, load, range(len(names)))
+            return load
         for start in range(0, len(names), _SLICE):
-            self._readers.submit(self._try, read, load, range(start, min(start + _SLICE, len(names))))
-        if self.disk is not None and not is_remote:
+            self._readers.submit(self._try, self._read, load, range(start, min(start + _SLICE, len(names))))
+        if self.disk is not None:
             self.disk.use(names)
         return load
 
@@ -343,12 +365,21 @@ class BlockStore:
                 self.disk.forget(load.names[index])
 
     def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
+        """Read in order, up to the first miss."""
         assert self.remote is not None
-        names = [load.names[index] for index in indices]
-        left_s = max(0.0, load.until_s - self._clock())
-        for index, sealed in zip(indices, self.remote.read_many(names, load.keys.id, left_s), strict=True):
-            if sealed is not None:
-                self._open(load, index, sealed, landed)
+        for start in range(0, len(indices), _SLICE):
+            names = load.names[start : start + _SLICE]
+            left_s = load.until_s - self._clock()
+            if load.is_cancelled or left_s <= 0:
+                return
+
+            def receive(index: int, sealed: memoryview, start: int = start) -> None:
+                self._open(load, start + index, sealed, landed)
+
+            if self.remote.read_each(names, load.keys.id, left_s, receive) < len(names):
+                return
+            load.settle(0, landed)
+            landed.clear()
 
     def _open(self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed]) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
@@ -445,6 +476,7 @@ class BlockStore:
         self._is_closing = True
         self._chores.shutdown()
         self._readers.shutdown(cancel_futures=True)
+        self._fetchers.shutdown(cancel_futures=True)
         self.flush(timeout_s)
         self._has_news.set()
         for thread in self._threads:

@@ -114,7 +114,7 @@ class EngineLoop:
         if store is not None:
             from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
 
-            self.stored = StoredBlocks(store, runner, self._counters, prefill_s=self._prefill_s, clock=clock)
+            self.stored = StoredBlocks(store, runner, self._counters, clock=clock)
             runner = self.stored.runner
         self._runner = runner
         self._scheduler = scheduler
@@ -256,17 +256,14 @@ class EngineLoop:
         deadline_s = self._deadlines[0][0] if self._deadlines else math.inf
         return min(deadline_s, self.stored.next_s) if self.stored else deadline_s
 
-    def _prefill_s(self) -> float:
-        """Time that a position of a prompt has taken on average, in seconds; 0: unknown."""
-        counters = self._counters
-        return counters.prefill_s / counters.num_prefilled_tokens if counters.num_prefilled_tokens else 0.0
-
     def _finish_batch(self) -> bool:
         """Returns whether a batch was running; its end may bring new ops."""
         if not self._batch_step.is_under_way:
             return False
         self._batch_step.finish()
         self._batch_s = self._clock() - self._batch_start_s
+        if self.stored:
+            self.stored.timed(self._batch_s)
         return True
 
     def _expire(self) -> None:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from stored_engine import ask, draw, serving, wait_until
+from resp_servers import wait_until
+from stored_engine import ask, draw, serving
 
 from radixkv import PrefixCache
 from radixkv.cli import main

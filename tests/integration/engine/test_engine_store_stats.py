@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from answers import collect
-from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving, wait_until
+from resp_servers import wait_until
+from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
 from radixkv import PrefixCache
 from radixkv.core.api import StepOp, StepResult
@@ -24,6 +25,7 @@ from radixkv.generation.request import GenerateParams
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import Delta
 from radixkv.stores.breaker import BreakerState
+from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.sealing import SEAL_BYTES
@@ -31,7 +33,6 @@ from radixkv.stores.stats import LevelStats
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
-from radixkv.worker.storing import stored_blocks
 
 SEALED = 8 * BLOCK + SEAL_BYTES
 NOBODY = "redis://127.0.0.1:1"
@@ -39,9 +40,9 @@ NOBODY = "redis://127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may read slower than this model computes."""
-    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
+def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model computes faster than a busy machine reads: a block is said to take a second."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def test_counters_count(maker: BlockMaker, folder: Path) -> None:
     stats = level.stats()
     assert (stats.num_blocks, stats.num_written, stats.num_hits, dict(stats.misses)) == (3, 3, 2, {"absent": 1})
     assert (stats.used_bytes, stats.written_bytes, stats.read_bytes) == (3 * 1536, 3 * 1040, 2 * 1040)
-    assert stats.size_bytes == 64 * 1536
+    assert (stats.level, stats.size_bytes) == ("disk", 64 * 1536)
     assert stats.read_s > 0 < stats.write_s
     assert (dict(stats.faults), stats.breaker, stats.num_evicted) == ({}, "closed", 0)
     level.close()

@@ -13,15 +13,15 @@ import pytest
 from chat_stack import BLOCK_SIZE, Stack, chat_stack
 from stored_engine import open_store
 
-from radixkv.worker.storing import stored_blocks
+from radixkv.stores.costs import PrefillCost, PrefillMeter
 
 QUESTION = [{"role": "user", "content": "Which rivers of France flow into the sea, and where? " * 8}]
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may read slower than this model computes."""
-    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
+def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model computes faster than a busy machine reads: a block is said to take a second."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK_SIZE, 0.0))
 
 
 @contextmanager
