@@ -174,6 +174,10 @@ class RemoteLevel:
             self._counters.written(num_written, num_written * self._sealed_bytes, time.monotonic() - begin_s)
         return num_written
 
+    def leave_out(self, num_blocks: int) -> None:
+        """Count blocks that are not written because too many waited."""
+        self._counters.unwritten("queue", num_blocks)
+
     def tombstones(self) -> list[bytes]:
         """Those known so far, oldest first."""
         return self._erasures.tombstones()

@@ -46,7 +46,7 @@ def test_counters_count(maker: BlockMaker, folder: Path) -> None:
     stats = level.stats()
     assert (stats.num_blocks, stats.num_written, stats.num_hits, dict(stats.misses)) == (3, 3, 2, {"absent": 1})
     assert (stats.used_bytes, stats.written_bytes, stats.read_bytes) == (3 * 1536, 3 * 1040, 2 * 1040)
-    assert stats.size_bytes == 64 * 1536
+    assert (stats.level, stats.size_bytes) == ("disk", 64 * 1536)
     assert stats.read_s > 0 < stats.write_s
     assert (dict(stats.faults), stats.breaker, stats.num_evicted) == ({}, "closed", 0)
     level.close()
@@ -84,6 +84,7 @@ def test_a_history_longer_than_the_level_keeps_its_beginning(maker: BlockMaker, 
     num_stored = level.write(maker.chain(tokens))
     assert 6 <= num_stored <= 8
     assert maker.found(level, tokens) == num_stored
+    assert level.stats().unwritten == {"full": 20 - num_stored}
     level.check()
     assert level.write(maker.chain([40])) == 1
     assert maker.found(level, tokens) == num_stored - 2  # one for the block, one for the next
@@ -228,6 +229,7 @@ def test_after_closing_everything_is_a_miss_and_closing_again_is_harmless(maker:
     level.close()
     assert maker.found(level, [1]) == 0
     assert level.write(maker.chain([2])) == 0
+    assert level.stats().unwritten == {"closed": 1}
     assert not level.erase(bytes(16))
     level.use(maker.names([1]))
     assert level.stats().misses == {"closed": 1}
