@@ -35,6 +35,9 @@ from radixkv.worker.scheduling.batch import Row as BatchRow
 __all__ = ["StoredBlocks"]
 
 _SAVED_AT_ONCE = 8
+_NO_ROW_S = 0.05
+"""An idle worker tries again after this time where all rows are in use."""
+
 _BUSY_SHARE = 0.05
 """Most of a busy worker's time that saves take."""
 
@@ -220,7 +223,8 @@ class StoredBlocks:
         if batch_s is None:
             if now_s >= self._next_save_s:
                 num_saved = self._save(self._take_unsaved(_SAVED_AT_ONCE))
-                self._next_save_s = now_s + max(1, num_saved) * self._store.block_bytes / self._store.save_rate
+                rest_s = num_saved * self._store.block_bytes / self._store.save_rate if num_saved else _NO_ROW_S
+                self._next_save_s = now_s + rest_s
             return
         self._busy_s = min(batch_s, self._busy_s + _BUSY_SHARE * batch_s)
         if self._busy_s > 0:
@@ -294,7 +298,7 @@ class StoredBlocks:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
         first = -(-branch.num_computed // self._block_size)
-        end = min(len(branch.tokens) // self._block_size, branch.first_logit // self._block_size + 1)
+        end = min(len(branch.tokens) // self._block_size, -(-branch.first_logit // self._block_size))
         if first >= end:
             return
         keys, names = self._names(branch, first, end)
