@@ -375,3 +375,15 @@ def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Pa
         pytest.raises(UnavailableError, match="--disk-cache"),
     ):
         engine.erase("team")
+
+
+def test_a_copy_of_a_part_of_a_block_is_replaced_by_the_stored_block(tmp_path: Path) -> None:
+    base = draw(26, 10)
+    first, second = base + draw(27, 30), base + draw(28, 31)
+    with serving(tmp_path) as engine:
+        for prompt in (first, second):
+            ask(engine, prompt)
+    with serving(tmp_path) as engine:
+        ask(engine, first)
+        assert ask(engine, second, 1).usage.num_cached_tokens == 40
+        ask(engine, first)
