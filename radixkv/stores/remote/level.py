@@ -193,7 +193,7 @@ class RemoteLevel:
     def erase(self, namespace_id: bytes, point: bytes, deadline_s: float = ERASE_TIMEOUT_S) -> bool:
         """Leave a tombstone, then delete the namespace's blocks of every model.
 
-        Returns whether that is complete. What is not is tried again until the level is closed.
+        Returns whether that is complete. If not, it is tried again until the level is closed.
 
         Args:
             point: the tombstone, 1 to 64 bytes.
