@@ -20,6 +20,7 @@ from typing import NamedTuple, cast
 
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
+from radixkv.core import validation
 from radixkv.core.api import (
     AcquireOp,
     AdoptionOp,
@@ -92,6 +93,7 @@ class HolderSession:
         holder_name: name of the holder.
         on_restart: called when a restarted service has accepted the holder; must be short and must not raise.
         on_freed: called with freed block ids, before the answer that brings them is complete; as `on_restart`.
+        on_journal: called with changes of the pool by others, after the answers before them; as `on_restart`.
 
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
@@ -106,6 +108,7 @@ class HolderSession:
         holder_name: str = "",
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
+        on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
@@ -117,7 +120,7 @@ class HolderSession:
             features=FEATURES if on_freed is not None else (name for name in FEATURES if name != "freed_blocks"),
         )
         self._notices = notices
-        self._on_restart, self._on_freed = on_restart, on_freed
+        self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
@@ -148,6 +151,7 @@ class HolderSession:
 
     def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
         """Send a Step, now or when the window allows; see `RemoteHolder.submit`. O(size)."""
+        validation.check_ops(ops)
         request = workers.AttachRequest()
         step = request.step
         protos = step.ops
@@ -419,6 +423,8 @@ class HolderSession:
         if self._ledger is not None:
             for entry in entries:
                 self._ledger.noted(entry)
+        if self._on_journal is not None:
+            self._on_journal(entries)
 
 
 def _is_frozen(op: StepOp) -> bool:
