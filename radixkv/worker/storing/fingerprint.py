@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -23,7 +24,6 @@ __all__ = ["fingerprint_of", "weights_digest"]
 _VERSION = 1
 """Of the meaning of a block's bytes; a change of kernels that changes them raises it."""
 
-_PIECE_BYTES = 1 << 20
 _SUFFIXES = {".safetensors", ".bin", ".gguf"}
 _CONFIGURATIONS = {"config.json", "adapter_config.json"}
 _KNOWN = "weight-digests.json"
@@ -45,19 +45,32 @@ def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) 
         "native": runner.is_native,
         "device": runner.device.type,
     }
-    if is_deterministic:
+    if is_deterministic:  # what changes the last bits, too
+        library = native_library()
+        is_cpu = runner.device.type == "cpu"
         facts["threads"] = torch.get_num_threads()
-        facts["kernels"] = native_library() is not None
+        facts["kernels"] = None if library is None else Path(library._name).name
+        facts["torch"] = torch.__version__
+        facts["processor"] = (
+            torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(runner.device)
+        )
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
 def weights_digest(model: Path) -> bytes:
-    """SHA-256 of a model's files. A file is read again only if its size or time of change differs from the last time."""
+    """SHA-256 of a model's files. `model`: a folder, a GGUF file, or the id of a model that the hub's cache has.
+
+    A file is read again only if it is another file, or its size or a time of it differs from the last time. Times of writing
+    alone would not do: in many images all are the same.
+
+    Raises:
+        OSError: a file cannot be read, or the hub's cache has no such model.
+    """
     digest = hashlib.sha256()
     known = _read_known()
     for path in _files(model):
         status = path.stat()
-        key = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        key = f"{path.resolve()}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
         if key not in known:
             with path.open("rb") as file:
                 known[key] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -70,6 +83,10 @@ def _files(model: Path) -> Iterator[Path]:
     if model.is_file():
         yield model
         return
+    if not model.exists():
+        from huggingface_hub import snapshot_download
+
+        model = Path(snapshot_download(str(model), local_files_only=True))
     for path in sorted(model.iterdir()):
         if path.is_file() and (path.suffix in _SUFFIXES or path.name in _CONFIGURATIONS):
             yield path
@@ -92,4 +109,5 @@ def _keep_known(known: dict[str, str]) -> None:
         partial.write_text(json.dumps(dict(list(known.items())[-_MAX_KNOWN:])), encoding="utf-8")
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            partial.unlink()

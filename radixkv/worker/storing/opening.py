@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.errors import StoreError
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.settings import StoreSettings
@@ -34,10 +35,14 @@ def open_store(
     """The store for a runner's pool, whose host slots from `first_row` on are the store's rows.
 
     Raises:
-        StoreError: a level or the key file cannot be opened; names the flag.
+        StoreError: a level or the key file cannot be opened; names the flag. Or the model's files cannot be read.
     """
     keys = StoreKeys(settings.key_file or state_folder() / "store.key")
-    fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic)
+    try:
+        fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic)
+        adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
+    except OSError as error:
+        raise StoreError(f"the files of {model}, which blocks are named by, cannot be read: {error}") from error
     rows = [Row(first_row + at, memory) for at, memory in enumerate(runner.pool.host_rows(first_row))]
     sealed_bytes = len(rows[0].memory) + SEAL_BYTES
     disk = None if settings.disk is None else DiskLevel(*settings.disk, fingerprint, sealed_bytes)
@@ -46,7 +51,6 @@ def open_store(
         from radixkv.stores.remote import RemoteLevel  # its client only where it is used
 
         remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes)
-    adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
     return BlockStore(
         keys, fingerprint, rows, adapters=adapters, disk=disk, remote=remote, save_rate=settings.save_rate
     )
