@@ -17,14 +17,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.errors import SealError, StoreError
+from radixkv.stores.lane import Lane
 from radixkv.stores.names import root_name
 from radixkv.stores.sealing import SEAL_BYTES, Sealer
 
@@ -48,6 +49,9 @@ _MAX_WAITING_PUTS = 64
 
 _ROWS_KEPT_FOR_LOADS = 8
 _ROW_WAIT_S = 0.1
+_SAVES_END_S = 30.0
+"""Longest wait of a deletion for saves under way."""
+
 _PUT_LATELY = 65_536
 """Names put into the remote level that are not put again soon."""
 
@@ -190,12 +194,12 @@ class BlockStore:
         self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._clearing: Counter[str] = Counter()
-        self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
+        self._chores = Lane(1, "radixkv-store-chores")
         self._unput: deque[SealedBlock] = deque()
         self._has_news = threading.Event()
         self._is_closing = False
-        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="radixkv-store-read")
-        self._fetchers = ThreadPoolExecutor(_NUM_FETCHERS, thread_name_prefix="radixkv-store-fetch")
+        self._readers = Lane(_NUM_READERS, "radixkv-store-read")
+        self._fetchers = Lane(_NUM_FETCHERS, "radixkv-store-fetch")
         self._buffers = threading.local()
         self._threads = [threading.Thread(target=self._write, name="radixkv-store-write", daemon=True)]
         if remote is not None:
@@ -282,13 +286,8 @@ class BlockStore:
                     return
 
     def _save(self, batch: Sequence[Unsaved]) -> None:
-        sealed: list[SealedBlock] = []
+        sealed = [block for block in map(self._seal, batch) if block is not None]
         try:
-            for block in batch:
-                block.row.wait()
-                data = self._sealer.seal(block.keys, block.name, block.row.memory)
-                self._rows.put(block.row)
-                sealed.append(SealedBlock(block.name, block.parent, block.keys.id, data))
             if self.disk is not None:
                 self.disk.write(sealed)
             if self.remote is not None:
@@ -303,23 +302,39 @@ class BlockStore:
         with self._lock:
             self._in_flight -= Counter(block.name for block in batch)
 
+    def _seal(self, block: Unsaved) -> SealedBlock | None:
+        """Seal a block and free its row. None: it cannot be sealed, for want of memory."""
+        try:
+            block.row.wait()
+            data = self._sealer.seal(block.keys, block.name, block.row.memory)
+            return SealedBlock(block.name, block.parent, block.keys.id, data)
+        except Exception:
+            _LOG.exception("a block could not be sealed")
+            return None
+        finally:
+            self._rows.put(block.row)
+
     def _put(self) -> None:
         assert self.remote is not None
-        while not self._is_closing:
+        while True:
             self._has_news.wait()
             self._has_news.clear()
+            is_last = self._is_closing
             batch: list[SealedBlock] = []
             with suppress(IndexError):
                 while True:
                     batch.append(self._unput.popleft())
-            if not batch:
-                continue
             try:
-                self.remote.write_many(batch)
+                if self.remote.write_many(batch) == len(batch):
+                    self._was_put(batch)
             except Exception:
                 _LOG.exception("blocks could not be put into the remote store")
-            for block in batch:
-                self._put_lately[block.name] = None
+            if is_last:
+                return
+
+    def _was_put(self, batch: Sequence[SealedBlock]) -> None:
+        with self._lock:
+            self._put_lately.update(dict.fromkeys(block.name for block in batch))
             while len(self._put_lately) > _PUT_LATELY:
                 del self._put_lately[next(iter(self._put_lately))]
 
@@ -335,10 +350,11 @@ class BlockStore:
         """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
         load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=self.wake, clock=self._clock)
         if is_remote:
-            self._fetchers.submit(self._try, self._fetch, load, range(len(names)))
+            self._fetchers.submit(partial(self._try, self._fetch, load, range(len(names))))
             return load
         for start in range(0, len(names), _SLICE):
-            self._readers.submit(self._try, self._read, load, range(start, min(start + _SLICE, len(names))))
+            indices = range(start, min(start + _SLICE, len(names)))
+            self._readers.submit(partial(self._try, self._read, load, indices))
         if self.disk is not None:
             self.disk.use(names)
         return load
@@ -379,6 +395,9 @@ class BlockStore:
                 self._open(load, start + index, sealed, landed)
 
             if self.remote.read_each(names, load.keys.id, left_s, receive) < len(names):
+                with self._lock:
+                    for name in load.names[start:]:  # what is computed now is put again
+                        self._put_lately.pop(name, None)
                 return
             load.settle(0, landed)
             landed.clear()
@@ -388,12 +407,14 @@ class BlockStore:
         row = self._free_row(load, landed)
         if row is None:
             return True
-        row.wait()
         try:
+            row.wait()
             self._sealer.open_into(load.keys, load.names[index], sealed, row.memory)
-        except SealError:
+        except BaseException as error:
             self._rows.put(row)
-            return False
+            if isinstance(error, SealError):
+                return False
+            raise
         landed.append(Landed(index, row))
         return True
 
@@ -422,11 +443,14 @@ class BlockStore:
             erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point))
         return erased
 
-    def clear(self, namespace: str) -> None:
-        """Erase a namespace soon, on another thread; nothing of it is saved or found from now on until then."""
+    def begin_clear(self, namespace: str) -> None:
+        """Nothing of a namespace is found, and no block is named in it, from now on until `clear` is done."""
         with self._lock:
             self._clearing[namespace] += 1
-        self._chores.submit(self._clear, namespace)
+
+    def clear(self, namespace: str) -> None:
+        """Erase a namespace soon, on another thread, after the saves under way; `begin_clear` comes first."""
+        self._chores.submit(partial(self._clear, namespace))
 
     def is_clearing(self, namespace: str) -> bool:
         """Whether an erasure of a namespace is to come. O(1)."""
@@ -435,6 +459,7 @@ class BlockStore:
     def _clear(self, namespace: str) -> None:
         try:
             if is_derived(namespace):
+                self.flush(_SAVES_END_S)
                 self.forget_below([self.root(self.keys.of(namespace), adapter_of(namespace))])
             else:
                 self.erase(namespace)
@@ -447,7 +472,7 @@ class BlockStore:
 
     def drop(self, parents: Sequence[bytes]) -> None:
         """Delete the blocks below these names soon, on another thread."""
-        self._chores.submit(self.forget_below, parents)
+        self._chores.submit(partial(self.forget_below, parents))
 
     def forget_below(self, parents: Sequence[bytes]) -> None:
         """Delete the blocks below these names."""
@@ -477,12 +502,13 @@ class BlockStore:
         return {"disk": True}
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Save what is under way, stop the threads, close the levels."""
-        self._is_closing = True
-        self._chores.shutdown()
-        self._readers.shutdown(cancel_futures=True)
-        self._fetchers.shutdown(cancel_futures=True)
+        """Save what is under way, stop the threads, close the levels. A level that hangs is waited for `timeout_s` seconds."""
+        self._chores.close(timeout_s)
+        self._readers.close(timeout_s, drops=True)
+        self._fetchers.close(timeout_s, drops=True)
         self.flush(timeout_s)
+        self._is_closing = True  # all saves are with the levels
+        self.flush(0)
         self._has_news.set()
         for thread in self._threads:
             thread.join(timeout_s)

@@ -301,7 +301,11 @@ class Engine:
             return
         for entry in entries:
             if isinstance(entry, ClearOp):
-                store.clear(entry.namespace)
+                store.begin_clear(entry.namespace)
+                try:
+                    self._post(partial(stored.cleared, entry.namespace))
+                except UnavailableError:  # closed: it saves nothing more
+                    store.clear(entry.namespace)
             elif isinstance(entry, Dropped):
                 self._inbox.put(partial(stored.dropped, entry))
 

@@ -49,6 +49,9 @@ _FIRST_WAIT_S = 1.0
 
 _DRAIN_S = 20.0
 
+_MAX_HANGING = 32
+"""Loads of a level that were given up and have not ended; with more of them nothing is read from it."""
+
 
 class _Held(NamedTuple):
     """The content of a block."""
@@ -265,6 +268,9 @@ class StoredBlocks:
             self._store.save(
                 [Unsaved(*held, row._replace(wait=wait)) for (_, held), row in zip(chosen, rows, strict=True)]
             )
+        for block_id, held in blocks[len(rows) :]:  # a load has taken their rows
+            if self._held[block_id] is held:
+                self._unsaved[block_id] = None
         return len(rows)
 
     def erased(self, namespace_id: bytes) -> None:
@@ -272,6 +278,14 @@ class StoredBlocks:
         for block_id, held in enumerate(self._held):
             if held is not None and held.keys.id == namespace_id:
                 self._held[block_id] = None
+
+    def cleared(self, namespace: str) -> None:
+        """A namespace has been cleared, and `begin_clear` said so: it is erased, and its blocks are not saved. O(blocks)."""
+        keys = self._store.keys.of(namespace)
+        for block_id, held in enumerate(self._held):
+            if held is not None and held.keys.name_key == keys.name_key:
+                self._held[block_id] = None
+        self._store.clear(namespace)
 
     def dropped(self, entry: Dropped) -> None:
         """A branch has been dropped on purpose: delete what is stored of it, as far as it is not in use. O(blocks).
@@ -298,7 +312,11 @@ class StoredBlocks:
 
     def opened(self, branch: Branch) -> None:
         """A branch has a sequence: it awaits the blocks after its cached ones that the store has."""
-        if not self._is_stored(branch) or branch.is_line:
+        if not self._is_stored(branch):
+            return
+        generation = branch.generation
+        generation.stored_under = generation.stored_under or self._store.keys.of(generation.namespace).id
+        if branch.is_line:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
         first, rest = divmod(branch.num_computed, self._block_size)
@@ -316,7 +334,8 @@ class StoredBlocks:
         self, branch: Branch, first: int, chain: Sequence[bytes], keys: NamespaceKeys, *, is_remote: bool
     ) -> None:
         """Load blocks from index `first` on, or the last of them, as costs are; `chain` begins with the block before them."""
-        if len(chain) < 2:
+        is_hanging = [one.load.is_cancelled and one.load.is_remote == is_remote for one in self._loading]
+        if len(chain) < 2 or sum(is_hanging) >= _MAX_HANGING:
             return
         num_blocks, size, meter = len(chain) - 1, self._block_size, self._meters[is_remote]
         indices: Sequence[int] = range(first, first + num_blocks)

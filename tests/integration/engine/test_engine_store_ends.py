@@ -1,0 +1,167 @@
+"""A block store at its worst moments: the worker stops, a level hangs, forgets or is erased while blocks are under way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answers import collect
+from resp_servers import RedisServer, needs_redis, wait_until
+from stored_engine import BLOCK, ask, draw, open_store, serving
+
+from radixkv import PrefixCache
+from radixkv.core.api import ClearOp
+from radixkv.core.namespaces import derived_namespace
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.stores.costs import PrefillCost, PrefillMeter
+from radixkv.stores.disk import DiskLevel
+from radixkv.stores.remote import RemoteLevel
+from radixkv.stores.sealing import Sealer
+from radixkv.stores.store import BlockStore, Row
+from radixkv.testing.hash_model import HashRunner
+from radixkv.worker.engine.engine import Engine
+
+
+@pytest.fixture(autouse=True)
+def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model computes faster than a busy machine reads: a block is said to take a second."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
+
+
+@needs_redis
+def test_a_stopping_worker_puts_all_its_blocks_into_the_remote_level(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RemoteLevel.write_many
+
+    def write_slowly(level: RemoteLevel, blocks: Sequence[Any], *rest: Any) -> int:
+        time.sleep(0.3)
+        return write(level, blocks, *rest)
+
+    monkeypatch.setattr(RemoteLevel, "write_many", write_slowly)
+    with serving(tmp_path, remote=redis_server.url, has_disk=False, num_rows=80, save_rate=1.0) as engine:
+        ask(engine, draw(1, 200), 1)
+    assert b":50\r\n" in redis_server.command("DBSIZE")
+
+
+@needs_redis
+def test_what_the_remote_level_has_lost_is_put_again_once_it_is_computed_again(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    prompt = draw(2, 60)
+    with serving(tmp_path, num_blocks=24, remote=redis_server.url, has_disk=False) as engine:
+
+        def num_written() -> int:
+            return int(engine.store.remote.stats().num_written)  # type: ignore[attr-defined]
+
+        ask(engine, prompt, 1)
+        ask(engine, draw(3, 90), 1)  # in its place
+        wait_until(lambda: num_written() >= 15 + 22)
+        redis_server.command("FLUSHALL")
+        ask(engine, prompt, 1)
+        wait_until(lambda: num_written() >= 15 + 22 + 15)
+
+
+def test_reads_that_hang_hold_up_neither_requests_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [draw(seed, 60) for seed in range(10, 14)]
+    with serving(tmp_path) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 1)
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(0.001, 0.0))
+    read, may_read = DiskLevel.read, threading.Event()
+
+    def hang(*given: Any) -> bool:
+        may_read.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(DiskLevel, "read", hang)
+    runner = HashRunner(64, BLOCK)
+    store = open_store(tmp_path, runner)
+    try:
+        with Engine(runner, PrefixCache(64, BLOCK), store=store) as engine:
+            for number in range(60):
+                assert ask(engine, prompts[number % 4], 1, namespace=None).usage.num_loaded_tokens == 0
+                engine.call(lambda holder: holder.clear("default"))
+            stored: Any = engine._loop.stored
+            assert len(stored._loading) <= 40, "loads that never end pile up"
+        begin_s = time.monotonic()
+        closing = threading.Thread(target=store.close, kwargs={"timeout_s": 0.5}, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive(), f"closing hangs since {time.monotonic() - begin_s:.0f} s"
+        assert not [each for each in threading.enumerate() if "store-read" in each.name and not each.daemon]
+    finally:
+        may_read.set()
+
+
+def test_saves_for_which_a_row_was_taken_meanwhile_are_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = BlockStore.take_rows
+
+    def take_less(store: BlockStore, count: int) -> list[Row]:
+        return take(store, max(1, count - 1))  # a load was quicker
+
+    monkeypatch.setattr(BlockStore, "take_rows", take_less)
+    with serving(tmp_path) as engine:
+        ask(engine, draw(4, 80), 1)
+    with serving(tmp_path) as engine:
+        assert engine.store.disk.stats().num_blocks == 20  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", ["seal", "open_into"])
+def test_want_of_memory_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    real, num_calls = getattr(Sealer, call), itertools.count()
+
+    def fail_now_and_then(*given: Any) -> Any:
+        if next(num_calls) % 3 == 1:
+            raise MemoryError
+        return real(*given)
+
+    with serving(tmp_path) as engine:
+        ask(engine, draw(7, 60), 1)
+    monkeypatch.setattr(Sealer, call, fail_now_and_then)
+    with serving(tmp_path) as engine:  # at whose end all rows are there
+        for seed in (7, 8):
+            ask(engine, draw(seed, 60), 1)
+        assert next(num_calls) > 3
+
+
+def test_a_reply_to_a_cached_prompt_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
+    prompt = draw(5, 40)
+    with serving(tmp_path) as engine:
+        runner: HashRunner = engine.runner  # type: ignore[attr-defined]
+        ask(engine, prompt, 1)
+        runner.gate.close_after(1)
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        wait_until(lambda: not runner.gate.is_open)
+        engine.erase()
+        runner.gate.open()
+        collect(stream)
+    with serving(tmp_path) as engine:
+        assert engine.store.disk.stats().num_blocks == 0  # type: ignore[attr-defined]
+
+
+def test_a_cleared_salt_is_not_saved_afterwards(tmp_path: Path) -> None:
+    prompt = draw(6, 40)
+    with serving(tmp_path, save_rate=1.0) as engine:
+        ask(engine, prompt, 1, namespace="team")
+        ask(engine, prompt, 1, namespace="team", cache_salt="salt")
+        engine.noted([ClearOp(derived_namespace("team", salt="salt"))])
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, 1, namespace="team", cache_salt="salt").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, 1, namespace="team").usage.num_cached_tokens == 39
