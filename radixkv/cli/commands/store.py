@@ -31,7 +31,7 @@ Clear a namespace in the pools of a cache service, and erase it in the block sto
 
 Each worker destroys the namespace's keys first, durably. From then on no copy of its stored blocks can be read with that key
 file, in whatever level, snapshot or backup. Then it deletes the blocks. Workers that share a remote level find the erasure
-there before they read from it again. Exits with 1 if a service, worker or level could not be reached.
+there within seconds, and before their first read. Exits with 1 if a service, worker or level could not be reached.
 
   radixkv erase team-a                                            the service and worker of this machine
   radixkv erase team-a --worker 10.0.0.1:50052 --worker 10.0.0.2:50052
@@ -90,13 +90,16 @@ def _store(options: argparse.Namespace) -> int:
         if not models:
             say(f"no blocks in {options.folder}")
         return 0
-    keys = StoreKeys(options.store_key or state_folder() / "store.key")
+    key_file = Path(options.store_key or state_folder() / "store.key").expanduser()
+    has_keys = key_file.exists()
+    if not has_keys and (options.namespace or options.action == "erase"):  # a new file would open and erase nothing
+        raise InvalidArgumentError("--store-key", key_file, "the key file of the worker that has stored the blocks")
     if options.action == "erase":
         for namespace in options.namespace or [None]:
-            for model_folder, count in offline.erase(options.folder, keys, namespace).items():
+            for model_folder, count in offline.erase(options.folder, StoreKeys(key_file), namespace).items():
                 say(f"model {model_folder}: {count:,} blocks of {namespace or 'erased namespaces'} deleted")
         return 0
-    checked = offline.check(options.folder, keys, options.namespace)
+    checked = offline.check(options.folder, StoreKeys(key_file) if has_keys else None, options.namespace)
     for one in checked:
         index = "" if one.is_intact else ", index damaged"
         say(
