@@ -470,8 +470,7 @@ class BlockStore:
         self.on_erased(namespace_id)
         if self.disk is None:
             return {}
-        self.disk.erase(namespace_id)
-        return {"disk": True}
+        return {"disk": self.disk.erase(namespace_id)}
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels."""

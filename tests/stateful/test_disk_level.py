@@ -380,6 +380,11 @@ def free_slots_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DiskLevel, "_evict", evict)
 
 
+def evict_what_is_being_extended(monkeypatch: pytest.MonkeyPatch) -> None:
+    evict = DiskLevel._evict
+    monkeypatch.setattr(DiskLevel, "_evict", lambda self, num_blocks, _: evict(self, num_blocks, set()))
+
+
 def read_labels_of_past_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotFile, "begin", lambda *_: None)
 
@@ -433,6 +438,7 @@ MISTAKES = [
     evict_parents_first,
     touch_no_parents,
     free_slots_before_the_commit,
+    evict_what_is_being_extended,
     read_labels_of_past_epochs,
     read_no_labels_at_a_start,
     leave_the_log_after_an_erasure,
@@ -450,4 +456,4 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, sqlite3.Error)):
-        run(100)
+        run(200)
