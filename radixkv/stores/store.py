@@ -360,6 +360,7 @@ class BlockStore:
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
             buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
+        self.disk.prefetch([load.names[index] for index in indices])
         for index in indices:
             if load.is_cancelled:
                 return

@@ -12,6 +12,7 @@ and writes rest for a while after one, each for itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -190,10 +191,8 @@ class DiskLevel:
             fault = _cause(error)
             _LOG.warning("%s: a block cannot be read: %s", self._folder.path, error)
         elapsed_s = time.perf_counter() - started_s
+        self._leave()
         with self._lock:
-            self._num_readers -= 1
-            if self._is_closed and self._num_readers == 0:
-                self._slots.close()
             is_same = self._tree.entries.get(name) is entry
             if fault and is_same:
                 self._drop(name)
@@ -209,6 +208,24 @@ class DiskLevel:
         else:
             self._read_breaker.succeeded()
         return is_same and not fault
+
+    def prefetch(self, names: Iterable[bytes]) -> None:
+        """Have the disk read several blocks at once, ahead of `read`; a few, so that memory holds them until then."""
+        for name in names:
+            entry = self._tree.entries.get(name)
+            with self._lock:
+                if entry is None or self._is_closed or not self._read_breaker.is_closed:
+                    continue
+                self._num_readers += 1
+            with contextlib.suppress(OSError):
+                self._slots.prefetch(entry.slot)
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_readers -= 1
+            if self._is_closed and self._num_readers == 0:
+                self._slots.close()
 
     def use(self, names: Iterable[bytes]) -> None:
         """Count as used: the names and everything stored above them. Written to disk with a later commit. O(path)."""
