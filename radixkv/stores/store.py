@@ -202,6 +202,8 @@ class BlockStore:
             self._threads.append(threading.Thread(target=self._put, name="radixkv-store-put", daemon=True))
         for thread in self._threads:
             thread.start()
+        if remote is not None:
+            remote.follow_tombstones(self.take_tombstones)
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""

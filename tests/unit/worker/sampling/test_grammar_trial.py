@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from llguidance import LLTokenizer
 
-from bench.hostile_grammars import HOSTILE
+from bench.grammar.hostile_grammars import HOSTILE
 from radixkv.generation.params import Grammar
 from radixkv.worker.sampling import grammar_trial
 from radixkv.worker.sampling.grammar_source import grammar_source, new_matcher
