@@ -16,7 +16,7 @@ Grid: (blocks, tensors); a program moves one block of one tensor. Elements move 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -164,6 +164,20 @@ class HostBlocks:
                 staged[at : at + count].copy_(self._rows[slot : slot + count], non_blocking=True)
             self._mover.move(self._to_device(batch), staged, to_rows=False)
 
+    def row(self, slot: int) -> memoryview:
+        """The bytes of a slot, to be read and written."""
+        row: Any = self._rows[slot].numpy()
+        return memoryview(row)
+
+    def fence(self) -> Callable[[], None]:
+        """A function, for any thread, that returns once all queued on the device so far is done."""
+        if self._device.type == "cpu":
+            return _at_once
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships it untyped
+        event.record(torch.cuda.current_stream(self._device))
+        done: Callable[[], None] = event.synchronize
+        return done
+
     def _check(self, block_ids: Sequence[int], slots: Sequence[int], written: tuple[str, Sequence[int]]) -> None:
         if len(block_ids) != len(slots):
             raise InvalidArgumentError("slots", len(slots), f"as many as block_ids, {len(block_ids)}")
@@ -205,6 +219,10 @@ class HostBlocks:
 
     def _need(self) -> str:
         return f"swap space for {self.num_slots} blocks needs {self.size_bytes / 1e6:,.0f} MB of host memory"
+
+
+def _at_once() -> None:
+    """A CPU has done it already."""
 
 
 def _unpin(address: int, device: torch.device) -> None:

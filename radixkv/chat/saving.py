@@ -17,6 +17,7 @@ from typing import Any
 from radixkv.chat.conversation import FOLLOWS, ChatError, Conversation, Turn
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import unpack_tokens
+from radixkv.util.folders import state_folder
 
 __all__ = ["SavedChat", "chats_folder", "saved_names"]
 
@@ -25,10 +26,8 @@ _NAME = re.compile(r"[\w][\w .-]{0,99}")
 
 
 def chats_folder() -> Path:
-    """Folder of a user's chats: below RADIXKV_STATE, or the platform's state folder."""
-    import platformdirs
-
-    return Path(os.environ.get("RADIXKV_STATE") or platformdirs.user_state_path("radixkv")) / "chats"
+    """Folder of a user's chats."""
+    return state_folder() / "chats"
 
 
 def saved_names(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from radixkv.cli.flags import say_stage
+from radixkv.cli.store_flags import add_store_flags, store_settings
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner.dtypes import KV_DTYPES
 from radixkv.planner.fit import BLOCK_SIZES
@@ -22,11 +23,12 @@ __all__ = ["add_model_flags", "describe", "worker_config"]
 _AUTO = "auto"
 
 
-def add_model_flags(command: argparse.ArgumentParser) -> None:
-    """Flags of the model, its device, its pool, and its scheduling."""
+def add_model_flags(command: argparse.ArgumentParser, *, has_disk: bool = False) -> None:
+    """Flags of the model, its device, its pool, its block store, and its scheduling. `has_disk`: see `add_store_flags`."""
     _add_model(command)
     _add_sampling(command)
     _add_memory(command)
+    add_store_flags(command, has_disk=has_disk)
     _add_scheduling(command)
 
 
@@ -248,6 +250,7 @@ def worker_config(
         limits=_limits(options),
         share_prefixes=not options.no_prefix_sharing,
         unshared_namespaces=frozenset(options.no_prefix_sharing_for),
+        store=store_settings(options),
         on_stage=say_stage,
     )
 

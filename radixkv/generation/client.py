@@ -15,6 +15,7 @@ from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.generation import wire
+from radixkv.generation.erasure import ErasedLevel
 from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import GenerationStream, Started, StreamItem
@@ -97,6 +98,11 @@ class GenerationClient:
         """Recompute the last block of a cached branch and compare; see `Engine.verify_block`."""
         request = pb.VerifyBlockRequest(token_ids=pack_tokens(tokens), namespace=namespace)
         return wire.VERIFICATION.read(self._ask(self._stub.VerifyBlock, request))
+
+    def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]:
+        """Destroy a namespace's keys in the worker's block store, and delete its blocks there; see `Engine.erase`."""
+        response = self._ask(self._stub.Erase, pb.EraseRequest(namespace=namespace))
+        return [wire.ERASED_LEVEL.read(level) for level in response.levels]
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue or score a prompt; see `Engine.generate`. Returns once the worker has accepted it."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
+from radixkv.generation.erasure import ErasedLevel
 from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORDS,
@@ -45,6 +46,7 @@ from radixkv.wire.reads import stats_to_proto as cache_to_proto
 from radixkv.wire.values import RETENTION
 
 __all__ = [
+    "ERASED_LEVEL",
     "MODEL",
     "VERIFICATION",
     "event_from_proto",
@@ -263,6 +265,7 @@ VERIFICATION = Codec(
     verdict=BlockVerdict,
     difference=Codec(BlockDifference, pb.BlockDifference),
 )
+ERASED_LEVEL = Codec(ErasedLevel, pb.ErasedLevel)
 
 
 def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:

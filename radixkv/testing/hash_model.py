@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,17 +53,27 @@ def generate(prompt: Sequence[int], max_tokens: int, eos: int | None = None) -> 
 
 @dataclass
 class HashPool:
-    """`slots` hold the KV, `host` what was saved of them, by host slot."""
+    """`slots` hold the KV, `host` what was saved of them, by host slot, 8 bytes a token."""
 
     num_blocks: int
     block_size: int
     slots: list[int] = field(default_factory=list)
-    host: dict[int, list[int]] = field(default_factory=dict)
+    host: dict[int, memoryview] = field(default_factory=dict)
+
+    def host_row(self, slot: int) -> memoryview:
+        """Bytes of a host slot."""
+        if slot not in self.host:
+            self.host[slot] = memoryview(bytearray(8 * self.block_size))
+        return self.host[slot]
+
+    def fence(self) -> Callable[[], None]:
+        """All is done at once."""
+        return lambda: None
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         size = self.block_size
         for block_id, slot in zip(block_ids, slots, strict=True):
-            self.host[slot] = self.slots[block_id * size : (block_id + 1) * size]
+            self.host_row(slot).cast("q")[:] = array("q", self.slots[block_id * size : (block_id + 1) * size])
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference:
         size = self.block_size
@@ -73,7 +84,9 @@ class HashPool:
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         size = self.block_size
         for slot, block_id in zip(slots, block_ids, strict=True):
-            self.slots[block_id * size : (block_id + 1) * size] = self.host.pop(slot)
+            row = self.host_row(slot)
+            self.slots[block_id * size : (block_id + 1) * size] = row.cast("q").tolist()
+            row[:] = b"\xad" * len(row)  # of use once
 
 
 class Gate:

@@ -423,6 +423,26 @@ class SpellTokensResponse(_message.Message):
     spellings: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, spellings: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class EraseRequest(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    def __init__(self, namespace: _Optional[str] = ...) -> None: ...
+
+class EraseResponse(_message.Message):
+    __slots__ = ("levels",)
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    levels: _containers.RepeatedCompositeFieldContainer[ErasedLevel]
+    def __init__(self, levels: _Optional[_Iterable[_Union[ErasedLevel, _Mapping]]] = ...) -> None: ...
+
+class ErasedLevel(_message.Message):
+    __slots__ = ("level", "is_erased")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    IS_ERASED_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    is_erased: bool
+    def __init__(self, level: _Optional[str] = ..., is_erased: _Optional[bool] = ...) -> None: ...
+
 class VerifyBlockRequest(_message.Message):
     __slots__ = ("token_ids", "namespace")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -76,6 +76,11 @@ class GenerationStub:
                 request_serializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.FromString,
                 _registered_method=True)
+        self.Erase = channel.unary_unary(
+                '/radixkv.v1.Generation/Erase',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.EraseRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.EraseResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -146,6 +151,16 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Erase(self, request, context):
+        """Destroys the keys of a namespace in the worker's block store, then deletes its blocks there. The keys are gone, durably, when
+        it returns: no copy of a level can be read again with this worker's key file. The pool is not changed: clear the namespace
+        at the cache service first. Replies that run meanwhile are not stored. Errors: INVALID_ARGUMENT; UNAVAILABLE when
+        the worker has no block store, or its key file cannot be replaced, and nothing is erased.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +203,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.VerifyBlock,
                     request_deserializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.SerializeToString,
+            ),
+            'Erase': grpc.unary_unary_rpc_method_handler(
+                    servicer.Erase,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.EraseRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.EraseResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -408,6 +428,33 @@ class Generation:
             '/radixkv.v1.Generation/VerifyBlock',
             radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.SerializeToString,
             radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Erase(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Generation/Erase',
+            radixkv_dot_v1_dot_generation__pb2.EraseRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.EraseResponse.FromString,
             options,
             channel_credentials,
             insecure,

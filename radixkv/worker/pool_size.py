@@ -35,6 +35,10 @@ CPU_MOST_BYTES = 2 << 30
 SWAP_BYTES = 4 << 30
 """Default swap space with swapping on; at most a quarter of the host's available memory."""
 
+ROWS_BYTES = 64 << 20
+"""Host memory for blocks on their way to and from a block store; at least 32 blocks."""
+
+_LEAST_ROWS = 32
 _SAMPLING_BYTES = 24
 """Per logit: a sorted copy with 64-bit indices, probabilities and their sums."""
 
@@ -66,6 +70,7 @@ class PoolWish:
     swap_bytes: int | None = None
     needs_full_length: bool = False
     has_lines: bool = False
+    has_store: bool = False
 
     def check(self, limits: SchedulerLimits) -> None:
         """Reject settings that are out of bounds or in conflict.
@@ -95,6 +100,7 @@ class PoolPlan:
 
     Attributes:
         num_blocks, block_size, num_host_blocks: of the pool and its swap space.
+        num_rows: host rows for blocks on their way to and from a block store.
         num_lines, line_blocks: spans after the pool's blocks, and their length.
         block_bytes: of one block over all layers.
         weight_bytes: of the model.
@@ -115,6 +121,7 @@ class PoolPlan:
     reason: str
     num_lines: int = 0
     line_blocks: int = 0
+    num_rows: int = 0
 
     @property
     def num_full_sequences(self) -> int:
@@ -135,6 +142,8 @@ class PoolPlan:
             parts.append(f"lines {num_bytes}: {self.num_lines} of {self.line_blocks * self.block_size:,} tokens")
         if self.num_host_blocks:
             parts.append(f"swap {format_bytes(self.num_host_blocks * self.block_bytes)}")
+        if self.num_rows:
+            parts.append(f"block store {format_bytes(self.num_rows * self.block_bytes)}")
         return ", ".join(parts)
 
 
@@ -157,6 +166,7 @@ def plan_pool(
     block_bytes = runner.token_bytes * wish.block_size
     full_blocks = -(-runner.max_model_len // wish.block_size)
     most = limits.max_running * full_blocks
+    num_rows = max(_LEAST_ROWS, ROWS_BYTES // block_bytes) if wish.has_store else 0
     activation_bytes = workspace_bytes = free_bytes = None
     if wish.num_blocks is not None:
         num_blocks, reason = wish.num_blocks, "as asked for"
@@ -165,6 +175,7 @@ def plan_pool(
         workspace_bytes = _workspace_bytes(runner, limits)
         total_bytes, free_bytes = memory_of(runner.device)
         left = free_bytes - int((1 - wish.utilisation) * total_bytes) - activation_bytes - workspace_bytes
+        left -= num_rows * block_bytes if runner.device.type == "cpu" else 0
         if left < block_bytes:
             raise PlanError(_too_little(runner, wish, total_bytes, free_bytes, block_bytes - left))
         budget, reason = _budget(runner, wish, left, free_bytes)
@@ -188,6 +199,7 @@ def plan_pool(
         reason=reason,
         num_lines=num_lines,
         line_blocks=line_blocks,
+        num_rows=num_rows,
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -30,6 +30,8 @@ from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
 from radixkv.net.tls import Security
 from radixkv.planner.plan import DEFAULT_UTILISATION
+from radixkv.stores.errors import StoreError
+from radixkv.stores.settings import StoreSettings
 from radixkv.util.folders import cache_folder
 from radixkv.util.heaps import set_heap_aside
 from radixkv.worker.engine.engine import Engine
@@ -46,6 +48,8 @@ from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials, RemoteHolder
+    from radixkv.core.tree.journal import JournalEntry
+    from radixkv.stores.store import BlockStore
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
@@ -82,6 +86,7 @@ class WorkerConfig:
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.layouts`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
+        store: settings of a block store below the pool; None: there is none.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
             worker holds the pool.
@@ -115,6 +120,7 @@ class WorkerConfig:
     layout: str = "auto"
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
+    store: StoreSettings | None = None
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -134,6 +140,7 @@ class Worker:
         runner: the model and its KV tensors.
         address: of the Generation service; empty where it is not served.
         plan: the pool's size and the use of the memory.
+        store: the levels of its block store, or why it has none although one was wished for; empty without a wish.
         limiter: counts tenants' requests over gRPC; other servers of the same tenants share it.
 
     Raises on entering:
@@ -147,6 +154,7 @@ class Worker:
     runner: ModelRunner
     plan: PoolPlan
     address: str
+    store: str
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
@@ -194,6 +202,7 @@ class Worker:
         plan = self.plan
         config.on_stage("cache and servers")
         is_default = config.model in (None, DEFAULT_MODEL)
+        store = self._open_store(stack, Path(model))
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
@@ -212,8 +221,9 @@ class Worker:
             cache_stats=lease.stats if config.service else None,
             num_remembered=config.num_remembered,
             arena=Arena(*first_line) if plan.num_lines else None,
+            store=store,
         )
-        lease.wake = self.engine.wake
+        lease.wake, lease.noted = self.engine.wake, self.engine.noted
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
         starting = threading.Timer(_GRAMMARS_AFTER_S, self.engine.start_grammars)
@@ -226,6 +236,26 @@ class Worker:
             self._server = stack.enter_context(server)
             self.address = self._server.address
         stack.callback(self.engine.end_grammars)  # before the server waits for its callers, which may wait for a trial
+
+    def _open_store(self, stack: ExitStack, model: Path) -> BlockStore | None:
+        """The block store; it is closed after the engine, whose last saves it takes."""
+        config, plan = self.config, self.plan
+        self.store = ""
+        if config.store is None:
+            return None
+        from radixkv.worker.storing.opening import open_store
+
+        config.on_stage("block store")
+        try:
+            store = open_store(config, config.store, self.runner, model, first_row=plan.num_host_blocks)
+        except StoreError as error:
+            if not config.store.is_optional:
+                raise
+            self.store = f"none: {error}"
+            return None
+        self.store = str(store)
+        stack.callback(store.close)
+        return store
 
 
 def run_worker(
@@ -276,6 +306,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         swap_bytes=config.swap_bytes,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
+        has_store=config.store is not None,
     )
     wish.check(config.limits)  # before the long work of loading a model
     runner = ModelRunner(
@@ -295,7 +326,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
     plan = plan_pool(runner, wish, config.limits)
     config.on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
-    runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks)
+    runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
     runner.prepare(config.limits.max_running)
     return runner, plan
 
@@ -312,7 +343,7 @@ class _Lease:
     """The lease on a pool of a cache service, renewed with a new incarnation after it was lost.
 
     Attributes:
-        wake: called, on any thread, when the service has sent notices.
+        wake: called, on any thread, when the service has sent notices. noted: as `connect`'s `on_journal`.
     """
 
     def __init__(self, config: WorkerConfig, pool: PoolShape) -> None:
@@ -320,6 +351,7 @@ class _Lease:
         self._pool = pool
         self._holder: RemoteHolder | None = None
         self.wake: Callable[[], None] = lambda: None
+        self.noted: Callable[[Sequence[JournalEntry]], None] = lambda _entries: None
         self._given_up = threading.Event()
 
     def attach(self, wait_s: float = 0.0) -> CacheHolder:
@@ -339,6 +371,7 @@ class _Lease:
             timeout_s=config.connect_timeout_s,
             wait_s=wait_s,
             on_notices=self._told,
+            on_journal=self._changed,
             on_restart=partial(
                 _LOG.warning, "the cache service was restarted; its tree is rebuilt from the blocks here"
             ),
@@ -349,6 +382,9 @@ class _Lease:
 
     def _told(self) -> None:
         self.wake()
+
+    def _changed(self, entries: Sequence[JournalEntry]) -> None:
+        self.noted(entries)
 
     def stats(self) -> tuple[CacheStats, BlockTimes]:
         """The service's stats of the pool. Thread-safe.

@@ -297,6 +297,11 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         verify = partial(self._generator.verify_block, request.token_ids, namespace)
         return wire.VERIFICATION.to_proto(await self._on_thread(verify))
 
+    async def Erase(self, request: Any, context: Any) -> pb.EraseResponse:  # noqa: ARG002, N802
+        namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+        levels = await self._on_thread(partial(self._generator.erase, namespace))
+        return pb.EraseResponse(levels=map(wire.ERASED_LEVEL.to_proto, levels))
+
     async def _on_thread(self, function: Callable[[], _Result], namespace: str = "") -> _Result:
         _take_own_turns(namespace)
         return await self._calls.call(function)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from radixkv.cli.security_flags import (
     server_tls,
 )
 from radixkv.net.signals import StopSignals, exit_at_interrupt
+from radixkv.util.folders import state_folder
 from radixkv.util.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
@@ -240,11 +240,9 @@ def _state_file(chosen: str | None) -> tuple[Path | None, str]:
     """The chosen file, or the user's own; None and a notice if that cannot be used."""
     if chosen is not None:
         return (None if chosen == "none" else Path(chosen)), ""
-    import platformdirs
-
     from radixkv.gateway.storage.database import is_in_use
 
-    folder = Path(os.environ.get("RADIXKV_STATE") or platformdirs.user_state_path("radixkv"))
+    folder = state_folder()
     path = folder / "gateway.sqlite"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ __all__ = ["add"]
 def add(commands: Any) -> None:
     """Add the command."""
     up = add_command(commands, "up", _run, "start service, worker and a chat in this process")
-    add_model_flags(up)
+    add_model_flags(up, has_disk=True)
     add_chat_flags(up)
     up.add_argument(
         "--listen",

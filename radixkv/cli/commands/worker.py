@@ -86,5 +86,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def describe_addresses(worker: Worker, service_address: str) -> str:
-    """A worker's model, and the addresses of it and its cache service."""
-    return f"{describe(worker)}\n  generation     {worker.address}\n  cache service  {service_address}"
+    """A worker's model, its block store, and the addresses of it and its cache service."""
+    store = f"\n  block store    {worker.store}" if worker.store else ""
+    return f"{describe(worker)}{store}\n  generation     {worker.address}\n  cache service  {service_address}"

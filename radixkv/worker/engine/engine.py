@@ -18,30 +18,38 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
+from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
-from radixkv.core.namespaces import adapter_of, derived_namespace, owner_of
+from radixkv.core.namespaces import adapter_of, derived_namespace, is_derived, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
+from radixkv.core.tree.journal import Dropped, JournalEntry
+from radixkv.core.validation import check_namespace
+from radixkv.generation.erasure import ErasedLevel
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.generation.verification import Verification
+from radixkv.stores.errors import StoreError
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.beam_search import generation_type
 from radixkv.worker.generations.generation import Generation, History, Terms
 from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.sampling.scoring import PromptScores, ScoreMemory
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from radixkv.stores.store import BlockStore
 
 __all__ = ["Engine"]
 
@@ -77,6 +85,7 @@ class Engine:
         unshared_namespaces: namespaces in which no request shares a prefix with another; None: all of them.
         overlaps: whether the runner computes on a device of its own, so that the host works meanwhile; see `loop`.
         cache_stats: returns the cache's stats and times, on any thread. None: the holder's, on the engine's thread.
+        store: a block store below the pool; None: there is none.
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
         clock: seconds, monotonic.
         new_id: source of generation ids.
@@ -99,6 +108,7 @@ class Engine:
         overlaps: bool = False,
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
         arena: Arena | None = None,
+        store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -145,7 +155,11 @@ class Engine:
             num_remembered=num_remembered,
             overlaps=overlaps,
             arena=arena,
+            store=store,
         )
+        if store is not None:
+            store.wake, store.on_erased = self.wake, self._erased
+        self._store = store
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
         self._thread.start()
 
@@ -241,6 +255,42 @@ class Engine:
         run = partial(_answer, partial(self._loop.verify_block, packed, namespace), answer)
         self._post(lambda: self._loop.call_later(run))
         return answer.result()
+
+    def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]:
+        """Destroy the keys of a namespace in the block store, durably, and delete its blocks there. The pool is not changed.
+
+        Replies that run meanwhile are not stored. Namespaces derived for salts and adapters are erased with it.
+
+        Raises:
+            InvalidArgumentError: `namespace` is a derived one.
+            UnavailableError: there is no block store, or its key file cannot be replaced, and nothing is erased.
+        """
+        check_namespace(namespace)
+        if is_derived(namespace):
+            raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
+        if self._store is None:
+            raise UnavailableError("this worker has no block store: --disk-cache or --remote gives it one")
+        try:
+            return [ErasedLevel(level, is_erased) for level, is_erased in self._store.erase(namespace).items()]
+        except StoreError as error:
+            raise UnavailableError(str(error)) from error
+
+    def _erased(self, namespace_id: bytes) -> None:
+        stored = self._loop.stored
+        if stored is not None:
+            with suppress(UnavailableError):
+                self._post(lambda: stored.erased(namespace_id))
+
+    def noted(self, entries: Sequence[JournalEntry]) -> None:
+        """Others have changed the pool: cleared namespaces and dropped branches leave the block store, too. Never blocks."""
+        store, stored = self._store, self._loop.stored
+        if store is None or stored is None:
+            return
+        for entry in entries:
+            if isinstance(entry, ClearOp):
+                store.clear(entry.namespace)
+            elif isinstance(entry, Dropped):
+                self._inbox.put(partial(stored.dropped, entry))
 
     def stats(self) -> WorkerStats:
         """Gauges and counters of the engine and of its cache."""

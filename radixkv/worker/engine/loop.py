@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.core.api import AcquireOp, CacheHolder, ForkOp, Notice, StepOp, StepResult
 from radixkv.core.errors import (
@@ -39,13 +39,17 @@ from radixkv.generation.stats import EngineCounters, EngineStats
 from radixkv.generation.verification import Verification
 from radixkv.util.pace import Pace
 from radixkv.worker.engine.closed_loop import ClosedLoopDelay
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.engine.step import BatchStep
 from radixkv.worker.engine.verify import verify_block
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import FinishedGenerations, Generation, History
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from radixkv.stores.store import BlockStore
+    from radixkv.worker.storing.stored_blocks import StoredBlocks
 
 __all__ = ["EngineLoop", "Origin"]
 
@@ -83,6 +87,7 @@ class EngineLoop:
         num_remembered: finished generations kept.
         overlaps: whether a batch runs on while the next Step is submitted.
         arena: keeps lines out of the pool's blocks; None: no lines. The scheduler must agree.
+        store: a block store below the pool; None: there is none.
     """
 
     def __init__(
@@ -97,18 +102,25 @@ class EngineLoop:
         num_remembered: int,
         overlaps: bool = False,
         arena: Arena | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         self.holder = holder
         self._arena = arena
         self.generations: dict[str, Generation] = {}
         self.pace = Pace()
         self.finished = FinishedGenerations(num_remembered)
+        self._counters = EngineCounters()
+        self.stored: StoredBlocks | None = None
+        if store is not None:
+            from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
+
+            self.stored = StoredBlocks(store, runner, prefill_s=self._prefill_s, clock=clock)
+            runner = self.stored.runner
         self._runner = runner
         self._scheduler = scheduler
         self._reattach = reattach
         self._clock = clock
         self._wake = wake
-        self._counters = EngineCounters()
         self._batch_step = BatchStep(
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
@@ -200,6 +212,8 @@ class EngineLoop:
         self._take_notices()
         notices, self._notices = self._notices, []
         has_news = self._take_answers()  # a notice comes after the answer that it belongs to
+        if self.stored:
+            has_news |= self.stored.take_landed()
         self._scheduler.noticed(notices)
         if self._batch_step.may_fork or self._scheduler.takes_blocks:
             has_news |= self._finish_batch()
@@ -217,8 +231,12 @@ class EngineLoop:
         if rows:
             self._batch_start_s = self._clock()
             self._batch_step.launch(rows)
+            if self.stored:
+                self.stored.ran(rows)
             if not self._overlaps:
                 self._finish_batch()
+        if self.stored:
+            self.stored.save_some(self._batch_s if rows else None)
         self._leaves_queue = self._scheduler.num_queued > 0
         while self._calls and self._num_answered >= min(self._calls[0].after_step, self._num_submitted):
             self._calls.popleft().run()
@@ -233,8 +251,14 @@ class EngineLoop:
 
     @property
     def next_deadline_s(self) -> float:
-        """Time of the first deadline, when a round is due without a message, on the engine's clock."""
-        return self._deadlines[0][0] if self._deadlines else math.inf
+        """Time of the first deadline or save, when a round is due without a message, on the engine's clock."""
+        deadline_s = self._deadlines[0][0] if self._deadlines else math.inf
+        return min(deadline_s, self.stored.next_s) if self.stored else deadline_s
+
+    def _prefill_s(self) -> float:
+        """Time that a position of a prompt has taken on average, in seconds; 0: unknown."""
+        counters = self._counters
+        return counters.prefill_s / counters.num_prefilled_tokens if counters.num_prefilled_tokens else 0.0
 
     def _finish_batch(self) -> bool:
         """Returns whether a batch was running; its end may bring new ops."""
@@ -290,12 +314,17 @@ class EngineLoop:
                 self._lose(error)
                 break
             self._num_answered += 1
+            if self.stored:
+                self.stored.handed_out(applied.handed_out)
             if applied.copies:
                 self._runner.carry_out(applied.copies)
             for branch in applied.opened:
                 self._admitted(branch)
             for move in applied.loads:
                 self._runner.pool.load(move.slots, move.block_ids)
+            if self.stored:
+                for branch in applied.opened:
+                    self.stored.opened(branch)
             self._fail(applied.failures)
         if has_news:
             self._take_notices()  # a lost sequence's blocks may be in a later answer
@@ -350,6 +379,8 @@ class EngineLoop:
             _LOG.info("the cache did not take the last releases: %s", error)
         while self._calls:
             self._calls.popleft().run()
+        if self.stored:
+            self.stored.drain()
 
     # -- ends other than by a stop rule
 

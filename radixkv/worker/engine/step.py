@@ -23,11 +23,11 @@ from radixkv.generation.params import SampledToken
 from radixkv.generation.stats import EngineCounters
 from radixkv.generation.stream import FinishReason
 from radixkv.kernels.runtime.upload import upload
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.model.runner import Runner
 from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.sampler import Sampler
 from radixkv.worker.sampling.score_logits import launch_scores

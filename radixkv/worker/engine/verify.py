@@ -18,8 +18,8 @@ from radixkv.core.errors import InvalidArgumentError, OutOfBlocksError, QuotaErr
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, pack_tokens, token_array
 from radixkv.generation.verification import BlockVerdict, Verification
-from radixkv.worker.engine.runner import Runner
 from radixkv.worker.model.rows import ForwardRow
+from radixkv.worker.model.runner import Runner
 
 __all__ = ["verify_block"]
 

@@ -68,6 +68,8 @@ class Branch:
         num_known: tokens of the history known to the cache. num_reported: positions reported to the cache as computed.
         siblings: branches that advance with it, all in one batch.
         last_ran: number of its last batch.
+        is_loading: whether it waits for blocks from the block store. loaded: first positions of loaded blocks that its computed
+            positions have not reached yet.
         is_line: whether its KV lies in a span of its own, so that it holds no blocks of the pool; see `arena`.
         starved: the last extend was refused for lack of blocks and not repeated yet.
         over_quota: the error of its last refusal, if by the quota of its namespace.
@@ -82,8 +84,10 @@ class Branch:
         "index",
         "is_awaiting_token",
         "is_line",
+        "is_loading",
         "is_reserving",
         "last_ran",
+        "loaded",
         "max_length",
         "num_computed",
         "num_computed_at_stall",
@@ -132,7 +136,8 @@ class Branch:
         self.block_table: array[int] = array("i")
         self.num_stored = self.num_computed = self.num_reported = self.num_known = 0
         self.room = self.room_asked = 0
-        self.starved = self.is_line = False
+        self.starved = self.is_line = self.is_loading = False
+        self.loaded: set[int] = set()
         self.over_quota: QuotaError | None = None
 
     @property
@@ -165,11 +170,13 @@ class Branch:
 
     @property
     def can_run(self) -> bool:
-        """Whether its block table covers its next position, and no sibling is being opened to run with it."""
+        """Whether its block table covers its next position, it waits for no loads, and no sibling is being opened to run with
+        it.
+        """
         has_room = (
             self.phase is Phase.RUNNING and self.num_computed < self.room and self.num_computed < len(self.tokens)
         )
-        return has_room and not any(sibling.phase is Phase.OPENING for sibling in self.siblings)
+        return has_room and not self.is_loading and not any(sibling.phase is Phase.OPENING for sibling in self.siblings)
 
     @property
     def is_stuck(self) -> bool:

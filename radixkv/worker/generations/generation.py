@@ -67,6 +67,7 @@ class Generation:
         takes_logits: whether it chooses tokens and forks branches by itself, from the end of the trunk on; see `take_logits`.
         prompt: `num_prompt_tokens` of them, packed.
         trunk_length: tokens that all of its branches start with: the prompt and the forced ones.
+        stored_under: id of the keys under which its first blocks were stored; empty: none were.
         scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
     """
 
@@ -91,6 +92,7 @@ class Generation:
         "sampling",
         "scores",
         "seed",
+        "stored_under",
         "submitted_s",
         "terms",
         "time_to_first_token_s",
@@ -131,6 +133,7 @@ class Generation:
         self.branches: list[Branch] = []
         self.replies: list[Reply] = []
         self.num_cached_tokens: int | None = None
+        self.stored_under = b""
         self.num_computed_tokens = 0
         self.time_to_first_token_s: float | None = None
         self._drew_s: dict[int, float] = {}

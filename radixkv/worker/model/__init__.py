@@ -3,6 +3,7 @@
 model            a transformers model run by its own code
 native_model     Llama family on the native decoder
 rows             rows of a step
+runner           the protocol of a model and its pool
 attention        the attention function that models call
 mla              latent attention
 batch_invariant  rows that do not depend on their batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,6 +122,14 @@ class KVPool:
             InvalidArgumentError: as `save`, for repeated block ids; nothing was copied.
         """
         self._host.load(slots, block_ids)
+
+    def fence(self) -> Callable[[], None]:
+        """A function, for any thread, that returns once all queued on the device so far is done."""
+        return self._host.fence()
+
+    def host_rows(self, first_slot: int) -> list[memoryview]:
+        """Bytes of the host slots from `first_slot` on."""
+        return [self._host.row(slot) for slot in range(first_slot, self._host.num_slots)]
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference:
         """Difference between the K and V of two blocks, read as the kernels read them. Waits for the device."""

@@ -58,8 +58,8 @@ def choose_rows(
 
     Prefill: owners take turns, least recent chunk by `last_ran` first; within an owner by `urgency`, smallest first. If more
     decodes are ready than the budget allows, the least recently run ones run, owners in turn. Chunks end at absolute multiples
-    of the chunk size, so that their bounds do not depend on the cache. Chunks of scored prompts end where `max_scored_tokens`
-    positions of the batch have logits. O(n log n).
+    of the chunk size, so that their bounds do not depend on the cache, and before loaded blocks. Chunks of scored prompts end
+    where `max_scored_tokens` positions of the batch have logits. O(n log n).
     """
     ready = sorted((branch for branch in branches if branch.can_run), key=lambda branch: branch.order)
     decoding = [branch for branch in ready if not branch.is_prefilling]
@@ -73,7 +73,7 @@ def choose_rows(
     chunk, num_scored_left = limits.chunk_tokens, limits.max_scored_tokens
     for number, branch in enumerate(prefilling):
         start = branch.num_computed
-        end = min(len(branch.tokens), branch.room, start - start % chunk + chunk)
+        end = min(len(branch.tokens), branch.room, start - start % chunk + chunk, *branch.loaded)
         if branch.is_scored:
             end = min(end, max(start, branch.first_logit) + num_scored_left)
             if end <= start:

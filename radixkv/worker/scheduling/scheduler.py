@@ -80,10 +80,12 @@ _MATCHES_PER_STEP = 4
 
 
 class Applied(NamedTuple):
-    """Results of a Step's answers: `copies` and then `loads` to carry out in order. `opened`: branches that hold a sequence
-    now, with cached positions counted as computed. `failures`: branches that failed, with the reason.
+    """Results of a Step's answers: `copies` and then `loads` to carry out in order. `handed_out`: blocks that sequences get to
+    write, by these copies first. `opened`: branches that hold a sequence now, with cached positions counted as computed.
+    `failures`: branches that failed, with the reason.
     """
 
+    handed_out: list[int]
     copies: list[Copy]
     loads: list[BlockMove]
     opened: list[Branch]
@@ -220,6 +222,7 @@ class Scheduler:
         sent = self._sent.popleft()
         assert len(sent) == len(results), f"{len(sent)} ops were sent and {len(results)} answers came"
         copies: list[Copy] = []
+        handed_out: list[int] = []
         for entry, result in zip(sent, results, strict=True):
             match result:
                 case LeaseError() | UnavailableError():
@@ -228,11 +231,13 @@ class Scheduler:
                     self._refused(entry, result)
                 case AcquireResult():
                     copies += result.ops
+                    handed_out += result.block_table[-(-result.num_stored_tokens // self._block_size) :]
                     self._opened(entry, [result])
                 case Pending():
                     self._must_wait(entry, result)
                 case ExtendResult():
                     copies += result.ops
+                    handed_out += result.block_ids
                     self._extended(entry, result)
                 case MatchResult():
                     self._matched(entry, result)
@@ -244,7 +249,8 @@ class Scheduler:
                     self._opened(entry, result)
         loads, self._loads = self._loads, []
         opened, self._newly_opened = self._newly_opened, []
-        return Applied(copies, loads, opened, self.take_failures())
+        handed_out += [copy.dst for copy in copies]
+        return Applied(handed_out, copies, loads, opened, self.take_failures())
 
     def take_failures(self) -> list[tuple[Branch, RadixKVError]]:
         """Branches that cannot continue, with the reason; each is returned once."""

@@ -1,0 +1,78 @@
+"""Flags of a worker's block store, and the `StoreSettings` made from them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.planner.sizes import parse_bytes
+from radixkv.stores.settings import DEFAULT_SAVE_RATE, StoreSettings
+from radixkv.util.folders import cache_folder
+
+__all__ = ["add_store_flags", "store_settings"]
+
+_NONE = "none"
+_DEFAULT_SIZE = "2GiB"
+
+
+def add_store_flags(command: argparse.ArgumentParser, *, has_disk: bool) -> None:
+    """Flags of the store. `has_disk`: whether it has a disk level by default."""
+    flags = command.add_argument_group(
+        "block store",
+        "Computed blocks outlive the pool and the process: they are saved, encrypted, when they are evicted or the worker is "
+        "idle, and loaded where a prompt needs them. A level that is slow, full or gone costs time, never an answer.",
+    )
+    default = f"{_DEFAULT_SIZE} in the cache folder, where it is free" if has_disk else _NONE
+    flags.add_argument(
+        "--disk-cache",
+        metavar="DIR:SIZE",
+        default=None if has_disk else _NONE,
+        help=f"a folder for blocks and its size, e.g. /data/blocks:50GiB; a size alone takes the cache folder; none "
+        f"(default: {default})",
+    )
+    flags.add_argument(
+        "--remote",
+        metavar="URL",
+        help="a Valkey or Redis server that workers with the same key file share: redis://HOST:PORT, rediss:// with TLS",
+    )
+    flags.add_argument(
+        "--store-key",
+        metavar="FILE",
+        help="the key file, made at first use; erasing a namespace destroys its key there (default: in the state folder)",
+    )
+    flags.add_argument(
+        "--save-rate",
+        metavar="SIZE",
+        default=str(DEFAULT_SAVE_RATE),
+        help="most bytes per second that an idle worker saves (default 256MiB)",
+    )
+
+
+def store_settings(options: argparse.Namespace) -> StoreSettings | None:
+    """The settings from the flags; None without a level.
+
+    Raises:
+        InvalidArgumentError: a flag is out of bounds; names it.
+    """
+    is_default = options.disk_cache is None
+    disk = _disk(_DEFAULT_SIZE if is_default else options.disk_cache)
+    save_rate = parse_bytes(options.save_rate, "--save-rate")
+    if save_rate < 1:
+        raise InvalidArgumentError("--save-rate", options.save_rate, "at least 1 byte per second")
+    if disk is None and options.remote is None:
+        if options.store_key is not None:
+            raise InvalidArgumentError("--store-key", options.store_key, "given with --disk-cache or --remote")
+        return None
+    key_file = None if options.store_key is None else Path(options.store_key).expanduser()
+    return StoreSettings(disk, options.remote, key_file, save_rate, is_optional=is_default and options.remote is None)
+
+
+def _disk(text: str) -> tuple[Path, int] | None:
+    if text == _NONE:
+        return None
+    folder, _, size = text.rpartition(":")
+    size_bytes = parse_bytes(size, "--disk-cache")
+    if size_bytes < 1:
+        raise InvalidArgumentError("--disk-cache", text, "DIR:SIZE with a size above 0")
+    return Path(folder).expanduser() if folder else cache_folder() / "blocks", size_bytes

@@ -1,0 +1,439 @@
+"""The block store: saves blocks under their names and reads them back, on threads of its own.
+
+    engine's thread                          store's threads
+    save(blocks in rows)  --- queue --->     seal -> disk: slots, sync, index
+                                                  -> remote
+    load(names)           --- slices -->     disk or remote -> open into a row
+    take what has landed  <-- wake -----
+
+A row is host memory for one block on its way; the engine copies between rows and the pool. Rows bound the memory in use: a save
+that finds no row is left out, and a read waits for one. Whatever becomes of a level, a block is a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NamedTuple
+
+from radixkv.core.namespaces import adapter_of, is_derived, owner_of
+from radixkv.stores.block import SealedBlock
+from radixkv.stores.errors import SealError, StoreError
+from radixkv.stores.names import root_name
+from radixkv.stores.sealing import SEAL_BYTES, Sealer
+
+if TYPE_CHECKING:
+    from radixkv.stores.disk import DiskLevel
+    from radixkv.stores.keys import NamespaceKeys, StoreKeys
+    from radixkv.stores.remote import RemoteLevel
+
+__all__ = ["BlockStore", "Landed", "Load", "Row", "Unsaved"]
+
+_LOG = logging.getLogger(__name__)
+
+_NUM_READERS = 2
+_SLICE = 8
+"""Blocks that a reader takes at a time."""
+
+_WRITE_BATCH = 32
+_MAX_WAITING_PUTS = 64
+"""Sealed blocks that wait for the remote level; beyond, the oldest are left out."""
+
+_ROWS_KEPT_FOR_LOADS = 8
+_ROW_WAIT_S = 0.1
+_PUT_LATELY = 65_536
+"""Names put into the remote level that are not put again soon."""
+
+
+def _at_once() -> None:
+    pass
+
+
+def _ignore(_namespace_id: bytes) -> None:
+    pass
+
+
+class Row(NamedTuple):
+    """Host memory of one block. `wait`: returns once the device has finished with it."""
+
+    slot: int
+    memory: memoryview
+    wait: Callable[[], None] = _at_once
+
+
+class Unsaved(NamedTuple):
+    """A block to save, in a row that the device fills."""
+
+    name: bytes
+    parent: bytes
+    keys: NamespaceKeys
+    row: Row
+
+
+class Landed(NamedTuple):
+    """A block of a load that has come: `place` among its names."""
+
+    place: int
+    row: Row
+
+
+class Load:
+    """Blocks on their way in. The store's threads add what has landed; the engine's takes it.
+
+    Attributes:
+        names: of the blocks, in the order in which they are wanted.
+        keys: of their namespace.
+        until_s: when waiting ends, on the store's clock.
+    """
+
+    def __init__(self, names: Sequence[bytes], keys: NamespaceKeys, until_s: float, wake: Callable[[], None]) -> None:
+        self.names = names
+        self.keys = keys
+        self.until_s = until_s
+        self.is_cancelled = False
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._landed: list[Landed] = []
+        self._num_left = len(names)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further block lands."""
+        return self._num_left <= 0
+
+    def take(self) -> list[Landed]:
+        """Blocks that have landed since the last call. The caller gives their rows back to the store."""
+        with self._lock:
+            landed, self._landed = self._landed, []
+        return landed
+
+    def settle(self, count: int, landed: Sequence[Landed]) -> None:
+        """So many of the names have been tried; these have landed."""
+        with self._lock:
+            self._landed += landed
+            self._num_left -= count
+        self._wake()
+
+
+class BlockStore:
+    """Levels below a pool. Any thread may call it.
+
+    Args:
+        keys: of the namespaces.
+        fingerprint: of all that a block depends on but its tokens and namespace.
+        adapters: the same of each adapter, by name.
+        rows: host memory for blocks on their way.
+        disk, remote: the levels; None: there is none.
+        save_rate: most bytes per second that an idle worker is to save.
+        clock: seconds, monotonic.
+
+    Attributes:
+        wake: called, on any thread, when a load has news.
+        on_erased: called, on any thread, with the id of keys that have been destroyed.
+    """
+
+    def __init__(
+        self,
+        keys: StoreKeys,
+        fingerprint: bytes,
+        rows: Sequence[Row],
+        *,
+        adapters: Mapping[str, bytes],
+        disk: DiskLevel | None,
+        remote: RemoteLevel | None,
+        save_rate: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.wake: Callable[[], None] = _at_once
+        self.on_erased: Callable[[bytes], None] = _ignore
+        self.keys = keys
+        self.save_rate = save_rate
+        self.disk = disk
+        self.remote = remote
+        self.block_bytes = len(rows[0].memory)
+        self.num_saves_left_out = 0
+        self._fingerprint = fingerprint
+        self._adapters = adapters
+        self._sealer = Sealer(fingerprint)
+        self._clock = clock
+        self._rows: SimpleQueue[Row] = SimpleQueue()
+        for row in rows:
+            self._rows.put(row)
+        self._lock = threading.Lock()
+        self._in_flight: Counter[bytes] = Counter()
+        self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
+        self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
+        self._clearing: Counter[str] = Counter()
+        self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
+        self._unput: deque[SealedBlock] = deque(maxlen=_MAX_WAITING_PUTS)
+        self._has_news = threading.Event()
+        self._is_closing = False
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="radixkv-store-read")
+        self._buffers = threading.local()
+        self._threads = [threading.Thread(target=self._write, name="radixkv-store-write", daemon=True)]
+        if remote is not None:
+            self._threads.append(threading.Thread(target=self._put, name="radixkv-store-put", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
+        """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
+        return root_name(keys, self._fingerprint + self._adapters.get(adapter, b""))
+
+    def __str__(self) -> str:
+        return ", ".join(str(level) for level in (self.disk, self.remote) if level is not None)
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def is_saved(self, name: bytes) -> bool:
+        """Whether a block lies in the store or is on its way there. O(1)."""
+        if self.disk is not None and name in self.disk:
+            return True
+        return name in self._in_flight or (self.disk is None and name in self._put_lately)
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that saves may take now."""
+        return max(0, self._rows.qsize() - _ROWS_KEPT_FOR_LOADS)
+
+    def take_rows(self, count: int) -> list[Row]:
+        """Up to so many free rows for blocks to save."""
+        count = min(count, self.num_free_rows)
+        rows: list[Row] = []
+        with suppress(Empty):
+            while len(rows) < count:
+                rows.append(self._rows.get_nowait())
+        return rows
+
+    def give_back(self, rows: Sequence[Row]) -> None:
+        """Free rows."""
+        for row in rows:
+            self._rows.put(row)
+
+    def save(self, blocks: Sequence[Unsaved]) -> None:
+        """Save blocks. Their rows are freed once they are sealed."""
+        with self._lock:
+            self._in_flight.update(block.name for block in blocks)
+        for block in blocks:
+            self._unsaved.put(block)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all blocks given so far are saved. Returns whether they are."""
+        done = threading.Event()
+        self._unsaved.put(done)
+        return done.wait(timeout_s)
+
+    def _write(self) -> None:
+        while True:
+            batch: list[Unsaved] = []
+            item = self._unsaved.get()
+            while isinstance(item, Unsaved):
+                batch.append(item)
+                if len(batch) == _WRITE_BATCH:
+                    break
+                try:
+                    item = self._unsaved.get_nowait()
+                except Empty:
+                    break
+            if batch:
+                self._save(batch)
+            if isinstance(item, threading.Event):
+                item.set()
+                if self._is_closing:
+                    return
+
+    def _save(self, batch: Sequence[Unsaved]) -> None:
+        sealed: list[SealedBlock] = []
+        try:
+            for block in batch:
+                block.row.wait()
+                data = self._sealer.seal(block.keys, block.name, block.row.memory)
+                self._rows.put(block.row)
+                sealed.append(SealedBlock(block.name, block.parent, block.keys.id, data))
+            if self.disk is not None:
+                self.disk.write(sealed)
+            if self.remote is not None:
+                self._unput.extend(sealed)
+                self._has_news.set()
+        except Exception:
+            _LOG.exception("blocks could not be saved")
+        with self._lock:
+            self._in_flight -= Counter(block.name for block in batch)
+
+    def _put(self) -> None:
+        assert self.remote is not None
+        while not self._is_closing:
+            self._has_news.wait()
+            self._has_news.clear()
+            batch: list[SealedBlock] = []
+            with suppress(IndexError):
+                while True:
+                    batch.append(self._unput.popleft())
+            if not batch:
+                continue
+            try:
+                self.remote.write_many(batch)
+            except Exception:
+                _LOG.exception("blocks could not be put into the remote store")
+            for block in batch:
+                self._put_lately[block.name] = None
+            while len(self._put_lately) > _PUT_LATELY:
+                del self._put_lately[next(iter(self._put_lately))]
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def count_on_disk(self, names: Sequence[bytes]) -> int:
+        """Leading names that lie on the disk level. O(answer)."""
+        if self.disk is None:
+            return 0
+        return next((index for index, name in enumerate(names) if name not in self.disk), len(names))
+
+    def load(self, names: Sequence[bytes], keys: NamespaceKeys, wait_s: float, *, is_remote: bool) -> Load:
+        """Start to read blocks of one level, in this order."""
+        load = Load(names, keys, self._clock() + wait_s, self.wake)
+        read = self._fetch if is_remote else self._read
+        for start in range(0, len(names), _SLICE):
+            self._readers.submit(self._try, read, load, range(start, min(start + _SLICE, len(names))))
+        if self.disk is not None and not is_remote:
+            self.disk.use(names)
+        return load
+
+    def _try(self, read: Callable[[Load, range, list[Landed]], None], load: Load, indices: range) -> None:
+        landed: list[Landed] = []
+        try:
+            if not load.is_cancelled:
+                read(load, indices, landed)
+        except Exception:
+            _LOG.exception("blocks could not be read")
+        if load.is_cancelled:
+            self.give_back([block.row for block in landed])
+            landed = []
+        load.settle(len(indices), landed)
+
+    def _read(self, load: Load, indices: range, landed: list[Landed]) -> None:
+        assert self.disk is not None
+        buffer = getattr(self._buffers, "sealed", None)
+        if buffer is None:
+            buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
+        for index in indices:
+            if load.is_cancelled:
+                return
+            if self.disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed):
+                self.disk.forget(load.names[index])
+
+    def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
+        assert self.remote is not None
+        names = [load.names[index] for index in indices]
+        left_s = max(0.0, load.until_s - self._clock())
+        for index, sealed in zip(indices, self.remote.read_many(names, load.keys.id, left_s), strict=True):
+            if sealed is not None:
+                self._open(load, index, sealed, landed)
+
+    def _open(self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed]) -> bool:
+        """Open a block into a free row. Returns False for one that cannot be opened."""
+        row = self._free_row(load, landed)
+        if row is None:
+            return True
+        row.wait()
+        try:
+            self._sealer.open_into(load.keys, load.names[index], sealed, row.memory)
+        except SealError:
+            self._rows.put(row)
+            return False
+        landed.append(Landed(index, row))
+        return True
+
+    def _free_row(self, load: Load, landed: list[Landed]) -> Row | None:
+        """A row, once there is one; until then the caller holds none that the engine could free. None: cancelled."""
+        with suppress(Empty):
+            return self._rows.get_nowait()
+        load.settle(0, landed)
+        landed.clear()
+        while not load.is_cancelled:
+            with suppress(Empty):
+                return self._rows.get(timeout=_ROW_WAIT_S)
+        return None
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def erase(self, namespace: str) -> dict[str, bool]:
+        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether it could be reached.
+
+        Raises:
+            StoreKeyError: the key file cannot be replaced; nothing is erased.
+        """
+        keys = self.keys.erase(namespace)
+        erased = self._forget(keys.id)
+        if self.remote is not None:
+            erased["remote"] = self.remote.erase(keys.id, keys.point)
+        return erased
+
+    def clear(self, namespace: str) -> None:
+        """Erase a namespace soon, on another thread; nothing of it is saved or found from now on until then."""
+        with self._lock:
+            self._clearing[namespace] += 1
+        self._chores.submit(self._clear, namespace)
+
+    def is_clearing(self, namespace: str) -> bool:
+        """Whether an erasure of a namespace is to come. O(1)."""
+        return bool(self._clearing) and (namespace in self._clearing or owner_of(namespace) in self._clearing)
+
+    def _clear(self, namespace: str) -> None:
+        try:
+            if is_derived(namespace):
+                self.forget_below([self.root(self.keys.of(namespace), adapter_of(namespace))])
+            else:
+                self.erase(namespace)
+        except Exception:
+            _LOG.exception("a cleared namespace could not be erased")
+            self._forget(self.keys.of(namespace).id)
+        finally:
+            with self._lock:
+                self._clearing -= Counter([namespace])
+
+    def drop(self, parents: Sequence[bytes]) -> None:
+        """Delete the blocks below these names soon, on another thread."""
+        self._chores.submit(self.forget_below, parents)
+
+    def forget_below(self, parents: Sequence[bytes]) -> None:
+        """Delete the blocks below these names."""
+        if self.disk is not None:
+            self.disk.forget_below(parents)
+
+    def take_tombstones(self, points: Sequence[bytes]) -> None:
+        """Carry out erasures of other workers, found in the remote level."""
+        for point in points:
+            try:
+                namespace_id = self.keys.puncture(point)
+            except StoreError:
+                _LOG.exception("an erasure of another worker could not be carried out")
+                continue
+            if namespace_id is not None:
+                self._forget(namespace_id)
+
+    def _forget(self, namespace_id: bytes) -> dict[str, bool]:
+        """Delete blocks whose keys are destroyed, here."""
+        self.on_erased(namespace_id)
+        if self.disk is None:
+            return {}
+        self.disk.erase(namespace_id)
+        return {"disk": True}
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Save what is under way, stop the threads, close the levels."""
+        self._is_closing = True
+        self._chores.shutdown()
+        self._readers.shutdown(cancel_futures=True)
+        self.flush(timeout_s)
+        self._has_news.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        for level in (self.disk, self.remote):
+            if level is not None:
+                level.close()

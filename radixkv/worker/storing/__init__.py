@@ -1,0 +1,6 @@
+"""The worker's part of the block store.
+
+- `stored_blocks`: which name each block of the pool holds, what is saved when, and loads for branches that start
+- `fingerprint`: all that a block depends on but its tokens and namespace
+- `opening`: the store from a worker's settings
+"""

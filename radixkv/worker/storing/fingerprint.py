@@ -1,0 +1,95 @@
+"""The fingerprint of a worker's KV: all that the bytes of a block depend on but its tokens and namespace.
+
+Weights, by their content; their quantisation; dtype, format and layout of the pool; block size; the kernels that compute.
+Blocks of two fingerprints never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from radixkv.kernels.runtime.native_build import native_library
+from radixkv.util.folders import cache_folder
+from radixkv.worker.model.model import ModelRunner
+
+__all__ = ["fingerprint_of", "weights_digest"]
+
+_VERSION = 1
+"""Of the meaning of a block's bytes; a change of kernels that changes them raises it."""
+
+_PIECE_BYTES = 1 << 20
+_SUFFIXES = {".safetensors", ".bin", ".gguf"}
+_CONFIGURATIONS = {"config.json", "adapter_config.json"}
+_KNOWN = "weight-digests.json"
+_MAX_KNOWN = 256
+
+
+def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) -> bytes:
+    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`."""
+    pool = runner.pool
+    caches = [(str(cache.layout), [(list(t.shape[1:]), str(t.dtype)) for t in cache.tensors]) for cache in pool.caches]
+    facts: dict[str, object] = {
+        "version": _VERSION,
+        "weights": weights_digest(model).hex(),
+        "quantization": runner.quantization,
+        "dtype": str(runner.dtype),
+        "kv_dtype": runner.kv_dtype,
+        "block_size": pool.block_size,
+        "caches": caches,
+        "native": runner.is_native,
+        "device": runner.device.type,
+    }
+    if is_deterministic:
+        facts["threads"] = torch.get_num_threads()
+        facts["kernels"] = native_library() is not None
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def weights_digest(model: Path) -> bytes:
+    """SHA-256 of a model's files. A file is read again only if its size or time of change differs from the last time."""
+    digest = hashlib.sha256()
+    known = _read_known()
+    for path in _files(model):
+        status = path.stat()
+        key = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        if key not in known:
+            with path.open("rb") as file:
+                known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            _keep_known(known)
+        digest.update(path.name.encode() + b"\0" + bytes.fromhex(known[key]))
+    return digest.digest()
+
+
+def _files(model: Path) -> Iterator[Path]:
+    if model.is_file():
+        yield model
+        return
+    for path in sorted(model.iterdir()):
+        if path.is_file() and (path.suffix in _SUFFIXES or path.name in _CONFIGURATIONS):
+            yield path
+
+
+def _read_known() -> dict[str, str]:
+    try:
+        known = json.loads((cache_folder() / _KNOWN).read_text(encoding="utf-8"))
+        return {key: value for key, value in known.items() if len(bytes.fromhex(value)) == hashlib.sha256().digest_size}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _keep_known(known: dict[str, str]) -> None:
+    """Keep the digests for later starts, if the folder can be written."""
+    path = cache_folder() / _KNOWN
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(dict(list(known.items())[-_MAX_KNOWN:])), encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""The block store of a worker whose pool is allocated, from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from radixkv.stores.disk import DiskLevel
+from radixkv.stores.keys import StoreKeys
+from radixkv.stores.sealing import SEAL_BYTES
+from radixkv.stores.settings import StoreSettings
+from radixkv.stores.store import BlockStore, Row
+from radixkv.util.folders import state_folder
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.storing.fingerprint import fingerprint_of, weights_digest
+
+__all__ = ["open_store"]
+
+
+class Served(Protocol):
+    """The part of a worker's settings that its blocks depend on."""
+
+    @property
+    def adapters(self) -> Mapping[str, Path]: ...
+
+    @property
+    def deterministic(self) -> bool: ...
+
+
+def open_store(
+    served: Served, settings: StoreSettings, runner: ModelRunner, model: Path, *, first_row: int
+) -> BlockStore:
+    """The store for a runner's pool, whose host slots from `first_row` on are the store's rows.
+
+    Raises:
+        StoreError: a level or the key file cannot be opened; names the flag.
+    """
+    keys = StoreKeys(settings.key_file or state_folder() / "store.key")
+    fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic)
+    rows = [Row(first_row + at, memory) for at, memory in enumerate(runner.pool.host_rows(first_row))]
+    sealed_bytes = len(rows[0].memory) + SEAL_BYTES
+    disk = None if settings.disk is None else DiskLevel(*settings.disk, fingerprint, sealed_bytes)
+    remote = None
+    if settings.remote is not None:
+        from radixkv.stores.remote import RemoteLevel  # its client only where it is used
+
+        remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes)
+    adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
+    return BlockStore(
+        keys, fingerprint, rows, adapters=adapters, disk=disk, remote=remote, save_rate=settings.save_rate
+    )

@@ -1,0 +1,339 @@
+"""The pool's blocks by name: saved before they are overwritten or when the worker is idle, loaded when a branch starts.
+
+    computed     a block that a forward has filled, or that was loaded, has a name until something is written to it
+    handed out   an answer gives a block to a sequence: its unsaved content is copied to a row first
+    idle         unsaved blocks are saved, the oldest first, at a bounded rate; in a busy worker in a share of its time
+    drain        the rest, when the worker stops
+    opened       a branch awaits the blocks of its history that the store has; other branches run meanwhile
+
+Names depend on content alone, so they outlive evictions, leases and cache services. A block that has not come in the time that
+computing would take is computed; one that comes later is used where computing has not reached it. Of the engine's thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from radixkv.core.api import Copy
+from radixkv.core.namespaces import adapter_of
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.journal import Dropped
+from radixkv.stores.keys import NamespaceKeys
+from radixkv.stores.names import names_of
+from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
+from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.model.runner import Runner
+from radixkv.worker.scheduling.batch import Row as BatchRow
+
+__all__ = ["StoredBlocks"]
+
+_SAVED_AT_ONCE = 8
+_BUSY_SHARE = 0.05
+"""Most of a busy worker's time that saves take."""
+
+LEAST_WAIT_S = 0.02
+"""Least wait for a load, however fast the model computes."""
+
+_FIRST_WAIT_S = 1.0
+"""Wait for a load before any prompt has been timed."""
+
+_DRAIN_S = 20.0
+
+
+class _Held(NamedTuple):
+    """The content of a block."""
+
+    name: bytes
+    parent: bytes
+    keys: NamespaceKeys
+
+
+class _Loading(NamedTuple):
+    """Blocks from index `first` on that are loaded for a sequence of a branch."""
+
+    branch: Branch
+    seq_id: int
+    first: int
+    load: Load
+    parents: Sequence[bytes]
+
+
+class StoringRunner:
+    """A runner whose writes take the names of blocks away."""
+
+    def __init__(self, runner: Runner, held: list[_Held | None]) -> None:
+        self.vocab_size = runner.vocab_size
+        self.max_model_len = runner.max_model_len
+        self.eos_token_ids = runner.eos_token_ids
+        self.pool = runner.pool
+        self._runner = runner
+        self._held = held
+
+    def carry_out(self, ops: Sequence[Copy]) -> None:
+        """Carry out block copies."""
+        for op in ops:
+            self._held[op.dst] = None
+        self._runner.carry_out(ops)
+
+    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+        """Compute all rows."""
+        size = self.pool.block_size
+        for row in rows:
+            end = row.start + len(row.token_ids)
+            for block_id in row.block_table[max(row.start, row.num_stored) // size : -(-end // size)]:
+                self._held[block_id] = None
+        return self._runner.forward(rows)
+
+
+class StoredBlocks:
+    """Follows the blocks of one pool.
+
+    Args:
+        store: where they are saved.
+        runner: of the pool, whose host slots hold the store's rows.
+        prefill_s: returns the seconds that computing a position of a prompt takes now; 0: unknown.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        store: BlockStore,
+        runner: Runner,
+        *,
+        prefill_s: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.num_loaded_blocks = 0
+        self._store = store
+        pool = self._pool = runner.pool
+        self._block_size = pool.block_size
+        self._block_bytes = pool.block_size * TOKEN_BYTES
+        self._prefill_s = prefill_s
+        self._clock = clock
+        self._held: list[_Held | None] = [None] * pool.num_blocks
+        self.runner = StoringRunner(runner, self._held)
+        self._unsaved: dict[int, None] = {}  # blocks, the oldest first
+        self._loading: list[_Loading] = []
+        self._next_save_s = -math.inf
+        self._busy_s = 0.0  # that saves may still take while batches run
+
+    @property
+    def next_s(self) -> float:
+        """When a round is due without a message: for a save, or because a load has taken too long."""
+        waits = (one.load.until_s for one in self._loading if one.branch.is_loading)
+        return min(self._next_save_s if self._unsaved else math.inf, min(waits, default=math.inf))
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def ran(self, rows: Sequence[BatchRow]) -> None:
+        """These rows have been launched: blocks that they fill have names."""
+        for branch, start, end in rows:
+            self._name(branch, max(start, branch.num_stored) // self._block_size, end // self._block_size)
+            if branch.loaded:
+                self._skip_loaded(branch)
+
+    def _name(self, branch: Branch, first: int, end: int) -> None:
+        """Blocks [first, end) of a branch's table hold its history now. One that began before an erasure is not stored."""
+        if first >= end or not self._is_stored(branch):
+            return
+        keys, names = self._names(branch, first, end)
+        if branch.generation.stored_under not in (b"", keys.id):
+            return
+        branch.generation.stored_under = keys.id
+        for index, name in enumerate(names[1:]):
+            block_id = branch.block_table[first + index]
+            self._held[block_id] = _Held(name, names[index], keys)
+            self._unsaved[block_id] = None
+
+    def _is_stored(self, branch: Branch) -> bool:
+        generation = branch.generation
+        return generation.terms.shares_prefix and not self._store.is_clearing(generation.namespace)
+
+    def _names(self, branch: Branch, first: int, end: int) -> tuple[NamespaceKeys, list[bytes]]:
+        """Names of blocks [first - 1, end) of a branch's history. O(blocks after the last one whose name is known)."""
+        generation = branch.generation
+        keys = self._store.keys.of(generation.namespace)
+        name = self._store.root(keys, generation.adapter)
+        known = first
+        while known:
+            held = self._held[branch.block_table[known - 1]]
+            if held is not None and held.keys.id == keys.id:
+                name = held.name
+                break
+            known -= 1
+        tokens = branch.packed_tokens[known * self._block_bytes : end * self._block_bytes]
+        return keys, [name, *names_of(keys, name, tokens, self._block_bytes)][first - known :]
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def handed_out(self, block_ids: Sequence[int]) -> None:
+        """Sequences are going to write these blocks: save what they hold, before anything queued later on the device."""
+        unsaved: list[tuple[int, _Held]] = []
+        for block_id in block_ids:
+            held = self._held[block_id]
+            if held is not None:
+                self._held[block_id] = None
+                if not self._store.is_saved(held.name):
+                    unsaved.append((block_id, held))
+        if unsaved:
+            self._store.num_saves_left_out += len(unsaved) - self._save(unsaved)
+
+    def save_some(self, batch_s: float | None) -> None:
+        """Save blocks now, if it is time. `batch_s`: time of the batch that ran in this round; None: the worker is idle."""
+        if not self._unsaved:
+            return
+        now_s = self._clock()
+        if batch_s is None:
+            if now_s >= self._next_save_s:
+                num_saved = self._save(self._take_unsaved(_SAVED_AT_ONCE))
+                self._next_save_s = now_s + max(1, num_saved) * self._store.block_bytes / self._store.save_rate
+            return
+        self._busy_s = min(batch_s, self._busy_s + _BUSY_SHARE * batch_s)
+        if self._busy_s > 0:
+            self._save(self._take_unsaved(1))
+            self._busy_s -= self._clock() - now_s
+
+    def drain(self) -> None:
+        """Save all that is left, before the worker stops. Loads are given up."""
+        for one in self._loading:
+            one.load.is_cancelled = True
+            self._store.give_back([block.row for block in one.load.take()])
+        until_s = self._clock() + _DRAIN_S
+        while self._unsaved and self._clock() < until_s:
+            if not self._save(self._take_unsaved(_SAVED_AT_ONCE)):
+                self._store.flush(max(0.0, until_s - self._clock()))
+
+    def _take_unsaved(self, count: int) -> list[tuple[int, _Held]]:
+        """The next blocks to save, as many as there are rows."""
+        taken: list[tuple[int, _Held]] = []
+        while self._unsaved and len(taken) < min(count, self._store.num_free_rows):
+            del self._unsaved[block_id := next(iter(self._unsaved))]
+            held = self._held[block_id]
+            if held is not None and not self._store.is_saved(held.name):
+                taken.append((block_id, held))
+        return taken
+
+    def _save(self, blocks: Sequence[tuple[int, _Held]]) -> int:
+        """Save as many of these blocks as there are rows; returns how many."""
+        rows = self._store.take_rows(len(blocks))
+        if rows:
+            chosen = blocks[: len(rows)]
+            self._pool.save([block_id for block_id, _ in chosen], [row.slot for row in rows])
+            wait = self._pool.fence()
+            self._store.save(
+                [Unsaved(*held, row._replace(wait=wait)) for (_, held), row in zip(chosen, rows, strict=True)]
+            )
+        return len(rows)
+
+    def erased(self, namespace_id: bytes) -> None:
+        """Keys have been destroyed: blocks computed under them are not saved any more. O(blocks)."""
+        for block_id, held in enumerate(self._held):
+            if held is not None and held.keys.id == namespace_id:
+                self._held[block_id] = None
+
+    def dropped(self, entry: Dropped) -> None:
+        """A branch has been dropped on purpose: delete what is stored of it, as far as it is not in use. O(blocks).
+
+        Where it ends within a block, what is stored of its siblings in that block goes, too.
+        """
+        keys = self._store.keys.of(entry.namespace)
+        parent = self._store.root(keys, adapter_of(entry.namespace))
+        names = [parent, *names_of(keys, parent, entry.tokens, self._block_bytes)]
+        is_whole = len(names) > 1 and len(entry.tokens) % self._block_bytes == 0
+        kept = {held.name for block_id in entry.kept if (held := self._held[block_id]) is not None}
+        gone = {names[-2] if is_whole and names[-1] not in kept else names[-1]}
+        below = {held.name: held for held in self._held if held is not None and held.name not in kept}
+        while found := [name for name, held in below.items() if held.parent in gone]:
+            gone.update(found)
+            for name in found:
+                del below[name]
+        for block_id, held in enumerate(self._held):
+            if held is not None and held.parent in gone and held.name not in kept:
+                self._held[block_id] = None
+        self._store.drop(list(gone))
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def opened(self, branch: Branch) -> None:
+        """A branch has a sequence: it awaits the blocks after its cached ones that the store has."""
+        if not self._is_stored(branch) or branch.is_line:
+            return
+        self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
+        first = -(-branch.num_computed // self._block_size)
+        end = min(len(branch.tokens) // self._block_size, branch.first_logit // self._block_size + 1)
+        if first >= end:
+            return
+        keys, names = self._names(branch, first, end)
+        num_on_disk = self._store.count_on_disk(names[1:])
+        self._load(branch, first, names[: num_on_disk + 1], keys, is_remote=False)
+        if self._store.remote is not None:
+            self._load(branch, first + num_on_disk, names[num_on_disk:], keys, is_remote=True)
+
+    def _load(
+        self, branch: Branch, first: int, names: Sequence[bytes], keys: NamespaceKeys, *, is_remote: bool
+    ) -> None:
+        """Load blocks from index `first` on; the first of `names` is that of the block before."""
+        if len(names) > 1:
+            compute_s = (len(names) - 1) * self._block_size * self._prefill_s() or _FIRST_WAIT_S
+            load = self._store.load(names[1:], keys, max(LEAST_WAIT_S, compute_s), is_remote=is_remote)
+            self._loading.append(_Loading(branch, branch.seq_id, first, load, names))
+            branch.is_loading = True
+
+    def take_landed(self) -> bool:
+        """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""
+        has_news = False
+        for one in list(self._loading):
+            branch, load = one.branch, one.load
+            is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING
+            load.is_cancelled |= not is_wanted
+            is_over = load.is_over  # before the last blocks are taken
+            landed = load.take()
+            if landed:
+                has_news |= self._take(one, landed, is_wanted=is_wanted)
+            if is_over:
+                self._loading.remove(one)
+            if is_wanted and branch.is_loading:
+                others = (other.load for other in self._loading if other.branch is branch)
+                branch.is_loading = any(self._clock() < other.until_s for other in others)
+                has_news |= not branch.is_loading
+        return has_news
+
+    def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
+        branch, size = one.branch, self._block_size
+        useful: list[tuple[int, Landed]] = []
+        rows: list[Row] = []
+        for block in landed:
+            rows.append(block.row)
+            index = one.first + block.place
+            if is_wanted and index * size >= branch.num_computed:
+                useful.append((branch.block_table[index], block))
+                branch.loaded.add(index * size)
+        if useful:
+            self._pool.load([block.row.slot for _, block in useful], [block_id for block_id, _ in useful])
+            for block_id, block in useful:
+                name, parent = one.parents[block.place + 1], one.parents[block.place]
+                self._held[block_id] = _Held(name, parent, one.load.keys)
+            self.num_loaded_blocks += len(useful)
+            self._skip_loaded(branch)
+        wait = self._pool.fence()
+        self._store.give_back([row._replace(wait=wait) for row in rows])
+        return bool(useful)
+
+    def _skip_loaded(self, branch: Branch) -> None:
+        """Count loaded blocks that follow the computed positions as computed."""
+        before = branch.num_computed
+        while branch.num_computed in branch.loaded:
+            branch.loaded.remove(branch.num_computed)
+            branch.num_computed += self._block_size
+        if branch.num_computed > before:
+            branch.num_computed = min(branch.num_computed, branch.first_logit)
+            generation = branch.generation
+            if generation.num_cached_tokens is not None and branch.index == 0:
+                generation.num_cached_tokens = min(
+                    generation.num_cached_tokens + branch.num_computed - before, generation.num_prompt_tokens
+                )

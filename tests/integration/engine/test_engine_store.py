@@ -1,0 +1,362 @@
+"""A block store below the engine's pool: what was computed once is found after a restart, and a fault costs a computation."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answers import Answers, collect
+
+from radixkv import PoolShape, PrefixCache, connect
+from radixkv.client import RemoteReader
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.verification import BlockVerdict
+from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.disk import DiskLevel
+from radixkv.stores.keys import StoreKeys
+from radixkv.stores.sealing import SEAL_BYTES
+from radixkv.stores.store import BlockStore, Row
+from radixkv.testing.hash_model import HashRunner, generate
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.storing import stored_blocks
+
+BLOCK = 4
+FIRST_ROW = 200
+"""Host slots below are for swapped blocks."""
+
+LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
+
+
+def open_store(
+    folder: Path,
+    runner: HashRunner,
+    *,
+    num_rows: int = 24,
+    size_bytes: int = 1 << 20,
+    fingerprint: bytes = b"model of 16 byte",
+    save_rate: float = 1e9,
+) -> BlockStore:
+    slots = range(FIRST_ROW, FIRST_ROW + num_rows)
+    disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
+    rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
+    keys = StoreKeys(folder / "store.key")
+    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=save_rate)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may read slower than this model computes."""
+    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
+
+
+@contextmanager
+def serving(
+    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
+) -> Iterator[Engine]:
+    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
+    runner = HashRunner(num_blocks, BLOCK)
+    opened = open_store(folder, runner, **store)
+    num_rows = opened.num_free_rows
+    try:
+        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened) as engine:
+            engine.runner = runner  # type: ignore[attr-defined]  # for the tests
+            engine.store = opened  # type: ignore[attr-defined]
+            yield engine
+            if is_killed:
+                engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
+        assert opened.flush(10)
+        assert opened.num_free_rows == num_rows, "a row was lost"
+    finally:
+        opened.close()
+
+
+def ask(engine: Engine, prompt: list[int], max_tokens: int = 6, **options: Any) -> Answers:
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    answers = collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **options)))
+    assert answers.branches[0].tokens == generate(prompt, max_tokens)
+    return answers
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def draw(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, 40) for _ in range(length)]
+
+
+def test_after_a_restart_a_prompt_is_found_to_its_last_whole_block(tmp_path: Path) -> None:
+    prompt = draw(1, 50)
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt).usage.num_cached_tokens == 0
+    with serving(tmp_path) as engine:
+        usage = ask(engine, prompt).usage
+        assert usage.num_cached_tokens == 48
+        assert usage.num_computed_tokens == 2 + 5
+        assert ask(engine, prompt).usage.num_cached_tokens == 49
+
+
+def test_a_reply_is_found_as_the_next_turns_history(tmp_path: Path) -> None:
+    prompt = draw(2, 21)
+    with serving(tmp_path) as engine:
+        reply = ask(engine, prompt, 20).branches[0].tokens
+    with serving(tmp_path) as engine:
+        history = prompt + reply
+        assert ask(engine, [*history, 7, 7]).usage.num_cached_tokens == (len(history) - 1) // BLOCK * BLOCK
+
+
+def test_a_prompt_of_whole_blocks_runs_its_last_token_alone(tmp_path: Path) -> None:
+    prompt = draw(3, 48)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, 1).usage.num_computed_tokens == 1
+
+
+def test_blocks_are_saved_without_a_stop_once_the_engine_is_idle(tmp_path: Path) -> None:
+    with serving(tmp_path) as engine:
+        ask(engine, draw(4, 80))
+        wait_until(lambda: engine.store.disk.stats().num_blocks >= 20)  # type: ignore[attr-defined]
+
+
+def test_what_a_small_pool_evicts_comes_back(tmp_path: Path) -> None:
+    prompts, found = [draw(seed, 60) for seed in range(10, 20)], list[int]()
+    with serving(tmp_path, num_blocks=24, num_rows=200) as engine:
+        for prompt in prompts + prompts:
+            assert engine.store.flush(10)  # type: ignore[attr-defined]  # what is not durable yet is not found
+            usage = ask(engine, prompt).usage
+            found.append(usage.num_cached_tokens)
+    assert min(found[len(prompts) :]) >= 56
+
+
+def test_another_namespace_model_or_request_without_sharing_finds_nothing(tmp_path: Path) -> None:
+    prompt = draw(5, 40)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, namespace="one")
+        ask(engine, prompt[::-1], namespace="one", shares_prefix=False)
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="one", shares_prefix=False).usage.num_cached_tokens == 0
+        assert ask(engine, prompt[::-1], namespace="one").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 39
+    with serving(tmp_path, fingerprint=b"other of 16 byte") as engine:
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+
+
+def test_damaged_blocks_are_computed_and_saved_again(tmp_path: Path) -> None:
+    prompt = draw(6, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    [slots] = (tmp_path / "blocks").rglob("*slots*")
+    content = bytearray(slots.read_bytes())
+    for at in range(len(content)):
+        content[at] ^= 0xFF
+    slots.write_bytes(content)
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt).usage.num_cached_tokens == 0
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt).usage.num_cached_tokens == 59
+
+
+def test_reads_that_take_too_long_are_computed_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = draw(7, 60), draw(8, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    read, may_read = DiskLevel.read, threading.Event()
+
+    def read_late(level: DiskLevel, *arguments: Any) -> bool:
+        may_read.wait(30)
+        return read(level, *arguments)
+
+    monkeypatch.setattr(DiskLevel, "read", read_late)
+    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 0.02)
+    with serving(tmp_path) as engine:
+        ask(engine, other)  # tells how long computing takes
+        assert ask(engine, prompt).usage.num_cached_tokens == 0
+        may_read.set()
+
+
+def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
+    prompt = draw(9, 100)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    with serving(tmp_path, num_rows=9) as engine:
+        for _ in range(20):
+            sampling = SamplingParams(temperature=0, max_tokens=50)
+            engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)).close()
+        ask(engine, prompt)
+
+
+def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(tmp_path: Path) -> None:
+    prompts = [draw(seed, 40) for seed in (30, 31, 32)]
+    with serving(tmp_path, num_blocks=34, save_rate=1.0) as engine:  # saves nothing before its end
+        for prompt in prompts:
+            ask(engine, prompt, 4)
+        assert engine.verify_block(prompts[2][:40]).verdict is BlockVerdict.AGREES
+    with serving(tmp_path) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 4)
+
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_model_alone(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    bases = [draw(100 * seed + number, 40) for number in range(3)]
+    num_found = 0
+    for _ in range(4):
+        limits = SchedulerLimits(
+            max_running=rng.choice([1, 3, 64]),
+            max_batch_tokens=rng.choice([8, 64]),
+            chunk_tokens=rng.choice([3, 8, 64]),
+            preemption=rng.choice(["recompute", "swap"]),
+            swap_blocks=rng.choice([1, 100]),
+        )
+        size_bytes = rng.choice([30, 200, 1000]) * 512
+        with serving(
+            tmp_path,
+            rng.choice([20, 40, 90]),
+            limits,
+            num_rows=rng.choice([9, 24]),
+            is_killed=rng.random() < 0.3,
+            save_rate=rng.choice([10, 1e9]),
+            size_bytes=size_bytes,
+        ) as engine:
+            streams = []
+            for _ in range(15):
+                prompt = rng.choice(bases)[: rng.randint(1, 40)] + draw(rng.randrange(50), rng.randrange(12))
+                sampling = SamplingParams(
+                    temperature=0, max_tokens=rng.randint(1, 12), n=rng.choice([1, 1, 3]), ignore_eos=True
+                )
+                params = GenerateParams(token_ids=prompt, sampling=sampling, shares_prefix=rng.random() < 0.9)
+                stream = engine.generate(params)
+                if rng.random() < 0.05:
+                    engine.erase()
+                if rng.random() < 0.15:
+                    stream.close()
+                else:
+                    streams.append((prompt, sampling, stream))
+                if rng.random() < 0.5 and streams:
+                    num_found += _check(*streams.pop(rng.randrange(len(streams))))
+            for one in streams:
+                num_found += _check(*one)
+            engine.call(lambda holder: holder.check())
+    assert num_found
+
+
+def _check(prompt: list[int], sampling: SamplingParams, stream: Any) -> int:
+    answers = collect(stream)
+    expected = generate(prompt, sampling.max_tokens)
+    assert [branch.tokens for branch in answers.branches] == [expected] * sampling.n
+    return answers.usage.num_cached_tokens
+
+
+# -- what is dropped on purpose stays away ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving_apart(folder: Path, num_blocks: int = 64) -> Iterator[tuple[Engine, RemoteReader, BlockStore]]:
+    """As `serving`, with the pool's tree in a cache service, and a reader of it."""
+    runner = HashRunner(num_blocks, BLOCK)
+    store = open_store(folder, runner)
+    noted: list[Callable[..., None]] = []
+    try:
+        with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+            [address] = service.addresses
+            shape = PoolShape(num_blocks, BLOCK)
+            with (
+                connect(address, shape, on_journal=lambda entries: [each(entries) for each in noted]) as holder,
+                Engine(runner, holder, limits=LIMITS, store=store) as engine,
+                connect(address) as reader,
+            ):
+                noted.append(engine.noted)
+                yield engine, reader, store
+    finally:
+        store.close()
+
+
+def test_a_cleared_namespace_does_not_come_back_and_others_stay(tmp_path: Path) -> None:
+    prompt = draw(20, 40)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for namespace in ("one", "two"):
+            ask(engine, prompt, namespace=namespace)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 2 * 11)
+        reader.clear("one")
+        wait_until(lambda: not store.is_clearing("one"))
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 39
+
+
+@pytest.mark.parametrize("position", [20, 22])
+def test_a_dropped_branch_does_not_come_back(tmp_path: Path, position: int) -> None:
+    base = draw(21, 20)
+    kept, dropped = base + draw(22, 20), base + draw(23, 20)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for prompt in (kept, dropped):
+            ask(engine, prompt, 1)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 15)
+        reader.evict_branch(dropped[: position + 1])
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks <= 10)
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, kept, 1).usage.num_cached_tokens >= 20
+        assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
+
+
+def test_an_erased_namespace_is_gone_with_its_derived_ones_and_new_blocks_are_kept(tmp_path: Path) -> None:
+    prompt = draw(24, 40)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, namespace="team")
+        ask(engine, prompt, namespace="team", cache_salt="salt")
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
+        assert [tuple(level) for level in engine.erase("team")] == [("disk", True)]
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="team", cache_salt="salt").usage.num_cached_tokens == 0
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
+
+
+def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
+    prompt = draw(25, 40)
+    with serving(tmp_path) as engine:
+        runner: HashRunner = engine.runner  # type: ignore[attr-defined]
+        runner.gate.close_after(8)
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        wait_until(lambda: not runner.gate.is_open)
+        engine.erase()
+        runner.gate.open()
+        reply = collect(stream).branches[0].tokens
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt + reply).usage.num_cached_tokens == 0
+
+
+def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Path) -> None:
+    with serving(tmp_path) as engine, pytest.raises(InvalidArgumentError, match="namespace"):
+        engine.erase("team#adapter=sql")
+    with (
+        Engine(HashRunner(8, BLOCK), PrefixCache(8, BLOCK)) as engine,
+        pytest.raises(UnavailableError, match="--disk-cache"),
+    ):
+        engine.erase("team")
