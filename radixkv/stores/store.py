@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
     from radixkv.stores.keys import NamespaceKeys, StoreKeys
     from radixkv.stores.remote import RemoteLevel
+    from radixkv.stores.stats import LevelStats
 
 __all__ = ["BlockStore", "Landed", "Load", "Row", "Unsaved"]
 
@@ -175,8 +176,8 @@ class BlockStore:
         self.save_rate = save_rate
         self.disk = disk
         self.remote = remote
+        self._levels = [level for level in (disk, remote) if level is not None]
         self.block_bytes = len(rows[0].memory)
-        self.num_saves_left_out = 0
         self._fingerprint = fingerprint
         self._adapters = adapters
         self._sealer = Sealer(fingerprint)
@@ -190,7 +191,7 @@ class BlockStore:
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._clearing: Counter[str] = Counter()
         self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
-        self._unput: deque[SealedBlock] = deque(maxlen=_MAX_WAITING_PUTS)
+        self._unput: deque[SealedBlock] = deque()
         self._has_news = threading.Event()
         self._is_closing = False
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="radixkv-store-read")
@@ -201,6 +202,8 @@ class BlockStore:
             self._threads.append(threading.Thread(target=self._put, name="radixkv-store-put", daemon=True))
         for thread in self._threads:
             thread.start()
+        if remote is not None:
+            remote.follow_tombstones(self.take_tombstones)
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
@@ -211,7 +214,11 @@ class BlockStore:
         return self._fingerprint + self._adapters.get(adapter, b"")
 
     def __str__(self) -> str:
-        return ", ".join(str(level) for level in (self.disk, self.remote) if level is not None)
+        return ", ".join(map(str, self._levels))
+
+    def stats(self) -> tuple[LevelStats, ...]:
+        """Counters of the levels, in the order in which they are read."""
+        return tuple(level.stats() for level in self._levels)
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -220,6 +227,12 @@ class BlockStore:
         if self.disk is not None and name in self.disk:
             return True
         return name in self._in_flight or (self.disk is None and name in self._put_lately)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Blocks that are being saved."""
+        with self._lock:
+            return self._in_flight.total()
 
     @property
     def num_free_rows(self) -> int:
@@ -283,6 +296,10 @@ class BlockStore:
             if self.disk is not None:
                 self.disk.write(sealed)
             if self.remote is not None:
+                with suppress(IndexError):
+                    while len(self._unput) > _MAX_WAITING_PUTS - len(sealed):
+                        self._unput.popleft()
+                        self.remote.leave_out(1)
                 self._unput.extend(sealed)
                 self._has_news.set()
         except Exception:
@@ -515,6 +532,5 @@ class BlockStore:
         self._has_news.set()
         for thread in self._threads:
             thread.join(timeout_s)
-        for level in (self.disk, self.remote):
-            if level is not None:
-                level.close()
+        for level in self._levels:
+            level.close()

@@ -114,7 +114,7 @@ class EngineLoop:
         if store is not None:
             from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
 
-            self.stored = StoredBlocks(store, runner, clock=clock)
+            self.stored = StoredBlocks(store, runner, self._counters, clock=clock)
             runner = self.stored.runner
         self._runner = runner
         self._scheduler = scheduler
@@ -192,6 +192,7 @@ class EngineLoop:
             num_preemptions=scheduler.num_preemptions,
             num_saved_blocks=swapped.space.num_saved,
             num_loaded_blocks=swapped.space.num_loaded,
+            num_store_unsaved_blocks=self.stored.num_unsaved if self.stored else 0,
             **counters.told(),
         )
 
@@ -334,6 +335,7 @@ class EngineLoop:
         generation = branch.generation
         if generation.num_cached_tokens is None:
             generation.num_cached_tokens = min(branch.num_computed, generation.num_prompt_tokens)
+            generation.first_seq_id = branch.seq_id
             self._counters.num_prompt_tokens += generation.num_prompt_tokens
             self._counters.num_cached_tokens += generation.num_cached_tokens
             self._counters.waited.add(self._clock() - generation.submitted_s)

@@ -23,6 +23,7 @@ from radixkv.core.api import Copy
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.journal import Dropped
+from radixkv.generation.stats import EngineCounters
 from radixkv.stores.costs import MAX_IDLE_SHARE, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
@@ -110,6 +111,7 @@ class StoredBlocks:
     Args:
         store: where they are saved.
         runner: of the pool, whose host slots hold the store's rows.
+        counters: of the engine.
         clock: seconds, monotonic.
     """
 
@@ -117,11 +119,12 @@ class StoredBlocks:
         self,
         store: BlockStore,
         runner: Runner,
+        counters: EngineCounters,
         *,
         clock: Callable[[], float],
     ) -> None:
-        self.num_loaded_blocks = 0
         self._store = store
+        self._counters = counters
         pool = self._pool = runner.pool
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
@@ -135,6 +138,11 @@ class StoredBlocks:
         self._loading: list[_Loading] = []
         self._next_save_s = -math.inf
         self._busy_s = 0.0  # that saves may still take while batches run
+
+    @property
+    def num_unsaved(self) -> int:
+        """Blocks that wait to be saved, or are being saved."""
+        return len(self._unsaved) + self._store.num_in_flight
 
     @property
     def next_s(self) -> float:
@@ -153,7 +161,7 @@ class StoredBlocks:
                 self._skip_loaded(branch)
 
     def timed(self, batch_s: float) -> None:
-        """The rows launched last took so long: their prompts' part tells what computing costs."""
+        """The rows launched last took so long: measure their prompts' part."""
         num_positions = sum(end - start for _, start, end in self._ran)
         for _, start, end in self._ran:
             self._prefill.computed(start, end - start, batch_s * (end - start) / num_positions)
@@ -203,7 +211,7 @@ class StoredBlocks:
                 if not self._store.is_saved(held.name):
                     unsaved.append((block_id, held))
         if unsaved:
-            self._store.num_saves_left_out += len(unsaved) - self._save(unsaved)
+            self._counters.num_saves_left_out += len(unsaved) - self._save(unsaved)
 
     def save_some(self, batch_s: float | None) -> None:
         """Save blocks now, if it is time. `batch_s`: time of the batch that ran in this round; None: the worker is idle."""
@@ -372,7 +380,7 @@ class StoredBlocks:
             for block_id, (index, _) in zip(block_ids, useful, strict=True):
                 parent, name = one.chain[index - one.first : index - one.first + 2]
                 self._held[block_id] = _Held(name, parent, one.load.keys)
-            self.num_loaded_blocks += len(useful)
+            self._counters.num_store_loaded_blocks += len(useful)
             self._skip_loaded(branch)
         wait = self._pool.fence()
         self._store.give_back([block.row._replace(wait=wait) for block in landed])
@@ -380,14 +388,14 @@ class StoredBlocks:
 
     def _skip_loaded(self, branch: Branch) -> None:
         """Count loaded blocks that follow the computed positions as computed."""
-        before = branch.num_computed
+        generation, before = branch.generation, branch.num_computed
         while branch.num_computed in branch.loaded:
             branch.loaded.remove(branch.num_computed)
             branch.num_computed += self._block_size
         if branch.num_computed > before:
             branch.num_computed = min(branch.num_computed, branch.first_logit)
-            generation = branch.generation
-            if generation.num_cached_tokens is not None and branch.index == 0:
-                generation.num_cached_tokens = min(
-                    generation.num_cached_tokens + branch.num_computed - before, generation.num_prompt_tokens
-                )
+            if generation.num_cached_tokens is not None and branch.seq_id == generation.first_seq_id:
+                num_found = max(0, min(branch.num_computed, generation.num_prompt_tokens) - before)
+                generation.num_cached_tokens += num_found
+                generation.num_loaded_tokens += num_found
+                self._counters.num_loaded_tokens += num_found

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Answers, collect
+from answers import collect
 from resp_servers import RedisServer, needs_redis, wait_until
+from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader
@@ -24,78 +25,16 @@ from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.remote import RemoteLevel
-from radixkv.stores.sealing import SEAL_BYTES
-from radixkv.stores.store import BlockStore, Row
+from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
-
-BLOCK = 4
-FIRST_ROW = 200
-"""Host slots below are for swapped blocks."""
-
-LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
-
-
-def open_store(
-    folder: Path,
-    runner: HashRunner,
-    *,
-    num_rows: int = 24,
-    size_bytes: int = 1 << 20,
-    fingerprint: bytes = b"model of 16 byte",
-    save_rate: float = 1e9,
-    remote: str | None = None,
-    has_disk: bool = True,
-) -> BlockStore:
-    slots = range(FIRST_ROW, FIRST_ROW + num_rows)
-    sealed_bytes = 8 * runner.pool.block_size + SEAL_BYTES
-    disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, sealed_bytes) if has_disk else None
-    far = RemoteLevel(remote, fingerprint, sealed_bytes) if remote else None
-    rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
-    keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=far, save_rate=save_rate)
 
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     """This model computes faster than a busy machine reads: a block is said to take a second."""
     monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
-
-
-@contextmanager
-def serving(
-    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
-) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
-    runner = HashRunner(num_blocks, BLOCK)
-    opened = open_store(folder, runner, **store)
-    num_rows = opened.num_free_rows
-    try:
-        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened) as engine:
-            engine.runner = runner  # type: ignore[attr-defined]  # for the tests
-            engine.store = opened  # type: ignore[attr-defined]
-            yield engine
-            if is_killed:
-                engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
-        assert opened.flush(10)
-        assert opened.num_free_rows == num_rows, "a row was lost"
-    finally:
-        opened.close()
-
-
-def ask(engine: Engine, prompt: list[int], max_tokens: int = 6, **options: Any) -> Answers:
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    answers = collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **options)))
-    assert answers.branches[0].tokens == generate(prompt, max_tokens)
-    return answers
-
-
-def draw(seed: int, length: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 40) for _ in range(length)]
 
 
 def test_after_a_restart_a_prompt_is_found_to_its_last_whole_block(tmp_path: Path) -> None:
@@ -191,6 +130,31 @@ def test_reads_that_take_too_long_are_computed_and_others_go_on(
         may_read.set()
 
 
+def test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = draw(42, 60), draw(43, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    read, may_read = DiskLevel.read, threading.Event()
+
+    def read_late(level: DiskLevel, *arguments: Any) -> bool:
+        may_read.wait(30)
+        return read(level, *arguments)
+
+    monkeypatch.setattr(DiskLevel, "read", read_late)
+    with serving(tmp_path, num_blocks=18) as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        with engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)):
+            wait_until(lambda: engine.stats().engine.num_running_branches == 1)
+        stream = engine.generate(GenerateParams(token_ids=other, sampling=SamplingParams(temperature=0, max_tokens=9)))
+        first = next(iter(stream))
+        may_read.set()
+        assert first is not None
+        assert collect(stream).branches[0].tokens == generate(other, 9, 0)
+        ask(engine, other)
+
+
 def test_a_level_as_slow_as_computing_is_read_from_the_back_while_the_front_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,13 +216,13 @@ def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(tmp_path: Path) -> None:
     prompts = [draw(seed, 40) for seed in (30, 31, 32)]
-    with serving(tmp_path, num_blocks=34, save_rate=1.0) as engine:  # saves nothing before its end
+    limits = SchedulerLimits(max_batch_tokens=64, chunk_tokens=64)  # few rounds, in each of which a block may be saved
+    with serving(tmp_path, 30, limits, save_rate=1.0) as engine:  # a full pool
         for prompt in prompts:
-            ask(engine, prompt, 4)
+            ask(engine, prompt, 1)
         assert engine.verify_block(prompts[2][:40]).verdict is BlockVerdict.AGREES
     with serving(tmp_path) as engine:
-        for prompt in prompts:
-            ask(engine, prompt, 4)
+        assert sum(ask(engine, prompt, 4).usage.num_cached_tokens for prompt in prompts) >= 2 * 39
 
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
@@ -395,9 +359,9 @@ def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None
         wait_until(lambda: not runner.gate.is_open)
         engine.erase()
         runner.gate.open()
-        reply = collect(stream).branches[0].tokens
+        collect(stream)
     with serving(tmp_path) as engine:
-        assert ask(engine, prompt + reply).usage.num_cached_tokens == 0
+        assert engine.store.disk.stats().num_blocks == 0  # type: ignore[attr-defined]
 
 
 def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Path) -> None:
