@@ -309,8 +309,9 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
     async def Export(self, request: Any, context: Any) -> AsyncGenerator[pb.ExportResponse, None]:  # noqa: ARG002, N802
         namespace, caller = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE, current_caller()
-        with self._files.take(_share_key(namespace)), self._limited():
-            for chunk in chunks(await self._on_thread(partial(self._generator.export, request.token_ids, namespace))):
+        export = partial(self._generator.export, request.token_ids, namespace)
+        async with self._carried(export, namespace) as file:
+            for chunk in chunks(file):
                 if caller is not None:
                     caller.check_alive()
                 yield pb.ExportResponse(chunk=chunk)
@@ -340,8 +341,25 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         namespace = first.namespace if first.HasField("namespace") else DEFAULT_NAMESPACE
         if caller is not None and (denial := caller.denial(namespace)) is not None:
             raise denial
-        with self._files.take(_share_key(namespace)), self._limited():
-            return wire.IMPORTED.to_proto(await self._on_thread(partial(self._generator.import_, pieces(), namespace)))
+        load = partial(self._generator.import_, pieces(), namespace)
+        async with self._carried(load, namespace) as imported:
+            return wire.IMPORTED.to_proto(imported)
+
+    @contextlib.asynccontextmanager
+    async def _carried(self, function: Callable[[], _Result], namespace: str) -> AsyncGenerator[_Result, None]:
+        """Result of an export or import. Its place is free once both the context and the thread have ended."""
+        with self._limited():
+            place = self._files.take(_share_key(namespace))
+            _take_own_turns(namespace)
+            try:
+                running = await self._calls.submit(function)
+            except BaseException:
+                place.close()
+                raise
+            try:
+                yield await asyncio.wrap_future(running)
+            finally:
+                running.add_done_callback(lambda _: place.close())
 
     async def _on_thread(self, function: Callable[[], _Result], namespace: str = "") -> _Result:
         _take_own_turns(namespace)

@@ -15,9 +15,9 @@ from guarded import tenant_row
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, ask, draw, open_store, serving
 
-from radixkv import PrefixCache
+from radixkv import PrefixCache, pack_tokens
 from radixkv.client import Credentials
-from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError, RadixKVError, UnavailableError
+from radixkv.core.errors import InvalidArgumentError, LimitError, PermissionDeniedError, RadixKVError, UnavailableError
 from radixkv.generation.client import GenerationClient
 from radixkv.net.tls import Security
 from radixkv.stores.costs import PrefillCost, PrefillMeter
@@ -346,6 +346,37 @@ def test_an_import_that_stalls_ends_and_others_do_not_wait_for_it(
         cancelled = stub.Import.future(stalling(), metadata=metadata)
         cancelled.cancel()
         assert tuple(client.import_(file, "mine")) == (48, 48)
+
+
+def test_exports_whose_callers_have_left_count_until_they_have_ended(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export, may_go, begun = Engine.export, threading.Event(), threading.Semaphore(0)
+
+    def late(engine: Engine, *arguments: Any) -> list[bytes]:
+        begun.release()
+        may_go.wait(30)
+        return export(engine, *arguments)
+
+    monkeypatch.setattr(Engine, "export", late)
+    with grpc.insecure_channel(address) as channel, client_of(address, "admin") as client:
+        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        request = pb.ExportRequest(token_ids=pack_tokens(PROMPT), namespace="mine")
+        for _ in range(2):
+            left = stub.Export(request, metadata=(("authorization", "Bearer admin"),))
+            assert begun.acquire(timeout=30)
+            left.cancel()
+        with pytest.raises(LimitError, match="files are exported or imported already"):
+            list(client.export(PROMPT, "mine"))
+        may_go.set()
+        wait_until(lambda: is_free(client))
+
+
+def is_free(client: GenerationClient) -> bool:
+    try:
+        return bool(list(client.export(PROMPT, "mine")))
+    except LimitError:
+        return False
 
 
 def test_an_import_of_no_message_and_one_of_garbage_are_rejected(address: str) -> None:
