@@ -107,6 +107,7 @@ _GENERATION = {
     "Detokenize": _Rule(_EVERYBODY, _nothing),
     "SpellTokens": _Rule(_EVERYBODY, _nothing),
     "GetStats": _Rule(_EVERYBODY, _nothing),
+    "FindStored": _Rule(("reader",), _one),
     "Erase": _Rule(("client",), _one),
     "Export": _Rule(("holder",), _one),
     "Import": _Rule(("holder",), _nothing),  # the first of its messages names the namespace, and is checked there
