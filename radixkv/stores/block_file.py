@@ -103,7 +103,7 @@ def _header(kind: BlockKind, num_blocks: int, checksum: str) -> dict[str, Any]:
 
 
 def _read_header(kind: BlockKind, text: bytes, max_tokens: int) -> tuple[int, str]:
-    """Number of blocks and checksum, as a header of this kind of blocks tells them."""
+    """Number of blocks and checksum from the header of a file of this kind of blocks."""
     try:
         header = read_json(text)
         given, count = header["__metadata__"], header["tokens"]["shape"][0]
@@ -130,7 +130,7 @@ def _read_header(kind: BlockKind, text: bytes, max_tokens: int) -> tuple[int, st
 
 
 def _take(content: bytearray, pieces: Iterator[bytes], size_bytes: int) -> None:
-    """Take pieces until there are so many bytes, or no more."""
+    """Take pieces up to so many bytes, as far as there are pieces."""
     while len(content) < size_bytes and (piece := next(pieces, None)) is not None:
         content += piece
 

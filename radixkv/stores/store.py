@@ -418,7 +418,7 @@ class BlockStore:
         """The blocks of these names that the store has, by name. Waits for the disk, and `wait_s` for the remote level."""
         found: dict[bytes, bytes] = {}
 
-        def receive(name: bytes, sealed: memoryview) -> bool:
+        def keep(name: bytes, sealed: memoryview) -> bool:
             data = bytearray(self.block_bytes)
             try:
                 self._sealer.open_into(keys, name, sealed, memoryview(data))
@@ -430,11 +430,15 @@ class BlockStore:
         if self.disk is not None:
             buffer = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
             for name in names:
-                if self.disk.read(name, buffer) and not receive(name, buffer):
+                if self.disk.read(name, buffer) and not keep(name, buffer):
                     self.disk.forget(name)
         missing = [name for name in names if name not in found]
-        if self.remote is not None and missing:
-            self.remote.read_each(missing, keys.id, wait_s, lambda index, sealed: receive(missing[index], sealed))
+
+        def receive(index: int, sealed: memoryview) -> None:
+            keep(missing[index], sealed)
+
+        if self.remote is not None:
+            self.remote.read_each(missing, keys.id, wait_s, receive)
         return found
 
     def save_now(self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview]) -> int:

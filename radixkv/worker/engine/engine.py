@@ -320,7 +320,7 @@ class Engine:
         import those of a trusted author. The pool is not changed. Takes as much memory as the file.
 
         Args:
-            file: whole, or in pieces; of a rejected one no more is read.
+            file: whole, or in pieces; a file that is rejected by its header is read no further.
 
         Raises:
             InvalidArgumentError: the file is cut, altered, of another model, format or version, or too long.

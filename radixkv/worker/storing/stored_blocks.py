@@ -268,23 +268,6 @@ class StoredBlocks:
             )
         return len(rows)
 
-    # -- exports ------------------------------------------------------------------------------------------------------
-
-    def find(self, names: Sequence[bytes]) -> dict[bytes, int]:
-        """The blocks of the pool that hold these names now. O(blocks)."""
-        wanted = set(names)
-        return {held.name: block_id for block_id, held in enumerate(self._held) if held and held.name in wanted}
-
-    def copy_out(self, places: Mapping[bytes, int]) -> dict[bytes, Row | None]:
-        """Copy blocks that still hold these names to rows, which the caller gives back. None: no row is free for it."""
-        held = {
-            name: block_id for name, block_id in places.items() if (one := self._held[block_id]) and one.name == name
-        }
-        rows = self._store.take_rows(len(held))
-        self._pool.save(list(held.values())[: len(rows)], [row.slot for row in rows])
-        wait = self._pool.fence()
-        return dict(zip_longest(held, [row._replace(wait=wait) for row in rows]))
-
     def erased(self, namespace_id: bytes) -> None:
         """Keys have been destroyed: blocks computed under them are not saved any more. O(blocks)."""
         for block_id, held in enumerate(self._held):
@@ -311,6 +294,23 @@ class StoredBlocks:
             if held is not None and held.parent in gone and held.name not in kept:
                 self._held[block_id] = None
         self._store.drop(list(gone))
+
+    # -- exports ------------------------------------------------------------------------------------------------------
+
+    def find(self, names: Sequence[bytes]) -> dict[bytes, int]:
+        """The blocks of the pool that hold these names now. O(blocks)."""
+        wanted = set(names)
+        return {held.name: block_id for block_id, held in enumerate(self._held) if held and held.name in wanted}
+
+    def copy_out(self, places: Mapping[bytes, int]) -> dict[bytes, Row | None]:
+        """Copy blocks that still hold these names to rows, which the caller gives back. None: no row is free for it."""
+        held = {
+            name: block_id for name, block_id in places.items() if (one := self._held[block_id]) and one.name == name
+        }
+        rows = self._store.take_rows(len(held))
+        self._pool.save(list(held.values())[: len(rows)], [row.slot for row in rows])
+        wait = self._pool.fence()
+        return dict(zip_longest(held, [row._replace(wait=wait) for row in rows]))
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
