@@ -28,6 +28,7 @@ from radixkv.net.channel import Credentials
 from radixkv.net.tenants import TenantLimits
 from radixkv.net.tls import ServerTls
 from radixkv.service import Quota, ServiceConfig
+from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import WorkerConfig
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
@@ -56,7 +57,7 @@ READERS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 def settings(value: Any, name: str = "") -> dict[str, Any]:
     """Every setting below, by its path."""
-    if is_dataclass(value) and not isinstance(value, (Quota, ServerTls)):
+    if is_dataclass(value) and not isinstance(value, (Quota, ServerTls, StoreSettings)):
         return {
             path: below
             for one in fields(value)
@@ -163,6 +164,13 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
         ("--no-prefix-sharing-for", "a", "--no-prefix-sharing-for", "b"),
         {"unshared_namespaces": frozenset("ab")},
     ),
+    ("worker", ("--disk-cache", "/x:2GiB"), {"store": StoreSettings((Path("/x"), 2**31))}),
+    ("worker", ("--remote", "redis://h:1"), {"store": StoreSettings(remote="redis://h:1")}),
+    (
+        "worker",
+        ("--remote", "redis://h:1", "--store-key", "k", "--save-rate", "1MiB"),
+        {"store": StoreSettings(None, "redis://h:1", Path("k"), 2**20)},
+    ),
     ("chat", ("--max-tokens", "9"), {"sampling.max_tokens": 9}),
     ("chat", ("--seed", "9"), {"sampling.seed": 9}),
     ("chat", ("--temperature", "0.5"), {"sampling.temperature": 0.5}),
@@ -209,6 +217,9 @@ REFUSED: list[tuple[str, Flags, str]] = [
     ("worker", ("--kv-memory", "much"), "--kv-memory"),
     ("worker", ("--swap-space", "much"), "--swap-space"),
     ("worker", ("--adapter", "a=/x", "--adapter", "a=/y"), "--adapter"),
+    ("worker", ("--disk-cache", "/x:0"), "--disk-cache"),
+    ("worker", ("--store-key", "k"), "--store-key is 'k'; it must be given with --disk-cache or --remote"),
+    ("worker", ("--remote", "redis://h:1", "--save-rate", "0"), "--save-rate"),
     ("serve", ("--tls-cert", "c.pem"), "--tls-cert is 'c.pem'; it must be given along with --tls-key"),
     ("serve", ("--tls-key", "k.pem"), "--tls-cert is None"),
     ("serve", ("--tls-client-ca", "a.pem"), "--tls-client-ca is 'a.pem'; it must be given along with --tls-cert"),
