@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from radixkv.cli.commands import (
     batch,
@@ -18,17 +20,17 @@ from radixkv.cli.commands import (
     quota,
     serve,
     stats,
-    store,
     top,
     tree,
     up,
     worker,
 )
 from radixkv.cli.commands.sizing import plan, replay
+from radixkv.cli.commands.stored import block_files, store
 from radixkv.core.errors import RadixKVError
 from radixkv.net.signals import EXIT_INTERRUPTED
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 EXIT_ERROR = 1
 EXIT_BROKEN_PIPE = 141
@@ -47,6 +49,7 @@ COMMANDS = (
     explain,
     quota,
     store,
+    block_files,
     check,
     key,
     plan,
@@ -78,6 +81,8 @@ examples:
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when
   radixkv quota tenant --blocks 25%              a quarter of the pool for one namespace, whatever the others do
   radixkv erase team-a                           all that is cached and stored of a namespace, keys first
+  radixkv export chat.safetensors chat.json      what is cached of a chat, for another worker of that model
+  radixkv import chat.safetensors                the same, into a worker's block store
   radixkv key team-a --keys keys.toml --token-file team-a.key
                                                  a new key, and its digest in the file that servers take with --keys
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit
@@ -111,6 +116,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return status
+
+
+def run() -> NoReturn:
+    """The program: `main`, and the end of the process.
+
+    Triton's bindings print a long list of their own leaks while an interpreter ends, so with them it ends before.
+    """
+    status = main()
+    if "triton" in sys.modules:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

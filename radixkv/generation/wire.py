@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
-from radixkv.generation.erasure import ErasedLevel
+from radixkv.generation.block_file import ImportedBlocks
+from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORDS,
@@ -49,7 +50,9 @@ from radixkv.wire.values import RETENTION
 
 __all__ = [
     "ERASED_LEVEL",
+    "IMPORTED",
     "MODEL",
+    "STORED_PREFIX",
     "VERIFICATION",
     "event_from_proto",
     "event_to_proto",
@@ -268,7 +271,9 @@ VERIFICATION = Codec(
     verdict=BlockVerdict,
     difference=Codec(BlockDifference, pb.BlockDifference),
 )
+STORED_PREFIX = Codec(StoredPrefix, pb.FindStoredResponse)
 ERASED_LEVEL = Codec(ErasedLevel, pb.ErasedLevel)
+IMPORTED = Codec(ImportedBlocks, pb.ImportResponse)
 
 
 def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:

@@ -13,7 +13,8 @@ computing would take is computed; one that comes later is used where computing h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from torch import Tensor
@@ -22,11 +23,12 @@ from radixkv.core.api import Copy
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.journal import Dropped
+from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.stats import EngineCounters
-from radixkv.stores.costs import MAX_IDLE_SHARE, Kind, LoadMeter, PrefillMeter, choose
+from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
-from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
+from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner
@@ -308,6 +310,23 @@ class StoredBlocks:
                 self._held[block_id] = None
         self._store.drop(list(gone))
 
+    # -- exports ------------------------------------------------------------------------------------------------------
+
+    def find(self, names: Sequence[bytes]) -> dict[bytes, int]:
+        """The blocks of the pool that hold these names now. O(blocks)."""
+        wanted = set(names)
+        return {held.name: block_id for block_id, held in enumerate(self._held) if held and held.name in wanted}
+
+    def copy_out(self, places: Mapping[bytes, int]) -> dict[bytes, Row | None]:
+        """Copy blocks that still hold these names to rows, which the caller gives back. None: no row is free for it."""
+        held = {
+            name: block_id for name, block_id in places.items() if (one := self._held[block_id]) and one.name == name
+        }
+        rows = self._store.take_rows(len(held))
+        self._pool.save(list(held.values())[: len(rows)], [row.slot for row in rows])
+        wait = self._pool.fence()
+        return dict(zip_longest(held, [row._replace(wait=wait) for row in rows]))
+
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def opened(self, branch: Branch) -> None:
@@ -337,13 +356,13 @@ class StoredBlocks:
         is_hanging = [one.load.is_cancelled and one.load.is_remote == is_remote for one in self._loading]
         if len(chain) < 2 or sum(is_hanging) >= _MAX_HANGING:
             return
-        num_blocks, size, meter = len(chain) - 1, self._block_size, self._meters[is_remote]
+        num_blocks, size = len(chain) - 1, self._block_size
         indices: Sequence[int] = range(first, first + num_blocks)
         prefill = self._prefill.cost()
         compute_s = _FIRST_WAIT_S if prefill is None else prefill.seconds(first * size, num_blocks * size)
         idle_s = max(LEAST_WAIT_S, MAX_IDLE_SHARE * compute_s)
         if not is_remote:
-            choice = choose(num_blocks, size, first * size, meter.cost(), prefill, is_careful=meter.is_careful)
+            choice = self._choose(num_blocks, first)
             if choice.kind is Kind.COMPUTE:
                 return
             if choice.kind is Kind.BOTH:
@@ -356,13 +375,23 @@ class StoredBlocks:
         )
         branch.is_loading |= idle_s > 0
 
-    def count_on_disk(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> int:
+    def find_stored(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> StoredPrefix:
         """Tokens of whole blocks, after the cached tokens, on the disk level, up to the first that is missing. Any thread."""
         if self._store.is_clearing(namespace):
-            return 0
+            return StoredPrefix()
         keys = self._store.keys.of(namespace)
         names = names_of(keys, self._store.root(keys, adapter_of(namespace)), tokens, self._block_bytes)
-        return self._block_size * self._store.count_on_disk(names[-(-num_cached_tokens // self._block_size) :])
+        first = -(-num_cached_tokens // self._block_size)
+        num_blocks = self._store.count_on_disk(names[first:])
+        choice = self._choose(num_blocks, first)
+        return StoredPrefix(
+            num_blocks * self._block_size, choice.load_s, choice.compute_s, choice.kind.value if num_blocks else ""
+        )
+
+    def _choose(self, num_blocks: int, first: int) -> Choice:
+        """How to get so many blocks of the disk level, from index `first` on."""
+        size, meter = self._block_size, self._meters[False]
+        return choose(num_blocks, size, first * size, meter.cost(), self._prefill.cost(), is_careful=meter.is_careful)
 
     def take_landed(self) -> bool:
         """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""
