@@ -72,7 +72,7 @@ def test_what_the_remote_level_has_lost_is_put_again_once_it_is_computed_again(
         wait_until(lambda: num_written() >= 15 + 22)
         redis_server.command("FLUSHALL")
         ask(engine, prompt, 1)
-        wait_until(lambda: num_written() >= 15 + 22 + 15)
+        wait_until(lambda: num_written() >= 15 + 22 + 12)
 
 
 def test_reads_that_hang_hold_up_neither_requests_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_want_of_memory_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with serving(tmp_path) as engine:  # at whose end all rows are there
         for seed in (7, 8):
             ask(engine, draw(seed, 60), 1)
-        assert next(num_calls) > 3
+    assert next(num_calls) > 3
 
 
 def test_a_reply_to_a_cached_prompt_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
