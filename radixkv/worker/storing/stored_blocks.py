@@ -399,16 +399,22 @@ class StoredBlocks:
         for one in list(self._loading):
             branch, load = one.branch, one.load
             is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING
-            load.is_cancelled |= not is_wanted or self._clock() > load.until_s
+            waited_s = self._clock() - load.started_s
+            in_vain = not load.num_landed and waited_s >= max(one.idle_s, LEAST_WAIT_S)
+            if not load.is_cancelled and (not is_wanted or self._clock() > load.until_s):
+                load.is_cancelled = True
+                if in_vain:  # so that a level of this kind is not waited for again
+                    self._meters[load.is_remote].loaded(0, waited_s, waited_s)
             is_over = load.is_over  # before the last blocks are taken
             if landed := load.take():
                 has_news |= self._take(one, landed, is_wanted=is_wanted)
             if is_over:
                 self._loading.remove(one)
-                if load.num_landed or not load.is_cancelled:
-                    self._meters[load.is_remote].loaded(
-                        load.num_landed, load.first_s - load.started_s, load.last_s - load.started_s
-                    )
+                if load.num_landed:
+                    first_s, last_s = load.first_s - load.started_s, load.last_s - load.started_s
+                    self._meters[load.is_remote].loaded(load.num_landed, first_s, last_s)
+                elif not load.is_cancelled:
+                    self._meters[load.is_remote].loaded(0, waited_s, waited_s)
             if is_wanted and branch.is_loading:
                 waits = [other.waits_until_s for other in self._loading if other.branch is branch]
                 branch.is_loading = self._clock() < max(waits, default=-math.inf)

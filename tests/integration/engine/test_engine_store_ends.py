@@ -107,6 +107,32 @@ def test_reads_that_hang_hold_up_neither_requests_nor_the_end(tmp_path: Path, mo
         may_read.set()
 
 
+def test_a_level_from_which_nothing_comes_in_time_is_not_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = draw(14, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, 1)
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(0.002, 0.0))
+    read, num_reads = DiskLevel.read, itertools.count()
+
+    def read_late(*given: Any) -> bool:
+        next(num_reads)
+        time.sleep(0.5)
+        return read(*given)
+
+    monkeypatch.setattr(DiskLevel, "read", read_late)
+    with serving(tmp_path) as engine:
+        stored: Any = engine._loop.stored
+        for _ in range(8):
+            ask(engine, prompt, 1)
+            engine.call(lambda holder: holder.clear())
+            wait_until(lambda: not stored._loading)
+            engine.wake()
+        assert stored._meters[False].cost().first_s >= 0.02
+        assert next(num_reads) <= 8
+
+
 def test_saves_for_which_a_row_was_taken_meanwhile_are_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
