@@ -28,7 +28,7 @@ class Lane:
             thread.start()
 
     def submit(self, run: Callable[[], object]) -> None:
-        """Run it on a thread. What it raises is logged."""
+        """Run it on a thread; an exception is logged."""
         self._waiting.put(run)
 
     def close(self, timeout_s: float, *, drops: bool = False) -> None:

@@ -401,7 +401,7 @@ class BlockStore:
 
             if self.remote.read_each(names, load.keys.id, left_s, receive) < len(names):
                 with self._lock:
-                    for name in load.names[start:]:  # what is computed now is put again
+                    for name in load.names[start:]:  # they are put again once they are computed
                         self._put_lately.pop(name, None)
                 return
             load.settle(0, landed)

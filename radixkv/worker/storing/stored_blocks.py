@@ -282,7 +282,7 @@ class StoredBlocks:
                 self._held[block_id] = None
 
     def cleared(self, namespace: str) -> None:
-        """A namespace has been cleared, and `begin_clear` said so: it is erased, and its blocks are not saved. O(blocks)."""
+        """A namespace has been cleared, after `begin_clear`: erase it, and save no block of it. O(blocks)."""
         keys = self._store.keys.of(namespace)
         for block_id, held in enumerate(self._held):
             if held is not None and held.keys.name_key == keys.name_key:
