@@ -360,6 +360,7 @@ class BlockStore:
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
             buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
+        self.disk.prefetch([load.names[index] for index in indices])
         for index in indices:
             if load.is_cancelled:
                 return
@@ -419,7 +420,7 @@ class BlockStore:
         keys = self.keys.erase(namespace)
         erased = self._forget(keys.id)
         if self.remote is not None:
-            erased["remote"] = self.remote.erase(keys.id, keys.point)
+            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point))
         return erased
 
     def clear(self, namespace: str) -> None:
@@ -454,9 +455,12 @@ class BlockStore:
         if self.disk is not None:
             self.disk.forget_below(parents)
 
-    def take_tombstones(self, points: Sequence[bytes]) -> None:
-        """Carry out erasures of other workers, found in the remote level."""
-        for point in points:
+    def take_tombstones(self, tombstones: Sequence[bytes]) -> None:
+        """Carry out erasures of other workers with this key file, found in the remote level."""
+        for tombstone in tombstones:
+            point = self.keys.point_of(tombstone)
+            if point is None:
+                continue
             try:
                 namespace_id = self.keys.puncture(point)
             except StoreError:
@@ -470,8 +474,7 @@ class BlockStore:
         self.on_erased(namespace_id)
         if self.disk is None:
             return {}
-        self.disk.erase(namespace_id)
-        return {"disk": True}
+        return {"disk": self.disk.erase(namespace_id)}
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels."""

@@ -436,6 +436,28 @@ class SpellTokensResponse(_message.Message):
     spellings: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, spellings: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class FindStoredRequest(_message.Message):
+    __slots__ = ("token_ids", "namespace", "num_cached_tokens")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    namespace: str
+    num_cached_tokens: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class FindStoredResponse(_message.Message):
+    __slots__ = ("num_tokens", "load_s", "compute_s", "way")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    load_s: float
+    compute_s: float
+    way: str
+    def __init__(self, num_tokens: _Optional[int] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., way: _Optional[str] = ...) -> None: ...
+
 class EraseRequest(_message.Message):
     __slots__ = ("namespace",)
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
