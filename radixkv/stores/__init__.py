@@ -1,15 +1,16 @@
 """The block store below a worker's pool: sealed KV blocks under names that only the namespace's key can derive.
 
-store     saves blocks and reads them back, over all levels
-disk      the disk level
-remote    the remote level: any RESP server
-block     a sealed block with its name, parent and namespace
-keys      the key file: keys per namespace, and their erasure
-cover     the seeds of all keys that are not erased
-names     names of blocks
-sealing   encryption of a block; its tag is the checksum
-breaker   a level that fails rests, and is tried again
-stats     counters of a level
-settings  a store's settings
-errors    errors of the store
+store       saves blocks and reads them back, over all levels
+disk        the disk level
+remote      the remote level: any RESP server
+block       a sealed block with its name, parent and namespace
+keys        the key file: keys per namespace, and their erasure
+cover       the seeds of all keys that are not erased
+names       names of blocks
+sealing     encryption of a block; its tag is the checksum
+leaf_first  the order of eviction: leaves first, the least recently used of them first
+breaker     a level that fails rests, and is tried again
+stats       counters of a level
+settings    a store's settings
+errors      errors of the store
 """

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
-from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.settings import StoreSettings
 from radixkv.stores.store import BlockStore, Row
@@ -42,7 +41,11 @@ def open_store(
     rows = [Row(first_row + at, memory) for at, memory in enumerate(runner.pool.host_rows(first_row))]
     sealed_bytes = len(rows[0].memory) + SEAL_BYTES
     disk = None if settings.disk is None else DiskLevel(*settings.disk, fingerprint, sealed_bytes)
-    remote = None if settings.remote is None else RemoteLevel(settings.remote, fingerprint, sealed_bytes)
+    remote = None
+    if settings.remote is not None:
+        from radixkv.stores.remote import RemoteLevel  # its client only where it is used
+
+        remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes)
     adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
     return BlockStore(
         keys, fingerprint, rows, adapters=adapters, disk=disk, remote=remote, save_rate=settings.save_rate

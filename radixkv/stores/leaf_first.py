@@ -1,0 +1,112 @@
+"""Which block makes room: the least recently used leaf, so that no stored block is left without its parents.
+
+    order of use:   oldest  ·  c2  c1  b1  a  ·  newest            a ── b1 ── c1
+                                                                         └─── c2
+    A use touches leaf to root, root last: a parent is always newer than its children, so the oldest block is a leaf.
+
+Children are counted by the parent's name, stored or not: a block may be stored before its parent, and a damaged parent may go
+before its children, which become reachable again once it is stored again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+__all__ = ["Entry", "LeafFirst"]
+
+
+class Entry(NamedTuple):
+    """Where a block lies, and whose it is. `parent`: the name before its own."""
+
+    slot: int
+    parent: bytes
+    namespace_id: bytes
+
+
+class LeafFirst:
+    """Names of stored blocks in the order of their use. No thread of its own, no lock: its owner has one.
+
+    Attributes:
+        entries: by name, the least recently used first; changed by the methods only.
+        used: names touched since the owner last emptied it, and the number of that use. clock: the highest number.
+    """
+
+    __slots__ = ("_num_children", "clock", "entries", "used")
+
+    def __init__(self, entries: Iterable[tuple[bytes, Entry]] = (), clock: int = 0) -> None:
+        """`entries`: the least recently used first. `clock`: the highest number of a use. O(n)."""
+        self.entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._num_children: dict[bytes, int] = {}
+        self.clock = clock
+        self.used: dict[bytes, int] = {}
+        self.add(entries)
+        self.touch(list(reversed(self.entries)))
+        self.used = {}
+
+    def add(self, entries: Iterable[tuple[bytes, Entry]]) -> None:
+        """Add names that are not stored. The caller touches them."""
+        for name, entry in entries:
+            assert name not in self.entries
+            self.entries[name] = entry
+            self._num_children[entry.parent] = self._num_children.get(entry.parent, 0) + 1
+
+    def remove(self, name: bytes) -> Entry | None:
+        """Remove a name, leaf or not; None: it was not stored."""
+        entry = self.entries.pop(name, None)
+        if entry is not None:
+            num_left = self._num_children[entry.parent] - 1
+            if num_left:
+                self._num_children[entry.parent] = num_left
+            else:
+                del self._num_children[entry.parent]
+            self.used.pop(name, None)
+        return entry
+
+    def touch(self, names: Iterable[bytes]) -> None:
+        """Make the names and all that is stored above them the most recently used. O(names + blocks above them)."""
+        seen: set[bytes] = set()
+        parents_first: list[bytes] = []
+        for name in names:
+            path: list[bytes] = []
+            above = name
+            while above not in seen and (entry := self.entries.get(above)) is not None:
+                seen.add(above)
+                path.append(above)
+                above = entry.parent
+            parents_first += reversed(path)
+        for name in reversed(parents_first):
+            self.clock += 1
+            self.used[name] = self.clock
+            self.entries.move_to_end(name)
+
+    def evict(self, num_blocks: int, keep: Collection[bytes] = ()) -> list[tuple[bytes, Entry]]:
+        """Remove up to so many leaves, the least recently used first; a parent is a leaf once its children are gone.
+
+        `keep`: names that stay, and with them everything above them. O(num_blocks + len(keep) + blocks above those).
+        """
+        evicted: list[tuple[bytes, Entry]] = []
+        num_gone: dict[bytes, int] = {}
+        for name, entry in self.entries.items():
+            if len(evicted) >= num_blocks:
+                break
+            if name not in keep and self._num_children.get(name, 0) == num_gone.get(name, 0):
+                evicted.append((name, entry))
+                num_gone[entry.parent] = num_gone.get(entry.parent, 0) + 1
+        for name, _ in evicted:
+            self.remove(name)
+        return evicted
+
+    def check(self) -> None:
+        """Assert every invariant. O(n)."""
+        num_children: dict[bytes, int] = {}
+        seen: set[bytes] = set()
+        for name, entry in self.entries.items():
+            num_children[entry.parent] = num_children.get(entry.parent, 0) + 1
+            assert entry.parent not in seen, "a parent is newer than its children"
+            seen.add(name)
+        assert num_children == self._num_children
+        assert self.used.keys() <= self.entries.keys()
+        slots = [entry.slot for entry in self.entries.values()]
+        assert len(slots) == len(set(slots))
