@@ -166,15 +166,17 @@ class HostBlocks:
 
     def row(self, slot: int) -> memoryview:
         """The bytes of a slot, to be read and written."""
-        return memoryview(self._rows[slot].numpy())
+        row: Any = self._rows[slot].numpy()
+        return memoryview(row)
 
     def fence(self) -> Callable[[], None]:
         """A function, for any thread, that returns once all queued on the device so far is done."""
         if self._device.type == "cpu":
             return _at_once
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships it untyped
         event.record(torch.cuda.current_stream(self._device))
-        return event.synchronize
+        done: Callable[[], None] = event.synchronize
+        return done
 
     def _check(self, block_ids: Sequence[int], slots: Sequence[int], written: tuple[str, Sequence[int]]) -> None:
         if len(block_ids) != len(slots):

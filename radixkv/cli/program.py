@@ -20,6 +20,7 @@ from radixkv.cli.commands import (
     replay,
     serve,
     stats,
+    store,
     top,
     tree,
     up,
@@ -46,6 +47,7 @@ COMMANDS = (
     tree,
     explain,
     quota,
+    store,
     check,
     key,
     plan,
@@ -76,6 +78,7 @@ examples:
   radixkv tree --worker 127.0.0.1:50052          what the cache holds, drawn as the tree that it is
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when
   radixkv quota tenant --blocks 25%              a quarter of the pool for one namespace, whatever the others do
+  radixkv erase team-a                           all that is cached and stored of a namespace, keys first
   radixkv key team-a --keys keys.toml --token-file team-a.key
                                                  a new key, and its digest in the file that servers take with --keys
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit

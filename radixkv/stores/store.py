@@ -76,9 +76,9 @@ class Unsaved(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """A block of a load that has come: `index` among its names."""
+    """A block of a load that has come: `place` among its names."""
 
-    index: int
+    place: int
     row: Row
 
 

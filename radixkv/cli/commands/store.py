@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
@@ -17,8 +16,8 @@ EXIT_UNREACHABLE = 1
 ERASE = """\
 Clear a namespace in the pools of a cache service, and erase it in the block stores of workers.
 
-Each worker destroys the namespace's keys first, durably: from then on no copy of its stored blocks can be read with its key file,
-whatever level, snapshot or backup it lies in. Then it deletes the blocks. Workers that share a remote level find the erasure
+Each worker destroys the namespace's keys first, durably. From then on no copy of its stored blocks can be read with that key
+file, in whatever level, snapshot or backup. Then it deletes the blocks. Workers that share a remote level find the erasure
 there before they read from it again. Exits with 1 if a service, worker or level could not be reached.
 
   radixkv erase team-a                                            the service and worker of this machine
@@ -31,7 +30,9 @@ def add(commands: Any) -> None:
     erase = add_command(commands, "erase", _erase, "erase all that is cached and stored of a namespace")
     erase.description = ERASE
     erase.formatter_class = argparse.RawDescriptionHelpFormatter
-    erase.add_argument("namespace", metavar="NAMESPACE", help="a tenant's; those derived for salts and adapters go with it")
+    erase.add_argument(
+        "namespace", metavar="NAMESPACE", help="a tenant's; those derived for salts and adapters go with it"
+    )
     add_service_flag(erase)
     erase.add_argument(
         "--worker",

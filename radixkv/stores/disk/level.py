@@ -16,18 +16,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.block import SealedBlock
+from radixkv.stores.breaker import Breaker, BreakerState
 from radixkv.stores.disk.folder import FLAG, DiskFolder
 from radixkv.stores.disk.index import Index, Row, is_damage
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
 from radixkv.stores.errors import StoreError
 from radixkv.stores.leaf_first import Entry, LeafFirst
-from radixkv.stores.stats import Breaker, LevelStats
+from radixkv.stores.stats import LevelCounters, LevelStats
 
 __all__ = ["DiskLevel"]
 
@@ -44,6 +44,7 @@ GROW_AGAIN_S = 30.0
 ERASE_S = 30.0
 """Longest wait of an erasure, or of closing, for a write that hangs."""
 
+_WORST_FIRST = (BreakerState.OPEN, BreakerState.TRIAL, BreakerState.CLOSED)
 _LOG = logging.getLogger(__name__)
 
 
@@ -90,10 +91,7 @@ class DiskLevel:
         self._num_erasures = self._num_erased = 0  # asked for; durable
         self._fault: sqlite3.Error | None = None  # of the index, which is opened again before it is next used
         self._read_breaker, self._write_breaker = Breaker(clock=clock), Breaker(clock=clock)
-        self._misses: Counter[str] = Counter()
-        self._errors: Counter[str] = Counter()
-        self._num_hits = self._num_written = self._num_evicted = 0
-        self._read_s = self._write_s = 0.0
+        self._counters = LevelCounters("disk")
         self._folder = DiskFolder(folder, size_bytes, fingerprint)
         try:
             self._folder.require_room()
@@ -170,7 +168,7 @@ class DiskLevel:
         with self._lock:
             entry = self._tree.entries.get(name)
             if entry is None or self._is_closed or not self._read_breaker.allows():
-                self._misses["absent" if entry is None else "closed" if self._is_closed else "resting"] += 1
+                self._counters.miss("absent" if entry is None else "closed" if self._is_closed else "resting")
                 return False
             self._num_readers += 1
         started_s = time.perf_counter()
@@ -183,19 +181,20 @@ class DiskLevel:
             _LOG.warning("%s: a block cannot be read: %s", self._folder.path, error)
         elapsed_s = time.perf_counter() - started_s
         with self._lock:
-            self._read_s += elapsed_s
             self._num_readers -= 1
             if self._is_closed and self._num_readers == 0:
                 self._slots.close()
             is_same = self._tree.entries.get(name) is entry
             if cause:
-                self._errors[cause] += 1
+                self._counters.fault(cause)
                 if is_same:
                     self._drop(name)
             elif not is_same:
                 cause = "evicted"
-            self._misses.update([cause] if cause else [])
-            self._num_hits += not cause
+        if cause:
+            self._counters.miss(cause, seconds=elapsed_s)
+        else:
+            self._counters.hit(1, self._sealed_bytes, elapsed_s)
         if elapsed_s > SLOW_S or cause not in {"", "cut", "evicted"}:
             self._read_breaker.failed()
         else:
@@ -211,7 +210,7 @@ class DiskLevel:
         """Drop a block that did not open. Its slot is free after the next commit."""
         with self._lock:
             if name in self._tree.entries:
-                self._errors["damaged"] += 1
+                self._counters.fault("damaged")
                 self._drop(name)
 
     def write(self, blocks: Sequence[SealedBlock]) -> int:
@@ -237,8 +236,8 @@ class DiskLevel:
             part = max(self._slots.max_slots // 4, 1)
             tasks = [partial(self._store, blocks[start : start + part], keep) for start in range(0, len(blocks), part)]
             self._attempt(self._mend, *tasks)
+            self._counters.written(0, 0, time.perf_counter() - started_s)
             with self._lock:
-                self._write_s += time.perf_counter() - started_s
                 return sum(block.name in self._tree.entries for block in blocks)
 
     def erase(self, *namespace_ids: bytes) -> bool:
@@ -270,22 +269,9 @@ class DiskLevel:
         """Counters since the level was opened."""
         with self._lock:
             num_blocks = len(self._tree.entries)
-            return LevelStats(
-                num_blocks=num_blocks,
-                used_bytes=num_blocks * self._slots.slot_bytes,
-                capacity_bytes=self._slots.max_slots * self._slots.slot_bytes,
-                hits=self._num_hits,
-                misses=dict(self._misses),
-                read_bytes=self._num_hits * self._sealed_bytes,
-                written_bytes=self._num_written * self._sealed_bytes,
-                num_written=self._num_written,
-                evictions=self._num_evicted,
-                read_s=self._read_s,
-                write_s=self._write_s,
-                errors=dict(self._errors),
-                read_breaker=self._read_breaker.state,
-                write_breaker=self._write_breaker.state,
-            )
+        states = {self._read_breaker.state, self._write_breaker.state}
+        size, worst = self._slots.slot_bytes, next(state for state in _WORST_FIRST if state in states)
+        return self._counters.snapshot(self._slots.max_slots * size, num_blocks * size, num_blocks, worst)
 
     def close(self) -> None:
         """Write what is pending, and let another process have the folder. May be repeated; afterwards every read is a miss."""
@@ -311,6 +297,10 @@ class DiskLevel:
         slots = [entry.slot for entry in self._tree.entries.values()] + self._slots.free + self._dropped
         assert sorted(slots) == list(range(self._slots.num_slots)), "every slot holds a block, is free, or will be"
 
+    def __str__(self) -> str:
+        size, num_bytes = self._slots.slot_bytes, self._slots.max_slots * self._slots.slot_bytes
+        return f"{self._folder.path}, {num_bytes / 2**30:,.2f} GiB, {num_bytes // size:,} blocks"
+
     # The methods below run under `_writing`, but for `_drop`, which runs under `_lock`.
 
     def _drop(self, name: bytes) -> None:
@@ -326,8 +316,7 @@ class DiskLevel:
         except (OSError, sqlite3.Error) as error:
             if isinstance(error, sqlite3.Error):
                 self._fault = error
-            with self._lock:
-                self._errors[_cause(error)] += 1
+            self._counters.fault(_cause(error))
             self._write_breaker.failed()
             _LOG.warning("%s: blocks cannot be stored: %s", self._folder.path, error)
             return False
@@ -409,7 +398,7 @@ class DiskLevel:
         with self._lock:
             evicted = self._tree.evict(num_blocks, keep)
             self._dropped += [entry.slot for _, entry in evicted]
-            self._num_evicted += len(evicted)
+            self._counters.evicted(len(evicted))
 
     def _grow(self, num_slots: int) -> None:
         """Allocate slots, unless disk or folder are full: then the level stays as it is, and tries again later."""
@@ -422,8 +411,7 @@ class DiskLevel:
                 if self._slots.num_slots < MIN_SLOTS:
                     raise
                 _LOG.warning("%s: no room to grow: %s", self._folder.path, error)
-                with self._lock:
-                    self._errors[_cause(error)] += 1
+                self._counters.fault(_cause(error))
                 self._grow_at_s = self._clock() + GROW_AGAIN_S
 
     def _shrink(self, num_slots: int) -> None:
@@ -471,7 +459,7 @@ class DiskLevel:
             self._slots.free += sorted(dropped, reverse=True)
             self._tree.add(added)
             self._tree.touch([name for name, _ in reversed(added)])
-            self._num_written += len(added)
+            self._counters.written(len(added), len(added) * self._sealed_bytes)
             for name, entry in added:
                 if entry.namespace_id in self._erased:  # while it was written
                     self._drop(name)

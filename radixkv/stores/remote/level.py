@@ -87,6 +87,9 @@ class RemoteLevel:
     def __repr__(self) -> str:
         return f"RemoteLevel({self._place!r})"
 
+    def __str__(self) -> str:
+        return self._place
+
     @property
     def is_usable(self) -> bool:
         """Whether a read may find something now: the server answers and its tombstones are known."""

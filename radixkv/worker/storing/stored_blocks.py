@@ -282,14 +282,14 @@ class StoredBlocks:
         rows: list[Row] = []
         for block in landed:
             rows.append(block.row)
-            index = one.first + block.index
+            index = one.first + block.place
             if is_wanted and index * size >= branch.num_computed:
                 useful.append((branch.block_table[index], block))
                 branch.loaded.add(index * size)
         if useful:
             self._pool.load([block.row.slot for _, block in useful], [block_id for block_id, _ in useful])
             for block_id, block in useful:
-                name, parent = one.parents[block.index + 1], one.parents[block.index]
+                name, parent = one.parents[block.place + 1], one.parents[block.place]
                 self._held[block_id] = _Held(name, parent, one.load.keys)
             self.num_loaded_blocks += len(useful)
             self._skip_loaded(branch)

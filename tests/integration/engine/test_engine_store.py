@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from answers import Answers, collect
-from radixkv.stores.disk import DiskLevel
 
 from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
+from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.store import BlockStore, Row
@@ -33,7 +33,12 @@ LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
 
 
 def open_store(
-    folder: Path, runner: HashRunner, *, num_rows: int = 24, size_bytes: int = 1 << 20, fingerprint: bytes = b"model of 16 byte"
+    folder: Path,
+    runner: HashRunner,
+    *,
+    num_rows: int = 24,
+    size_bytes: int = 1 << 20,
+    fingerprint: bytes = b"model of 16 byte",
 ) -> BlockStore:
     slots = range(FIRST_ROW, FIRST_ROW + num_rows)
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)

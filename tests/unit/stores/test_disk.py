@@ -44,11 +44,11 @@ def test_counters_count(maker: BlockMaker, folder: Path) -> None:
     level.write(maker.chain([1, 2, 3]))
     maker.found(level, [1, 2, 7])
     stats = level.stats()
-    assert (stats.num_blocks, stats.num_written, stats.hits, dict(stats.misses)) == (3, 3, 2, {"absent": 1})
+    assert (stats.num_blocks, stats.num_written, stats.num_hits, dict(stats.misses)) == (3, 3, 2, {"absent": 1})
     assert (stats.used_bytes, stats.written_bytes, stats.read_bytes) == (3 * 1536, 3 * 1040, 2 * 1040)
-    assert stats.capacity_bytes == 64 * 1536
+    assert stats.size_bytes == 64 * 1536
     assert stats.read_s > 0 < stats.write_s
-    assert (dict(stats.errors), stats.read_breaker, stats.write_breaker, stats.evictions) == ({}, "closed", "closed", 0)
+    assert (dict(stats.faults), stats.breaker, stats.num_evicted) == ({}, "closed", 0)
     level.close()
 
 
