@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import overload
 
 from radixkv.client.holder import RemoteHolder
 from radixkv.client.reader import RemoteReader
 from radixkv.core.api import PoolShape
 from radixkv.core.errors import InvalidArgumentError, PoolHeldError
+from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.channel import Credentials
 
 __all__ = ["Credentials", "RemoteHolder", "RemoteReader", "connect"]
@@ -41,6 +42,7 @@ def connect(
     on_notices: Callable[[], None] | None = ...,
     on_restart: Callable[[], None] | None = ...,
     on_freed: Callable[[array[int]], None] | None = ...,
+    on_journal: Callable[[Sequence[JournalEntry]], None] | None = ...,
     patience_s: float | None = ...,
     credentials: Credentials | None = ...,
 ) -> RemoteHolder: ...
@@ -58,6 +60,7 @@ def connect(
     on_notices: Callable[[], None] | None = None,
     on_restart: Callable[[], None] | None = None,
     on_freed: Callable[[array[int]], None] | None = None,
+    on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
     patience_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> RemoteHolder | RemoteReader:
@@ -79,6 +82,8 @@ def connect(
         on_freed: called with the ids of blocks that became free, right before the answer to the Step that shows it is complete,
             for a holder that mirrors blocks elsewhere; see `PrefixCache.take_freed`. As `on_notices`, on any thread. After
             `on_restart`, each block that no open sequence has may have been freed.
+        on_journal: called with the changes of the pool that others make: pins, quotas, retention, cleared namespaces, dropped
+            branches, each after the answers before it; for a holder that keeps copies elsewhere. As `on_notices`.
         patience_s: how long a holder tries to reach a lost service before it gives its lease up. A service that returns
             within it, restarted, gets the pool's contents, and the holder's sequences go on. None: the lease's TTL.
         credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
@@ -111,6 +116,7 @@ def connect(
                 on_notices=on_notices,
                 on_restart=on_restart,
                 on_freed=on_freed,
+                on_journal=on_journal,
                 patience_s=patience_s,
                 credentials=credentials,
             )

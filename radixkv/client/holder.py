@@ -29,6 +29,7 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tokens import TokensLike, pack_tokens
+from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.channel import Credentials
 
 __all__ = ["RemoteHolder"]
@@ -44,8 +45,8 @@ class RemoteHolder(RemoteReader):
     `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, on_freed, patience_s, credentials: see
-            `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, on_freed, on_journal, patience_s,
+            credentials: see `connect`.
 
     Beyond the errors of `PrefixCache`, calls raise `LimitError` for a Step over the service's limits.
     """
@@ -61,6 +62,7 @@ class RemoteHolder(RemoteReader):
         on_notices: Callable[[], None] | None = None,
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
+        on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
         patience_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -72,7 +74,7 @@ class RemoteHolder(RemoteReader):
         self.incarnation = incarnation
         self._notices = NoticeBox(on_notices)
         try:
-            session = HolderSession(pool, incarnation, self._notices, holder_name, on_restart, on_freed)
+            session = HolderSession(pool, incarnation, self._notices, holder_name, on_restart, on_freed, on_journal)
             self._steps = StepStream(self._channel, address, session, timeout_s, patience_s)
         except BaseException:
             super().close()

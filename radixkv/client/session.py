@@ -92,6 +92,7 @@ class HolderSession:
         holder_name: name of the holder.
         on_restart: called when a restarted service has accepted the holder; must be short and must not raise.
         on_freed: called with freed block ids, before the answer that brings them is complete; as `on_restart`.
+        on_journal: called with changes of the pool by others, after the answers before them; as `on_restart`.
 
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
@@ -106,6 +107,7 @@ class HolderSession:
         holder_name: str = "",
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
+        on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
@@ -117,7 +119,7 @@ class HolderSession:
             features=FEATURES if on_freed is not None else (name for name in FEATURES if name != "freed_blocks"),
         )
         self._notices = notices
-        self._on_restart, self._on_freed = on_restart, on_freed
+        self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
@@ -419,6 +421,8 @@ class HolderSession:
         if self._ledger is not None:
             for entry in entries:
                 self._ledger.noted(entry)
+        if self._on_journal is not None:
+            self._on_journal(entries)
 
 
 def _is_frozen(op: StepOp) -> bool:

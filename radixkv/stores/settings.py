@@ -20,7 +20,7 @@ class StoreSettings:
         remote: URL of the remote level; None: none.
         key_file: the key file; None: `store.key` in the user's data folder.
         save_rate: most bytes per second that an idle worker saves.
-        is_optional: whether a worker whose store cannot be opened goes on without it, and says so.
+        is_optional: whether a worker whose store cannot be opened runs without it, with a notice.
     """
 
     disk: tuple[Path, int] | None = None

@@ -22,6 +22,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
+from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.errors import SealError, StoreError
 from radixkv.stores.names import root_name
@@ -168,6 +169,8 @@ class BlockStore:
         self._in_flight: Counter[bytes] = Counter()
         self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
+        self._clearing: Counter[str] = Counter()
+        self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
         self._unput: deque[SealedBlock] = deque(maxlen=_MAX_WAITING_PUTS)
         self._has_news = threading.Event()
         self._is_closing = False
@@ -371,6 +374,38 @@ class BlockStore:
             erased["remote"] = self.remote.erase(keys.id, keys.point)
         return erased
 
+    def clear(self, namespace: str) -> None:
+        """Erase a namespace soon, on another thread; nothing of it is saved or found from now on until then."""
+        with self._lock:
+            self._clearing[namespace] += 1
+        self._chores.submit(self._clear, namespace)
+
+    def is_clearing(self, namespace: str) -> bool:
+        """Whether an erasure of a namespace is to come. O(1)."""
+        return bool(self._clearing) and (namespace in self._clearing or owner_of(namespace) in self._clearing)
+
+    def _clear(self, namespace: str) -> None:
+        try:
+            if is_derived(namespace):
+                self.forget_below([self.root(self.keys.of(namespace), adapter_of(namespace))])
+            else:
+                self.erase(namespace)
+        except Exception:
+            _LOG.exception("a cleared namespace could not be erased")
+            self._forget(self.keys.of(namespace).id)
+        finally:
+            with self._lock:
+                self._clearing -= Counter([namespace])
+
+    def drop(self, parents: Sequence[bytes]) -> None:
+        """Delete the blocks below these names soon, on another thread."""
+        self._chores.submit(self.forget_below, parents)
+
+    def forget_below(self, parents: Sequence[bytes]) -> None:
+        """Delete the blocks below these names."""
+        if self.disk is not None:
+            self.disk.forget_below(parents)
+
     def take_tombstones(self, points: Sequence[bytes]) -> None:
         """Carry out erasures of other workers, found in the remote level."""
         for point in points:
@@ -393,6 +428,7 @@ class BlockStore:
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels."""
         self._is_closing = True
+        self._chores.shutdown()
         self._readers.shutdown(cancel_futures=True)
         self.flush(timeout_s)
         self._has_news.set()

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -48,6 +48,7 @@ from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials, RemoteHolder
+    from radixkv.core.tree.journal import JournalEntry
     from radixkv.stores.store import BlockStore
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
@@ -222,7 +223,7 @@ class Worker:
             arena=Arena(*first_line) if plan.num_lines else None,
             store=store,
         )
-        lease.wake = self.engine.wake
+        lease.wake, lease.noted = self.engine.wake, self.engine.noted
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
         starting = threading.Timer(_GRAMMARS_AFTER_S, self.engine.start_grammars)
@@ -342,7 +343,7 @@ class _Lease:
     """The lease on a pool of a cache service, renewed with a new incarnation after it was lost.
 
     Attributes:
-        wake: called, on any thread, when the service has sent notices.
+        wake: called, on any thread, when the service has sent notices. noted: as `connect`'s `on_journal`.
     """
 
     def __init__(self, config: WorkerConfig, pool: PoolShape) -> None:
@@ -350,6 +351,7 @@ class _Lease:
         self._pool = pool
         self._holder: RemoteHolder | None = None
         self.wake: Callable[[], None] = lambda: None
+        self.noted: Callable[[Sequence[JournalEntry]], None] = lambda _entries: None
         self._given_up = threading.Event()
 
     def attach(self, wait_s: float = 0.0) -> CacheHolder:
@@ -369,6 +371,7 @@ class _Lease:
             timeout_s=config.connect_timeout_s,
             wait_s=wait_s,
             on_notices=self._told,
+            on_journal=self._changed,
             on_restart=partial(
                 _LOG.warning, "the cache service was restarted; its tree is rebuilt from the blocks here"
             ),
@@ -379,6 +382,9 @@ class _Lease:
 
     def _told(self) -> None:
         self.wake()
+
+    def _changed(self, entries: Sequence[JournalEntry]) -> None:
+        self.noted(entries)
 
     def stats(self) -> tuple[CacheStats, BlockTimes]:
         """The service's stats of the pool. Thread-safe.

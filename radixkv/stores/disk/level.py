@@ -213,6 +213,21 @@ class DiskLevel:
                 self._counters.fault("damaged")
                 self._drop(name)
 
+    def forget_below(self, parents: Iterable[bytes]) -> None:
+        """Drop all blocks below these names, for good: durable when it returns, but for a fault of the disk. O(n)."""
+        gone = set(parents)
+        with self._lock:
+            for name, entry in reversed(list(self._tree.entries.items())):  # a parent is newer than its children
+                if entry.parent in gone:
+                    gone.add(name)
+                    self._drop(name)
+        if self._writing.acquire(timeout=ERASE_S):
+            try:
+                if not self._is_closed:
+                    self._attempt(self._mend, self._commit)
+            finally:
+                self._writing.release()
+
     def write(self, blocks: Sequence[SealedBlock]) -> int:
         """Store blocks, parents before their children; durable when it returns. Waits for the disk.
 

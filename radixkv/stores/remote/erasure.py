@@ -108,8 +108,8 @@ class Erasures:
                     now_s + CALL_TIMEOUT_S, b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"%d" % _PAGE
                 )
                 cursor, keys = _page(reply)
-                if keys:
-                    server.call(now_s + CALL_TIMEOUT_S, b"UNLINK", *keys)
+                if keys:  # one command each: a cluster takes no keys of several slots in one
+                    server.call_all(now_s + CALL_TIMEOUT_S, [(b"UNLINK", key) for key in keys])
 
     def _call(self, *parts: bytes) -> Reply:
         server = self._servers.of(_KEY)

@@ -36,6 +36,8 @@ WRITE_TIMEOUT_S = 30.0
 ERASE_TIMEOUT_S = 30.0
 TOMBSTONES_S = 3.0
 """Time between two reads of the tombstones."""
+STALE_S = 30.0
+"""Without a new read for this time the level is not used."""
 
 
 class RemoteLevel:
@@ -45,8 +47,8 @@ class RemoteLevel:
         url: the value of ``--remote``; see `RemoteUrl.parse`.
         fingerprint: of the model and its layout, at least 8 bytes.
         sealed_bytes: length of every sealed block; a value of another length is a miss.
-        on_tombstones: called from the level's thread with tombstones that are new to it, before any block is read after
-            the start or an outage.
+        on_tombstones: called from the level's thread with tombstones that are new to it, before any call reads or writes
+            after the start or an outage.
 
     Raises:
         InvalidArgumentError: the URL is wrong; a server that cannot be reached is no error.
@@ -70,7 +72,7 @@ class RemoteLevel:
         self._window = max(1, MAX_IN_FLIGHT_BYTES // num_calls // sealed_bytes)  # blocks of one call on their way
         self._calls = threading.Semaphore(num_calls)
         self._rejections = Breaker(first_wait_s=1.0)  # of writes by a server that is full or only read
-        self._epoch = 0  # counts first connections, to a server and after an outage
+        self._epoch = 0  # counts connections, each of which may lead to another server
         self._read_epoch = -1  # in which the tombstones were read; -1 where that failed
         self._settled = threading.Event()  # reading them was tried in this epoch
         self._wake = threading.Event()
@@ -240,7 +242,7 @@ class RemoteLevel:
 
     def _run(self) -> None:
         """The level's thread: keeps the slots of a cluster and the tombstones current, and completes erasures."""
-        was_read = True
+        was_read, read_s = True, 0.0
         while not self._is_closed:
             self._wake.clear()
             epoch, cause = self._epoch, ""
@@ -248,12 +250,12 @@ class RemoteLevel:
                 self._servers.refresh(CALL_TIMEOUT_S)
                 self._erasures.retry(ERASE_TIMEOUT_S)
                 self._erasures.refresh(is_first=epoch != self._read_epoch)
-                self._read_epoch = epoch
+                self._read_epoch, read_s = epoch, time.monotonic()
             except (WireError, ReplyError) as error:
-                self._read_epoch = -1
-                cause = (
-                    error.cause if isinstance(error, ProtocolError | ReplyError) else ""
-                )  # else the server counted it
+                is_reply = isinstance(error, ProtocolError | ReplyError)
+                cause = error.cause if is_reply else ""  # else the server has counted it
+                if cause or time.monotonic() - read_s > STALE_S:
+                    self._read_epoch = -1
             except Exception:  # whatever happens, the thread goes on
                 self._read_epoch = -1
                 cause = "internal"

@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
@@ -20,14 +20,17 @@ __all__ = ["Server"]
 
 _LOG = logging.getLogger(__name__)
 
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+"""From the opening of a server's breaker to the next connection."""
+
 
 class Server:
     """Connections to one server, each lent to one caller at a time. Any thread may call any method.
 
     Args:
         max_idle: connections kept while no caller has them.
-        on_connected: called from the server's thread at the first connection and at the first after an outage, before a
-            caller gets it.
+        on_connected: called from the server's thread at each connection, before a caller gets it: another server may have
+            taken the address.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Server:
         on_connected: Callable[[], None],
     ) -> None:
         self.url = url
-        self.breaker = Breaker(failures=2, first_wait_s=0.5, longest_wait_s=15.0)
+        self.breaker = Breaker(failures=2, first_wait_s=FIRST_WAIT_S, longest_wait_s=LONGEST_WAIT_S)
         self._block_bytes = block_bytes
         self._counters = counters
         self._max_idle = max_idle
@@ -47,7 +50,6 @@ class Server:
         self._changed = threading.Condition()
         self._idle: list[Wire] = []
         self._num_waiting = 0
-        self._is_new = True  # since the start or an outage
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="radixkv-remote-connect", daemon=True)
         self._thread.start()
@@ -103,17 +105,21 @@ class Server:
             wire.close()
 
     def call(self, until_s: float, *parts: bytes) -> Reply:
-        """One command on a connection of its own time.
+        """The reply to one command. Raises as `call_all`."""
+        return self.call_all(until_s, [parts])[0]
+
+    def call_all(self, until_s: float, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
+        """The replies to commands that are sent together.
 
         Raises:
-            ReplyError: the server's error.
+            ReplyError: the server's first error.
             WireError: no reply by `until_s`; reported as a fault already.
         """
         wire = self.borrow(until_s)
         if wire is None:
             raise WireError
         try:
-            reply = wire.call(until_s, *parts)
+            replies = wire.call(until_s, *commands)
         except ReplyError:
             self.give_back(wire)
             raise
@@ -122,7 +128,7 @@ class Server:
             self.failed(error.cause)
             raise
         self.give_back(wire)
-        return reply
+        return replies
 
     def close(self) -> None:
         """Close every connection; the thread ends by itself where a name look-up holds it up."""
@@ -142,13 +148,10 @@ class Server:
                 continue
             try:
                 wire = self._connect()
-                if self._is_new or not self.breaker.is_closed:
-                    self._on_connected()
+                self._on_connected()
             except Exception as error:  # whatever happens, the thread goes on
-                self._is_new = True
                 self.failed(_cause_of(error))
             else:
-                self._is_new = False
                 if self.breaker.succeeded():
                     _LOG.warning("remote cache %s is in use again", self.url.place)
                 with self._changed:
@@ -170,18 +173,18 @@ class Server:
             url = self.url
             if url.username is not None or url.password is not None:
                 login = [part.encode() for part in (url.username, url.password or "") if part is not None]
-                _expect(wire.call(until_s, b"AUTH", *login), b"OK")
+                _expect(wire.call(until_s, [b"AUTH", *login]), b"OK")
             if url.db:
-                _expect(wire.call(until_s, b"SELECT", b"%d" % url.db), b"OK")
-            _expect(wire.call(until_s, b"PING"), b"PONG")
+                _expect(wire.call(until_s, [b"SELECT", b"%d" % url.db]), b"OK")
+            _expect(wire.call(until_s, [b"PING"]), b"PONG")
         except BaseException:
             wire.close()
             raise
         return wire
 
 
-def _expect(reply: Reply, expected: bytes) -> None:
-    if reply != expected:
+def _expect(replies: list[Reply], expected: bytes) -> None:
+    if replies != [expected]:
         raise ProtocolError
 
 

@@ -203,11 +203,24 @@ class Wire:
         if line != b"+OK":
             raise ProtocolError
 
-    def call(self, until_s: float, *parts: Buffer) -> Reply:
-        """Send one command and read its reply, within the bounds of replies that are no blocks. Raises as `read_block`."""
-        self.send([command(*parts)], until_s)
+    def call(self, until_s: float, *commands: Sequence[Buffer]) -> list[Reply]:
+        """Send commands and read their replies, within the bounds of replies that are no blocks.
+
+        Raises:
+            ReplyError: the first error, after the other replies were read. Otherwise as `read_block`.
+        """
+        self.send([b"".join(command(*parts) for parts in commands)], until_s)
         self._room_bytes, self._room_elements = MAX_REPLY_BYTES, MAX_ELEMENTS
-        return self._reply(until_s, 0)
+        replies: list[Reply] = []
+        first_error: ReplyError | None = None
+        for _ in commands:
+            try:
+                replies.append(self._reply(until_s, 0))
+            except ReplyError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return replies
 
     def _reply(self, until_s: float, depth: int) -> Reply:
         line = self._line(until_s)

@@ -24,10 +24,11 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats
+from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import adapter_of, derived_namespace, is_derived, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
+from radixkv.core.tree.journal import Dropped, JournalEntry
 from radixkv.core.validation import check_namespace
 from radixkv.generation.erasure import ErasedLevel
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
@@ -279,6 +280,17 @@ class Engine:
         if stored is not None:
             with suppress(UnavailableError):
                 self._post(lambda: stored.erased(namespace_id))
+
+    def noted(self, entries: Sequence[JournalEntry]) -> None:
+        """Others have changed the pool: cleared namespaces and dropped branches leave the block store, too. Never blocks."""
+        store, stored = self._store, self._loop.stored
+        if store is None or stored is None:
+            return
+        for entry in entries:
+            if isinstance(entry, ClearOp):
+                store.clear(entry.namespace)
+            elif isinstance(entry, Dropped):
+                self._inbox.put(partial(stored.dropped, entry))
 
     def stats(self) -> WorkerStats:
         """Gauges and counters of the engine and of its cache."""

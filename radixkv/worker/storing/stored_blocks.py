@@ -19,7 +19,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from radixkv.core.api import Copy
+from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.journal import Dropped
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
 from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
@@ -44,7 +46,7 @@ _DRAIN_S = 20.0
 
 
 class _Held(NamedTuple):
-    """What a block holds."""
+    """The content of a block."""
 
     name: bytes
     parent: bytes
@@ -137,7 +139,7 @@ class StoredBlocks:
 
     def _name(self, branch: Branch, first: int, end: int) -> None:
         """Blocks [first, end) of a branch's table hold its history now. One that began before an erasure is not stored."""
-        if first >= end or not branch.generation.terms.shares_prefix:
+        if first >= end or not self._is_stored(branch):
             return
         keys, names = self._names(branch, first, end)
         if branch.generation.stored_under not in (b"", keys.id):
@@ -147,6 +149,10 @@ class StoredBlocks:
             block_id = branch.block_table[first + index]
             self._held[block_id] = _Held(name, names[index], keys)
             self._unsaved[block_id] = None
+
+    def _is_stored(self, branch: Branch) -> bool:
+        generation = branch.generation
+        return generation.terms.shares_prefix and not self._store.is_clearing(generation.namespace)
 
     def _names(self, branch: Branch, first: int, end: int) -> tuple[NamespaceKeys, list[bytes]]:
         """Names of blocks [first - 1, end) of a branch's history. O(blocks after the last one whose name is known)."""
@@ -193,7 +199,7 @@ class StoredBlocks:
             self._busy_s -= self._clock() - now_s
 
     def drain(self) -> None:
-        """Save all that is left, before the worker stops; what is being loaded is given up."""
+        """Save all that is left, before the worker stops. Loads are given up."""
         for one in self._loading:
             one.load.is_cancelled = True
             self._store.give_back([block.row for block in one.load.take()])
@@ -230,11 +236,32 @@ class StoredBlocks:
             if held is not None and held.keys.id == namespace_id:
                 self._held[block_id] = None
 
+    def dropped(self, entry: Dropped) -> None:
+        """A branch has been dropped on purpose: delete what is stored of it, as far as it is not in use. O(blocks).
+
+        Where it ends within a block, what is stored of its siblings in that block goes, too.
+        """
+        keys = self._store.keys.of(entry.namespace)
+        parent = self._store.root(keys, adapter_of(entry.namespace))
+        names = [parent, *names_of(keys, parent, entry.tokens, self._block_bytes)]
+        is_whole = len(names) > 1 and len(entry.tokens) % self._block_bytes == 0
+        kept = {held.name for block_id in entry.kept if (held := self._held[block_id]) is not None}
+        gone = {names[-2] if is_whole and names[-1] not in kept else names[-1]}
+        below = {held.name: held for held in self._held if held is not None and held.name not in kept}
+        while found := [name for name, held in below.items() if held.parent in gone]:
+            gone.update(found)
+            for name in found:
+                del below[name]
+        for block_id, held in enumerate(self._held):
+            if held is not None and held.parent in gone and held.name not in kept:
+                self._held[block_id] = None
+        self._store.drop(list(gone))
+
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def opened(self, branch: Branch) -> None:
-        """A branch has a sequence: it awaits the blocks behind what is cached that the store has."""
-        if not branch.generation.terms.shares_prefix or branch.is_line:
+        """A branch has a sequence: it awaits the blocks after its cached ones that the store has."""
+        if not self._is_stored(branch) or branch.is_line:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
         first = -(-branch.num_computed // self._block_size)

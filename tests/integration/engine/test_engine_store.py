@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 from answers import Answers, collect
 
-from radixkv import PrefixCache
+from radixkv import PoolShape, PrefixCache, connect
+from radixkv.client import RemoteReader
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
+from radixkv.generation.verification import BlockVerdict
+from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES
@@ -39,12 +43,13 @@ def open_store(
     num_rows: int = 24,
     size_bytes: int = 1 << 20,
     fingerprint: bytes = b"model of 16 byte",
+    save_rate: float = 1e9,
 ) -> BlockStore:
     slots = range(FIRST_ROW, FIRST_ROW + num_rows)
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
     rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
     keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=1e9)
+    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=save_rate)
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +59,10 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def serving(folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, **store: Any) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again."""
+def serving(
+    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
+) -> Iterator[Engine]:
+    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
     runner = HashRunner(num_blocks, BLOCK)
     opened = open_store(folder, runner, **store)
     num_rows = opened.num_free_rows
@@ -64,6 +71,8 @@ def serving(folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS
             engine.runner = runner  # type: ignore[attr-defined]  # for the tests
             engine.store = opened  # type: ignore[attr-defined]
             yield engine
+            if is_killed:
+                engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
         assert opened.flush(10)
         assert opened.num_free_rows == num_rows, "a row was lost"
     finally:
@@ -124,12 +133,13 @@ def test_blocks_are_saved_without_a_stop_once_the_engine_is_idle(tmp_path: Path)
 
 
 def test_what_a_small_pool_evicts_comes_back(tmp_path: Path) -> None:
-    prompts = [draw(seed, 60) for seed in range(10, 20)]
-    with serving(tmp_path, num_blocks=24) as engine:
-        for prompt in prompts:
-            ask(engine, prompt)
-        for prompt in prompts:
-            assert ask(engine, prompt).usage.num_cached_tokens >= 56
+    prompts, found = [draw(seed, 60) for seed in range(10, 20)], list[int]()
+    with serving(tmp_path, num_blocks=24, num_rows=200) as engine:
+        for prompt in prompts + prompts:
+            assert engine.store.flush(10)  # type: ignore[attr-defined]  # what is not durable yet is not found
+            usage = ask(engine, prompt).usage
+            found.append(usage.num_cached_tokens)
+    assert min(found[len(prompts) :]) >= 56
 
 
 def test_another_namespace_model_or_request_without_sharing_finds_nothing(tmp_path: Path) -> None:
@@ -192,7 +202,21 @@ def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
         ask(engine, prompt)
 
 
-@pytest.mark.parametrize("seed", range(12))
+def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(tmp_path: Path) -> None:
+    prompts = [draw(seed, 40) for seed in (30, 31, 32)]
+    with serving(tmp_path, num_blocks=34, save_rate=1.0) as engine:  # saves nothing before its end
+        for prompt in prompts:
+            ask(engine, prompt, 4)
+        assert engine.verify_block(prompts[2][:40]).verdict is BlockVerdict.AGREES
+    with serving(tmp_path) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 4)
+
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_model_alone(
     tmp_path: Path, seed: int
 ) -> None:
@@ -209,7 +233,13 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
         )
         size_bytes = rng.choice([30, 200, 1000]) * 512
         with serving(
-            tmp_path, rng.choice([20, 40, 90]), limits, num_rows=rng.choice([9, 24]), size_bytes=size_bytes
+            tmp_path,
+            rng.choice([20, 40, 90]),
+            limits,
+            num_rows=rng.choice([9, 24]),
+            is_killed=rng.random() < 0.3,
+            save_rate=rng.choice([10, 1e9]),
+            size_bytes=size_bytes,
         ) as engine:
             streams = []
             for _ in range(15):
@@ -219,6 +249,8 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
                 )
                 params = GenerateParams(token_ids=prompt, sampling=sampling, shares_prefix=rng.random() < 0.9)
                 stream = engine.generate(params)
+                if rng.random() < 0.05:
+                    engine.erase()
                 if rng.random() < 0.15:
                     stream.close()
                 else:
@@ -236,3 +268,96 @@ def _check(prompt: list[int], sampling: SamplingParams, stream: Any) -> int:
     expected = generate(prompt, sampling.max_tokens)
     assert [branch.tokens for branch in answers.branches] == [expected] * sampling.n
     return answers.usage.num_cached_tokens
+
+
+# -- what is dropped on purpose stays away ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving_apart(folder: Path, num_blocks: int = 64) -> Iterator[tuple[Engine, RemoteReader, BlockStore]]:
+    """As `serving`, with the pool's tree in a cache service, and a reader of it."""
+    runner = HashRunner(num_blocks, BLOCK)
+    store = open_store(folder, runner)
+    noted: list[Callable[..., None]] = []
+    try:
+        with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+            [address] = service.addresses
+            shape = PoolShape(num_blocks, BLOCK)
+            with (
+                connect(address, shape, on_journal=lambda entries: [each(entries) for each in noted]) as holder,
+                Engine(runner, holder, limits=LIMITS, store=store) as engine,
+                connect(address) as reader,
+            ):
+                noted.append(engine.noted)
+                yield engine, reader, store
+    finally:
+        store.close()
+
+
+def test_a_cleared_namespace_does_not_come_back_and_others_stay(tmp_path: Path) -> None:
+    prompt = draw(20, 40)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for namespace in ("one", "two"):
+            ask(engine, prompt, namespace=namespace)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 2 * 11)
+        reader.clear("one")
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+        wait_until(lambda: not store.is_clearing("one"))
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 39
+
+
+@pytest.mark.parametrize("position", [20, 22])
+def test_a_dropped_branch_does_not_come_back(tmp_path: Path, position: int) -> None:
+    base = draw(21, 20)
+    kept, dropped = base + draw(22, 20), base + draw(23, 20)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for prompt in (kept, dropped):
+            ask(engine, prompt, 1)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 15)
+        reader.evict_branch(dropped[: position + 1])
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks <= 10)
+        assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, kept, 1).usage.num_cached_tokens >= 20
+
+
+def test_an_erased_namespace_is_gone_with_its_derived_ones_and_new_blocks_are_kept(tmp_path: Path) -> None:
+    prompt = draw(24, 40)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, namespace="team")
+        ask(engine, prompt, namespace="team", cache_salt="salt")
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
+        assert [tuple(level) for level in engine.erase("team")] == [("disk", True)]
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="team", cache_salt="salt").usage.num_cached_tokens == 0
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
+
+
+def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
+    prompt = draw(25, 40)
+    with serving(tmp_path) as engine:
+        runner: HashRunner = engine.runner  # type: ignore[attr-defined]
+        runner.gate.close_after(8)
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
+        wait_until(lambda: not runner.gate.is_open)
+        engine.erase()
+        runner.gate.open()
+        reply = collect(stream).branches[0].tokens
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt + reply).usage.num_cached_tokens == 0
+
+
+def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Path) -> None:
+    with serving(tmp_path) as engine, pytest.raises(InvalidArgumentError, match="namespace"):
+        engine.erase("team#adapter=sql")
+    with (
+        Engine(HashRunner(8, BLOCK), PrefixCache(8, BLOCK)) as engine,
+        pytest.raises(UnavailableError, match="--disk-cache"),
+    ):
+        engine.erase("team")

@@ -1,0 +1,63 @@
+"""A remote level, and servers for it that end with the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resp_servers import LyingServer, RedisServer, wait_until
+from stores_calls import BLOCK_BYTES, FINGERPRINT
+
+from radixkv.stores.remote import RemoteLevel, erasure, level, server
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tests of outages take no half minute each; a call's own deadline is what they test."""
+    monkeypatch.setattr(server, "FIRST_WAIT_S", 0.05)
+    monkeypatch.setattr(server, "LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(erasure, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(level, "TOMBSTONES_S", 0.1)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Starts servers, one at each call."""
+    with ExitStack() as stack:
+
+        def start(*options: str, port: int | None = None) -> RedisServer:
+            started = RedisServer(tmp_path, *options, port=port)
+            stack.callback(started.stop)
+            return started
+
+        yield start
+
+
+@pytest.fixture
+def liar() -> Iterator[LyingServer]:
+    lying = LyingServer()
+    yield lying
+    lying.close()
+
+
+@pytest.fixture
+def open_level() -> Iterator[Callable[..., RemoteLevel]]:
+    """Opens levels; at the end each must have its threads alive, and leaves none after it is closed."""
+    before = set(threading.enumerate())
+    opened = []
+
+    def open_one(url: str, sealed_bytes: int = BLOCK_BYTES, **more: Any) -> RemoteLevel:
+        opened.append(RemoteLevel(url, FINGERPRINT, sealed_bytes, **more))
+        return opened[-1]
+
+    yield open_one
+    threads = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("radixkv-remote")]
+    assert len(threads) >= 2 * len(opened)
+    for each in opened:
+        each.close()
+    wait_until(lambda: not any(thread.is_alive() for thread in threads))

@@ -1,0 +1,141 @@
+"""A server that lies costs misses: no exception, no time beyond the deadline, no memory, and truth is believed again."""
+
+from __future__ import annotations
+
+import logging
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from resp_servers import LyingServer
+from stores_calls import BLOCK_BYTES, block, names, reads_again, timed_read
+
+from radixkv.stores.remote import RemoteLevel
+
+Open = Callable[..., RemoteLevel]
+HEAD = b"$%d\r\n" % BLOCK_BYTES
+SECRET = b"a-secret-of-the-url"
+
+
+def endless(piece: bytes, wait_s: float = 0.0) -> Iterator[bytes]:
+    while True:
+        yield piece
+        time.sleep(wait_s)
+
+
+def lists() -> Iterator[bytes]:
+    yield from endless(b"*1\r\n")
+
+
+def head_then(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    yield HEAD
+    yield from pieces
+
+
+LIES: dict[str, Callable[[], Iterable[bytes]]] = {
+    "an integer": lambda: [b":5\r\n"],
+    "a status": lambda: [b"+OK\r\n", b"+OK\r\n"],
+    "a list": lambda: [b"*1\r\n$1\r\nx\r\n"],
+    "a map of RESP3": lambda: [b"%1\r\n+a\r\n+b\r\n"],
+    "HTTP": lambda: [b"HTTP/1.1 400 Bad Request\r\n\r\n"],
+    "an empty line": lambda: [b"\r\n"],
+    "zeros": lambda: [bytes(1000)],
+    "a negative length": lambda: [b"$-2\r\n"],
+    "a length that is no number": lambda: [b"$abc\r\n"],
+    "no length": lambda: [b"$\r\n"],
+    "a length of 30 digits": lambda: [b"$" + b"9" * 30 + b"\r\n"],
+    "a length of 1 GB": lambda: [b"$1000000000\r\n"],
+    "a longer value": lambda: [b"$%d\r\n%s\r\n" % (BLOCK_BYTES + 1, bytes(BLOCK_BYTES + 1))],
+    "a longer value without end": lambda: head_then(endless(bytes(65536))),
+    "a shorter value": lambda: [b"$3\r\nabc\r\n"],
+    "a wrong end": lambda: [HEAD, bytes(BLOCK_BYTES), b"xx"],
+    "a cut value": lambda: [HEAD, bytes(BLOCK_BYTES // 2), b""],
+    "a cut head": lambda: [b"$20", b""],
+    "half a value and silence": lambda: [HEAD, bytes(BLOCK_BYTES // 2)],
+    "nothing": lambda: [],
+    "the end": lambda: [b""],
+    "a line without end": lambda: endless(b"x" * 65536),
+    "a value byte by byte": lambda: head_then(endless(b"x", 0.01)),
+    "lines without end": lists,
+    "two replies": lambda: [HEAD + bytes(BLOCK_BYTES) + b"\r\n", HEAD + bytes(BLOCK_BYTES) + b"\r\n"],
+    "an error": lambda: [b"-ERR unknown command, with args beginning with: '%s'\r\n" % SECRET],
+    "an error without text": lambda: [b"-\r\n"],
+    "an error without end": lambda: head_then(endless(b"-ERR " + b"x" * 65536)),
+    "out of memory": lambda: [b"-OOM command not allowed\r\n"],
+    "loading": lambda: [b"-LOADING Redis is loading\r\n"],
+    "moved": lambda: [b"-MOVED 1 192.0.2.1:6379\r\n"],
+    "moved to nowhere": lambda: [b"-MOVED\r\n"],
+    "no login": lambda: [b"-NOAUTH Authentication required.\r\n"],
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+@pytest.mark.parametrize("commands", ["blocks", "all"])
+def test_a_lie_costs_misses(
+    liar: LyingServer,
+    open_level: Open,
+    caplog: pytest.LogCaptureFixture,
+    lie: Callable[[], Iterable[bytes]],
+    commands: str,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def answer(words: list[bytes]) -> Iterable[bytes] | None:
+        return lie() if commands == "all" or words[0] in (b"GET", b"SET") else None
+
+    url = liar.url.replace("//", f"//:{SECRET.decode()}@")
+    if commands == "blocks":
+        remote = open_level(url)
+        assert remote.write_many([block(number) for number in range(5)], 5.0) == 5
+        assert None not in timed_read(remote, names(5), 5.0)
+        liar.lie = answer
+    else:
+        liar.lie = answer
+        remote = open_level(url)
+    tracemalloc.start()
+    for _ in range(3):
+        found = timed_read(remote, names(5), 0.15)
+        assert all(value in (None, bytes(BLOCK_BYTES)) for value in found)
+        remote.write_many([block(number) for number in range(5)], 0.15)
+    assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    tracemalloc.stop()
+    liar.lie = None
+    reads_again(remote)
+    assert SECRET.decode() not in caplog.text + repr(remote) + repr(remote.stats())
+
+
+def test_lists_of_a_million_and_lists_in_lists_are_not_read(liar: LyingServer, open_level: Open) -> None:
+    """The answers to commands that are about no block have bounds, too."""
+    for reply in (b"*1000000000\r\n", b"*1\r\n" * 100_000, b"*2\r\n$1\r\n0\r\n*1\r\n$99999999\r\n"):
+        liar.lie = lambda words, reply=reply: {b"SCARD": [b":1\r\n"], b"SSCAN": [reply]}.get(words[0])  # type: ignore[misc]
+        remote = open_level(liar.url)
+        assert timed_read(remote, names(1), 0.5) == [None]
+        assert remote.stats().faults.get("protocol")
+        liar.lie = None
+        reads_again(remote)
+
+
+def test_a_scan_without_end_ends(liar: LyingServer, open_level: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    from radixkv.stores.remote import erasure
+
+    monkeypatch.setattr(erasure, "REFRESH_TIMEOUT_S", 0.2)
+    page = b"*2\r\n$1\r\n7\r\n*0\r\n"
+    liar.lie = lambda words: {b"SCARD": [b":1\r\n"], b"SSCAN": [page], b"SCAN": [page]}.get(words[0])
+    remote = open_level(liar.url)
+    begin_s = time.monotonic()
+    assert not remote.erase(bytes(16), b"point", 0.3)
+    assert time.monotonic() - begin_s < 5.0
+    assert timed_read(remote, names(1), 0.3) == [None]
+    liar.lie = None
+    reads_again(remote)
+
+
+def test_no_more_is_asked_for_at_once_than_may_be_on_its_way(liar: LyingServer, open_level: Open) -> None:
+    size_bytes = 3 * 2**20
+    remote = open_level(liar.url, size_bytes)
+    assert remote.write_many([block(0, size_bytes)], 20.0) == 1
+    liar.lie = lambda words: [] if words[0] == b"GET" else None
+    before = liar.commands.count(b"GET")
+    assert timed_read(remote, names(20), 0.3) == [None] * 20
+    assert liar.commands.count(b"GET") - before == 1  # two calls of 4 MiB each may run; a block has 3
