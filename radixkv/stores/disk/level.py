@@ -137,8 +137,11 @@ class DiskLevel:
         rows, self._index.rows = sorted(self._index.rows, key=lambda row: row.used), []
         sound: dict[bytes, Entry] = {}
         ids: dict[bytes, bytes] = {}
+        beyond: list[int] = []  # of a file that was cut; their rows go before it grows over them
         for row in rows:
-            if row.slot < self._slots.num_slots and row.name not in sound:
+            if row.slot >= self._slots.num_slots:
+                beyond.append(row.slot)
+            elif row.name not in sound:
                 sound[row.name] = Entry(row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id))
             else:
                 self._dropped.append(row.slot)
@@ -149,6 +152,8 @@ class DiskLevel:
         if not self._index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
+        elif beyond:
+            self._index.commit(deleted=beyond)
 
     def __contains__(self, name: bytes) -> bool:
         """Whether the block is stored, from memory. It may still turn out to be a miss. O(1)."""

@@ -231,3 +231,23 @@ def test_after_closing_everything_is_a_miss_and_closing_again_is_harmless(maker:
     assert not level.erase(bytes(16))
     level.use(maker.names([1]))
     assert level.stats().misses == {"closed": 1}
+
+
+def test_a_cut_slot_file_is_filled_again(maker: BlockMaker, folder: Path) -> None:
+    level = maker.level(folder)
+    tokens = list(range(40))
+    level.write(maker.chain(tokens))
+    level.close()
+    os.truncate(folder / FINGERPRINT.hex()[:32] / "slots", 20 * 1536 + 100)
+    level = maker.level(folder)
+    level.check()
+    assert maker.found(level, tokens) <= 20
+    for block in maker.chain(tokens):
+        assert level.write([block]) == 1
+        level.check()
+    for _ in range(2):
+        assert maker.found(level, tokens) == 40
+        level.close()
+        level = maker.level(folder)
+        level.check()
+    level.close()
