@@ -19,6 +19,7 @@ from radixkv.generation.client import GenerationClient
 __all__ = ["Deployment", "Stored", "drop_pages", "stored"]
 
 LEASE_TTL_S = 2.0
+START_S = 600.0
 _QUIET_S = 1.5
 _REST_S = 300.0
 _LOOK_S = 0.1
@@ -68,7 +69,7 @@ class Deployment:
     def __enter__(self) -> Self:
         try:
             self._service.start()
-            self._service.wait_ready()
+            self._service.wait_ready(START_S)
             self.start_worker()
         except BaseException:
             self._kill()
@@ -85,7 +86,7 @@ class Deployment:
         """Start a worker in the place of a killed one. Returns the seconds until it serves."""
         start_s = time.monotonic()
         self._worker.start()
-        self._worker.wait_ready()
+        self._worker.wait_ready(START_S)
         self.client = GenerationClient(self._address)
         return time.monotonic() - start_s
 
