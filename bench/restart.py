@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.report import RESULTS_DIR, Report, Table
-from bench.large_tree import BRANCH_TOKENS, FULL, PREFIX_TOKENS, QUICK, TIMEOUT_S, Service, Sizes
+from bench.large_tree.service import BRANCH_TOKENS, FULL, PREFIX_TOKENS, QUICK, TIMEOUT_S, Service, Sizes
 from bench.tree.workload import random_tokens
 from radixkv import AcquireOp, ExtendOp, InsertOp
 from radixkv.service.config import ServiceConfig

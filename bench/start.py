@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.common.made_gguf import SHAPES, write_made
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.made_gguf import SHAPES, write_made
 
 __all__ = ["main"]
 

@@ -15,9 +15,7 @@ from radixkv.cli.commands import (
     explain,
     gateway,
     key,
-    plan,
     quota,
-    replay,
     serve,
     stats,
     store,
@@ -26,6 +24,7 @@ from radixkv.cli.commands import (
     up,
     worker,
 )
+from radixkv.cli.commands.sizing import plan, replay
 from radixkv.core.errors import RadixKVError
 from radixkv.net.signals import EXIT_INTERRUPTED
 

@@ -10,6 +10,7 @@ names       names of blocks
 sealing     encryption of a block; its tag is the checksum
 leaf_first  the order of eviction: leaves first, the least recently used of them first
 breaker     a level that fails rests, and is tried again
+costs       load or recompute: measured costs, and the choice
 stats       counters of a level
 settings    a store's settings
 errors      errors of the store

@@ -68,11 +68,11 @@ class Breaker:
 
     def allows(self) -> bool:
         """Whether the caller may use the level; it then reports `succeeded` or `failed`. A trial is given to one caller."""
-        if self._state is BreakerState.CLOSED:
+        if self.is_closed:
             return True
         with self._lock:
             now_s = self._clock()
-            if self._state is BreakerState.CLOSED:
+            if self.is_closed:
                 return True
             if now_s < self._due_s:
                 return False

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.planting import ROOT, prepare, run_planted
+from bench.mutants.planting import ROOT, prepare, run_planted
 
 from .planted_bugs import PLANTED_BUGS, PlantedBug
 

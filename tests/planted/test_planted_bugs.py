@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from bench.planting import ROOT
+from bench.mutants.planting import ROOT
 
 from .hunt import planted
 from .planted_bugs import PLANTED_BUGS, PlantedBug

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from radixkv.core.api import ClearOp
 from radixkv.service.pools.table import Pool
 
-from .branches import Branch
+from .processes.branches import Branch
 
 if TYPE_CHECKING:
-    from .worker import SimulatedWorker
+    from .processes.worker import SimulatedWorker
 
 __all__ = ["Clears", "unheard"]
 

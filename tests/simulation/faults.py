@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .clients import Reader
 from .clock import Process, Simulator
 from .network import Network
-from .service import SimulatedService
-from .worker import SimulatedWorker
+from .processes.clients import Reader
+from .processes.service import SimulatedService
+from .processes.worker import SimulatedWorker
 
 __all__ = ["Faults"]
 

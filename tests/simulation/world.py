@@ -12,16 +12,16 @@ from radixkv.core.tokens import unpack_tokens
 from radixkv.service.config import ServiceConfig
 from radixkv.service.pools.table import Pool
 
-from .branches import Memory
 from .clears import Clears
-from .clients import TOGETHER_S, Client, Histories, Reader
 from .clock import Note, Simulator, ViolationError
 from .faults import Faults
 from .model import kv_of
 from .network import Network
-from .router import Router
-from .service import SimulatedService
-from .worker import SimulatedWorker
+from .processes.branches import Memory
+from .processes.clients import TOGETHER_S, Client, Histories, Reader
+from .processes.router import Router
+from .processes.service import SimulatedService
+from .processes.worker import SimulatedWorker
 
 __all__ = ["Outcome", "simulate"]
 

@@ -33,8 +33,8 @@ from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
 from radixkv.v1 import workers_pb2 as workers
 
-from .event_follower import EventFollower
-from .snapshot import read_snapshot
+from .machine.event_follower import EventFollower
+from .oracle.snapshot import read_snapshot
 from .wire import BLOCK_SIZE, NUM_BLOCKS, Wire
 
 NAMESPACES = ("default", "other")

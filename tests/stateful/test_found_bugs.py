@@ -9,7 +9,7 @@ import pytest
 from radixkv.core.api import AcquireOp, InsertOp, ReleaseOp
 from radixkv.core.tokens import pack_tokens
 
-from .driver import CacheDriver
+from .machine.driver import CacheDriver
 from .test_in_process import InProcess
 
 OpenDriver = Callable[[int, int], CacheDriver]

@@ -15,8 +15,8 @@ from radixkv.core.eviction import POLICIES, AdaptivePolicy, PolicyFactory, adapt
 from radixkv.core.nodes import node
 from radixkv.core.nodes.node import Node
 
-from .driver import PIN_TTL_S
-from .machine import CacheMachine
+from .machine.driver import PIN_TTL_S
+from .machine.machine import CacheMachine
 
 __all__ = ["InProcess", "InProcessMachine"]
 

@@ -12,8 +12,8 @@ from radixkv.client import RemoteHolder, connect
 from radixkv.core.api import CacheHolder, PoolShape
 from radixkv.service import ServiceConfig, ServiceThread
 
-from .driver import PIN_TTL_S, Backend
-from .machine import CacheMachine
+from .machine.driver import PIN_TTL_S, Backend
+from .machine.machine import CacheMachine
 
 __all__ = ["OverGrpc"]
 

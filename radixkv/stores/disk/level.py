@@ -21,7 +21,7 @@ from functools import partial
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.block import SealedBlock
-from radixkv.stores.breaker import Breaker, BreakerState
+from radixkv.stores.breaker import Breaker
 from radixkv.stores.disk.folder import FLAG, DiskFolder
 from radixkv.stores.disk.index import Index, Row, is_damage
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
@@ -44,7 +44,6 @@ GROW_AGAIN_S = 30.0
 ERASE_S = 30.0
 """Longest wait of an erasure, or of closing, for a write that hangs."""
 
-_WORST_FIRST = (BreakerState.OPEN, BreakerState.TRIAL, BreakerState.CLOSED)
 _LOG = logging.getLogger(__name__)
 
 
@@ -133,27 +132,23 @@ class DiskLevel:
             raise
 
     def _load(self) -> None:
-        """Build the memory's index of the rows found; those that cannot be right go."""
+        """Build the memory's index of the rows found. Where some cannot be right, the file is written again without them."""
         rows, self._index.rows = sorted(self._index.rows, key=lambda row: row.used), []
         sound: dict[bytes, Entry] = {}
         ids: dict[bytes, bytes] = {}
-        beyond: list[int] = []  # of a file that was cut; their rows go before it grows over them
+        taken: set[int] = set()
         for row in rows:
-            if row.slot >= self._slots.num_slots:
-                beyond.append(row.slot)
-            elif row.name not in sound:
+            if row.slot < self._slots.num_slots and row.slot not in taken and row.name not in sound:
                 sound[row.name] = Entry(row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id))
-            else:
-                self._dropped.append(row.slot)
-        clock = rows[-1].used if rows else 0
-        self._tree = LeafFirst(sound.items(), clock)
-        taken = {entry.slot for entry in sound.values()} | set(self._dropped)
+                taken.add(row.slot)
+        self._tree = LeafFirst(sound.items(), clock=rows[-1].used if rows else 0)
         self._slots.free = [slot for slot in range(self._slots.num_slots - 1, -1, -1) if slot not in taken]
-        if not self._index.is_intact:
+        if len(sound) < len(rows) or not self._index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
-        elif beyond:
-            self._index.commit(deleted=beyond)
+
+    def __str__(self) -> str:
+        return f"disk {self._folder.path}"
 
     def __contains__(self, name: bytes) -> bool:
         """Whether the block is stored, from memory. It may still turn out to be a miss. O(1)."""
@@ -176,13 +171,12 @@ class DiskLevel:
                 self._counters.miss("absent" if entry is None else "closed" if self._is_closed else "resting")
                 return False
             self._num_readers += 1
-        started_s = time.perf_counter()
-        cause = ""
+        started_s, fault = time.perf_counter(), ""
         try:
             if not self._slots.read(entry.slot, buffer):
-                cause = "cut"
+                fault = "cut"
         except OSError as error:
-            cause = _cause(error)
+            fault = _cause(error)
             _LOG.warning("%s: a block cannot be read: %s", self._folder.path, error)
         elapsed_s = time.perf_counter() - started_s
         with self._lock:
@@ -190,21 +184,20 @@ class DiskLevel:
             if self._is_closed and self._num_readers == 0:
                 self._slots.close()
             is_same = self._tree.entries.get(name) is entry
-            if cause:
-                self._counters.fault(cause)
-                if is_same:
-                    self._drop(name)
-            elif not is_same:
-                cause = "evicted"
-        if cause:
-            self._counters.miss(cause, seconds=elapsed_s)
-        else:
+            if fault and is_same:
+                self._drop(name)
+        if fault:
+            self._counters.fault(fault)
+            self._counters.miss(fault, seconds=elapsed_s)
+        elif is_same:
             self._counters.hit(1, self._sealed_bytes, elapsed_s)
-        if elapsed_s > SLOW_S or cause not in {"", "cut", "evicted"}:
+        else:
+            self._counters.miss("evicted", seconds=elapsed_s)
+        if elapsed_s > SLOW_S or fault not in {"", "cut"}:
             self._read_breaker.failed()
         else:
             self._read_breaker.succeeded()
-        return not cause
+        return is_same and not fault
 
     def use(self, names: Iterable[bytes]) -> None:
         """Count as used: the names and everything stored above them. Written to disk with a later commit. O(path)."""
@@ -215,7 +208,7 @@ class DiskLevel:
         """Drop a block that did not open. Its slot is free after the next commit."""
         with self._lock:
             if name in self._tree.entries:
-                self._counters.fault("damaged")
+                self._counters.fault("seal")
                 self._drop(name)
 
     def forget_below(self, parents: Iterable[bytes]) -> None:
@@ -250,15 +243,18 @@ class DiskLevel:
                 raise InvalidArgumentError("sealed", f"{len(block.sealed)} bytes", f"{self._sealed_bytes} bytes")
         with self._writing:
             if self._is_closed or not self._write_breaker.allows():
+                self._counters.unwritten("closed" if self._is_closed else "resting", len(blocks))
                 return 0
             started_s = time.perf_counter()
             keep = {block.parent for block in blocks} | {block.name for block in blocks}
             part = max(self._slots.max_slots // 4, 1)
             tasks = [partial(self._store, blocks[start : start + part], keep) for start in range(0, len(blocks), part)]
-            self._attempt(self._mend, *tasks)
+            is_well = self._attempt(self._mend, *tasks)
             self._counters.written(0, 0, time.perf_counter() - started_s)
-            with self._lock:
-                return sum(block.name in self._tree.entries for block in blocks)
+            num_stored = sum(block.name in self._tree.entries for block in blocks)
+            if num_stored < len(blocks):
+                self._counters.unwritten("full" if is_well else "fault", len(blocks) - num_stored)
+        return num_stored
 
     def erase(self, *namespace_ids: bytes) -> bool:
         """Delete all blocks of namespaces, whose keys are destroyed: rows, their traces in index and log, names in memory.
@@ -286,12 +282,16 @@ class DiskLevel:
             return {entry.namespace_id for entry in self._tree.entries.values()}
 
     def stats(self) -> LevelStats:
-        """Counters since the level was opened."""
+        """Counters since the level was opened. The breaker is that of reads, or that of writes where reads are well."""
         with self._lock:
             num_blocks = len(self._tree.entries)
-        states = {self._read_breaker.state, self._write_breaker.state}
-        size, worst = self._slots.slot_bytes, next(state for state in _WORST_FIRST if state in states)
-        return self._counters.snapshot(self._slots.max_slots * size, num_blocks * size, num_blocks, worst)
+        breaker = self._write_breaker if self._read_breaker.is_closed else self._read_breaker
+        return self._counters.snapshot(
+            size_bytes=self._slots.max_slots * self._slots.slot_bytes,
+            used_bytes=num_blocks * self._slots.slot_bytes,
+            num_blocks=num_blocks,
+            breaker=breaker.state,
+        )
 
     def close(self) -> None:
         """Write what is pending, and let another process have the folder. May be repeated; afterwards every read is a miss."""
@@ -418,7 +418,7 @@ class DiskLevel:
         with self._lock:
             evicted = self._tree.evict(num_blocks, keep)
             self._dropped += [entry.slot for _, entry in evicted]
-            self._counters.evicted(len(evicted))
+        self._counters.evicted(len(evicted))
 
     def _grow(self, num_slots: int) -> None:
         """Allocate slots, unless disk or folder are full: then the level stays as it is, and tries again later."""
@@ -479,10 +479,10 @@ class DiskLevel:
             self._slots.free += sorted(dropped, reverse=True)
             self._tree.add(added)
             self._tree.touch([name for name, _ in reversed(added)])
-            self._counters.written(len(added), len(added) * self._sealed_bytes)
             for name, entry in added:
                 if entry.namespace_id in self._erased:  # while it was written
                     self._drop(name)
+        self._counters.written(len(added), len(added) * self._sealed_bytes)
 
 
 def _cause(error: OSError | sqlite3.Error) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from radixkv.stores.remote.cluster import Servers
 from radixkv.stores.remote.wire import ProtocolError, Reply, ReplyError, WireError
@@ -26,23 +27,21 @@ _KEY = b"radixkv:erased"
 
 
 class Erasures:
-    """Tombstones known so far and erasures that are not complete. `refresh` is for one thread, the rest for any.
+    """Tombstones known so far and erasures that are not complete. `refresh` is for one thread, the rest for any."""
 
-    Args:
-        on_tombstones: called by `refresh` with those that are new.
-    """
-
-    def __init__(
-        self, servers: Servers, counters: LevelCounters, on_tombstones: Callable[[list[bytes]], None] | None
-    ) -> None:
+    def __init__(self, servers: Servers, counters: LevelCounters) -> None:
         self._servers = servers
         self._counters = counters
-        self._on_tombstones = on_tombstones
+        self._follower = _Follower(lambda _: None, set())
         self._known: dict[bytes, None] = {}
         self._pending: dict[bytes, bytes] = {}  # namespace id -> tombstone
 
     def tombstones(self) -> list[bytes]:
         return list(self._known)
+
+    def follow(self, on_tombstones: Callable[[list[bytes]], None]) -> None:
+        """Have `refresh` report tombstones here: each once, those that are known already with the next full reading."""
+        self._follower = _Follower(on_tombstones, set())
 
     def erase(self, namespace_id: bytes, point: bytes, until_s: float) -> bool:
         """Leave the tombstone and delete the blocks of every model; returns whether that is complete, else it is pending."""
@@ -90,10 +89,11 @@ class Erasures:
         for first in range(0, len(lost), _PAGE):
             self._call(b"SADD", _KEY, *lost[first : first + _PAGE])
         new = sorted(point for point in found if point not in self._known)
-        new = new[: max(0, MAX_TOMBSTONES - len(self._known))]
-        if new and self._on_tombstones is not None:
-            self._on_tombstones(new)
-        self._known.update(dict.fromkeys(new))
+        self._known.update(dict.fromkeys(new[: max(0, MAX_TOMBSTONES - len(self._known))]))
+        follower = self._follower
+        if unreported := [point for point in list(self._known) if point not in follower.reported]:
+            follower.on_tombstones(unreported)
+            follower.reported.update(unreported)
 
     def _delete(self, namespace_id: bytes, point: bytes, until_s: float) -> None:
         self._call(b"SADD", _KEY, point)
@@ -116,6 +116,11 @@ class Erasures:
         if server is None:
             raise WireError
         return server.call(time.monotonic() + CALL_TIMEOUT_S, *parts)
+
+
+class _Follower(NamedTuple):
+    on_tombstones: Callable[[list[bytes]], None]
+    reported: set[bytes]
 
 
 def _page(reply: Reply) -> tuple[bytes, list[bytes]]:

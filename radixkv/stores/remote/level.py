@@ -47,20 +47,12 @@ class RemoteLevel:
         url: the value of ``--remote``; see `RemoteUrl.parse`.
         fingerprint: of the model and its layout, at least 8 bytes.
         sealed_bytes: length of every sealed block; a value of another length is a miss.
-        on_tombstones: called from the level's thread with tombstones that are new to it, before any call reads or writes
-            after the start or an outage.
 
     Raises:
         InvalidArgumentError: the URL is wrong; a server that cannot be reached is no error.
     """
 
-    def __init__(
-        self,
-        url: str,
-        fingerprint: bytes,
-        sealed_bytes: int,
-        on_tombstones: Callable[[list[bytes]], None] | None = None,
-    ) -> None:
+    def __init__(self, url: str, fingerprint: bytes, sealed_bytes: int) -> None:
         assert len(fingerprint) >= 8
         assert sealed_bytes >= 1
         parsed = RemoteUrl.parse(url)
@@ -72,7 +64,7 @@ class RemoteLevel:
         self._window = max(1, MAX_IN_FLIGHT_BYTES // num_calls // sealed_bytes)  # blocks of one call on their way
         self._calls = threading.Semaphore(num_calls)
         self._rejections = Breaker(first_wait_s=1.0)  # of writes by a server that is full or only read
-        self._epoch = 0  # counts connections, each of which may lead to another server
+        self._epoch = 0  # grows with each connection, which may lead to another server
         self._read_epoch = -1  # in which the tombstones were read; -1 where that failed
         self._settled = threading.Event()  # reading them was tried in this epoch
         self._wake = threading.Event()
@@ -82,7 +74,7 @@ class RemoteLevel:
             return Server(at, sealed_bytes, self._counters, num_calls, self._connected)
 
         self._servers = Servers(parsed, open_server)
-        self._erasures = Erasures(self._servers, self._counters, on_tombstones)
+        self._erasures = Erasures(self._servers, self._counters)
         self._thread = threading.Thread(target=self._run, name="radixkv-remote", daemon=True)
         self._thread.start()
 
@@ -185,6 +177,14 @@ class RemoteLevel:
     def tombstones(self) -> list[bytes]:
         """Those known so far, oldest first."""
         return self._erasures.tombstones()
+
+    def follow_tombstones(self, on_tombstones: Callable[[list[bytes]], None]) -> None:
+        """Call `on_tombstones`, from the level's thread, once with each tombstone.
+
+        From this call on, and again after each outage, no block is read or written before all tombstones were reported.
+        """
+        self._erasures.follow(on_tombstones)
+        self._connected()
 
     def erase(self, namespace_id: bytes, point: bytes, deadline_s: float = ERASE_TIMEOUT_S) -> bool:
         """Leave a tombstone, then delete the namespace's blocks of every model.

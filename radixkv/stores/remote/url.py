@@ -56,7 +56,7 @@ class RemoteUrl:
             raise InvalidArgumentError("--remote", "…", "a URL that begins with redis://, rediss:// or unix://")
         try:
             given = _check(url, scheme)
-            options = parse_url(url)
+            options = parse_url(url)  # type: ignore[no-untyped-call] # the package does not type it
         except ValueError as error:  # its text is ours, or names an option without its value
             raise InvalidArgumentError("--remote", f"{scheme}://…", str(error)) from None
         for name in ("db", "cluster", "connection_class"):

@@ -99,7 +99,7 @@ _CAUSES = {
 
 def command(*parts: Buffer) -> bytes:
     """A command in RESP."""
-    encoded = [b"*%d\r\n" % len(parts)]
+    encoded: list[Buffer] = [b"*%d\r\n" % len(parts)]
     for part in parts:
         encoded += (b"$%d\r\n" % len(part), part, b"\r\n")
     return b"".join(encoded)
@@ -188,7 +188,7 @@ class Wire:
                 raise TooLongError
             body = self._block[: length + 2]
             self._read_into(body, until_s)
-            if body[length:] != b"\r\n":
+            if bytes(body[length:]) != b"\r\n":
                 raise ProtocolError
             return body[:length]
         if kind == b"-":
@@ -248,7 +248,7 @@ class Wire:
             raise ProtocolError
         body = memoryview(bytearray(length + 2))
         self._read_into(body, until_s)
-        if body[length:] != b"\r\n":
+        if bytes(body[length:]) != b"\r\n":
             raise ProtocolError
         return bytes(body[:length])
 

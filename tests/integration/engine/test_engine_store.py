@@ -301,7 +301,6 @@ def test_a_cleared_namespace_does_not_come_back_and_others_stay(tmp_path: Path) 
             ask(engine, prompt, namespace=namespace)
         wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 2 * 11)
         reader.clear("one")
-        assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
         wait_until(lambda: not store.is_clearing("one"))
     with serving_apart(tmp_path) as (engine, _, _):
         assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
@@ -318,9 +317,9 @@ def test_a_dropped_branch_does_not_come_back(tmp_path: Path, position: int) -> N
         wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 15)
         reader.evict_branch(dropped[: position + 1])
         wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks <= 10)
-        assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
     with serving_apart(tmp_path) as (engine, _, _):
         assert ask(engine, kept, 1).usage.num_cached_tokens >= 20
+        assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
 
 
 def test_an_erased_namespace_is_gone_with_its_derived_ones_and_new_blocks_are_kept(tmp_path: Path) -> None:

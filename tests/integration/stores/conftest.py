@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from resp_servers import LyingServer, RedisServer, wait_until
@@ -51,8 +50,8 @@ def open_level() -> Iterator[Callable[..., RemoteLevel]]:
     before = set(threading.enumerate())
     opened = []
 
-    def open_one(url: str, sealed_bytes: int = BLOCK_BYTES, **more: Any) -> RemoteLevel:
-        opened.append(RemoteLevel(url, FINGERPRINT, sealed_bytes, **more))
+    def open_one(url: str, sealed_bytes: int = BLOCK_BYTES) -> RemoteLevel:
+        opened.append(RemoteLevel(url, FINGERPRINT, sealed_bytes))
         return opened[-1]
 
     yield open_one

@@ -363,7 +363,8 @@ def test_a_worker_that_was_away_learns_of_tombstones_before_it_reads(redis_serve
         assert may_go_on.wait(30)
         seen.extend(new)
 
-    late = open_level(server.url, on_tombstones=erase)
+    late = open_level(server.url)
+    late.follow_tombstones(erase)
     assert entered.wait(30)
     assert timed_read(late, names(1), 0.3) == [None]
     assert late.stats().misses == {"deadline": 1}

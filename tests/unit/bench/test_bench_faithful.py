@@ -14,7 +14,7 @@ import pytest
 from bench.common.conversations import Histories, WorkloadMissingError, branching_order, read_trees
 from bench.common.reference import ReferenceAnswer
 from bench.common.stacks import Reply
-from bench.faithful import NUM_TOKENS, Difference, Outcome, Request, follow
+from bench.faithful.follow import NUM_TOKENS, Difference, Outcome, Request, follow
 from radixkv.generation.stream import Usage
 
 REFERENCE = ReferenceAnswer(list(range(100, 100 + NUM_TOKENS)), [0.5 + index for index in range(NUM_TOKENS)])

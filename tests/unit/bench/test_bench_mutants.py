@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.mutants import drawn
-from bench.mutations import mutations
-from bench.planting import ROOT
+from bench.mutants.mutations import mutations
+from bench.mutants.planting import ROOT
+from bench.mutants.run import drawn
 
 FUNCTION = b'''
 LIMIT = 3
@@ -92,7 +92,7 @@ def test_tests_run_with_the_text_that_is_planted_and_no_file_is_touched(
     told = tmp_path / "test_it.py"
     told.write_text("from radixkv.client.notices import planted\ndef test_it(): assert planted([1]) == (1,)\n")
     command = (
-        "import sys; from pathlib import Path; from bench.planting import run_planted;"
+        "import sys; from pathlib import Path; from bench.mutants.planting import run_planted;"
         "module, source, test, log = sys.argv[1:];"
         "print(run_planted(module, source.encode(), [test], Path(log), 60))"
     )

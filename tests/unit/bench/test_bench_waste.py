@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.waste import Lengths, Paged, RadixKV, ReserveToMax, replay
+from bench.waste.memories import Lengths, Paged, RadixKV, ReserveToMax
+from bench.waste.run import replay
 
 REQUESTS = [Lengths(40, 20), Lengths(7, 30), Lengths(100, 3), Lengths(16, 16)] * 5
 

@@ -38,4 +38,4 @@ def test_the_table_in_the_readme_says_so() -> None:
     _, _, rest = text.partition(field_matrix.BEGIN)
     told, end, _ = rest.partition(field_matrix.END)
     assert end
-    assert told == field_matrix.table(), "write it again: PYTHONPATH=. python tests/shared/field_matrix.py"
+    assert told == field_matrix.table(), "write it again: PYTHONPATH=. python tests/shared/gateway/field_matrix.py"

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from byte_model import EOS, VOCAB_SIZE, save_byte_model
 
-from bench.hostile_grammars import HONEST, HOSTILE
+from bench.grammar.hostile_grammars import HONEST, HOSTILE
 from radixkv.core.errors import InvalidArgumentError, LimitError, UnavailableError
 from radixkv.generation.params import Grammar
 from radixkv.worker.generations.text import ChatText

@@ -1,0 +1,1 @@
+"""Caching against transformers' `generate`: `run` walks conversation trees, `follow` compares one reply."""

@@ -1,0 +1,1 @@
+"""Whether tenants notice each other: `run` compares times to the first token, over two `ways` in."""

@@ -1,0 +1,1 @@
+"""A service with ten million cached tokens: `run` measures, `service` is one and its holder."""

@@ -1,0 +1,1 @@
+"""More work than fits the pool: `run` measures, `load` keeps it outstanding."""

@@ -1,0 +1,1 @@
+"""Multiple choice under one prefix: `run` lets `systems` take turns."""

@@ -1,0 +1,1 @@
+"""Parts of a decode step's time: `run` measures, `stopwatch` counts each part of the engine's rounds."""

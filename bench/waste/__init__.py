@@ -1,0 +1,1 @@
+"""Share of held KV memory with live tokens: `run` replays lengths over three `memories`."""

@@ -1,0 +1,1 @@
+"""What runs in a simulation: the service, workers with their holders and branches, clients, readers and routers."""

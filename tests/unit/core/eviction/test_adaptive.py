@@ -1,0 +1,190 @@
+"""The default policy finds out whom to follow, its shadows find what the real caches find, and no leaf is lost on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from radixkv import PrefixCache
+from radixkv.core.eviction import AdaptivePolicy
+from radixkv.core.eviction.policy import SortedPolicy
+from radixkv.core.eviction.shadows import Rested, Shadow
+from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
+from tests.unit.core.eviction.test_eviction import hit_rate, stored
+
+BLOCK = 2
+
+
+def few_shot(source: random.Random, num_requests: int, num_tasks: int = 24) -> list[list[int]]:
+    """Questions, each new, behind the examples of their task; a third of the tasks is asked four times as often."""
+    fresh = iter(range(10_000, 10**9))
+    examples = [[next(fresh) for _ in range(20)] for _ in range(num_tasks)]
+    weights = [4.0 if task < num_tasks // 3 else 1.0 for task in range(num_tasks)]
+    tasks = source.choices(range(num_tasks), weights, k=num_requests)
+    return [examples[task] + [next(fresh) for _ in range(8)] for task in tasks]
+
+
+def renewed(source: random.Random, num_requests: int) -> list[list[int]]:
+    """Prompts of which those asked of late are asked again, until new ones take their places for good."""
+    fresh = iter(range(10**9, 2 * 10**9))
+    latest = [[next(fresh) for _ in range(20)] for _ in range(30)]
+    prompts = []
+    for _ in range(num_requests):
+        if source.random() < 0.3:
+            latest.append([next(fresh) for _ in range(20)])
+            del latest[0]
+        place = len(latest) - 1 - min(int(source.expovariate(0.25)), 29)
+        prompts.append(latest[place])
+    return prompts
+
+
+def followed(cache: PrefixCache) -> str:
+    return cache.stats().eviction_followed
+
+
+def test_what_is_asked_for_most_is_kept_as_lfu_keeps_it() -> None:
+    prompts = few_shot(random.Random(1), 4000)
+    cache = PrefixCache(110, BLOCK)
+    assert (cache.stats().eviction, followed(cache)) == ("adaptive", "hit-density")
+    for prompt in prompts:
+        stored(cache, prompt)
+    assert (cache.stats().eviction, followed(cache)) == ("adaptive", "lfu")
+    cache.check()
+    assert hit_rate(prompts, "adaptive", 110) > max(hit_rate(prompts, name, 110) for name in ("lru", "lfu")) - 0.01
+
+
+def test_another_order_is_followed_when_the_load_becomes_another() -> None:
+    cache = PrefixCache(110, BLOCK)
+    for prompt in few_shot(random.Random(1), 4000):
+        stored(cache, prompt)
+    assert followed(cache) == "lfu"
+    for prompt in renewed(random.Random(2), 6000):
+        stored(cache, prompt)
+    assert followed(cache) != "lfu"
+    cache.check()
+
+
+def test_a_pool_too_small_for_ages_to_tell_begins_as_lru() -> None:
+    assert followed(PrefixCache(63, BLOCK)) == "lru"
+    assert followed(PrefixCache(64, BLOCK)) == "hit-density"
+
+
+@pytest.mark.parametrize(("name", "error"), [("lru", 0.01), ("lfu", 0.25)])
+def test_a_shadow_finds_what_a_cache_of_that_order_finds(name: str, error: float) -> None:
+    for num_blocks in (60, 110, 180):
+        prompts = few_shot(random.Random(3), 1500)
+        watched, real = (
+            PrefixCache(num_blocks, BLOCK, eviction="adaptive"),
+            PrefixCache(num_blocks, BLOCK, eviction=name),
+        )
+        policy = watched._forest.partitions[0].policy
+        assert isinstance(policy, AdaptivePolicy)
+        shadow = policy._contest._shadows[name]
+        num_found = num_shadow = 0
+        serve = shadow.serve
+
+        def counted(path: list[Rested], now: int, serve=serve) -> int:  # type: ignore[no-untyped-def]
+            nonlocal num_shadow
+            num_hit: int = serve(path, now)
+            num_shadow += num_hit
+            return num_hit
+
+        policy._contest._shadows[name] = type("Counted", (), {"serve": staticmethod(counted)})()  # type: ignore[assignment]
+        for prompt in prompts:
+            stored(watched, prompt)
+            num_found += stored(real, prompt) // BLOCK
+        assert abs(num_shadow - num_found) < error * num_found, (num_blocks, num_shadow, num_found)
+
+
+def test_a_shadow_is_never_fuller_than_it_may_be() -> None:
+    source = random.Random(4)
+    shadow = Shadow(LFUPolicy(), 20, BLOCK * 4)
+    for number in range(1, 3000):
+        tokens = bytes(source.choice(b"ab") for _ in range(source.randint(1, 30))) * 8
+        cut = source.randrange(0, len(tokens), 8)
+        path = [
+            Rested("n", start, tokens[start:end], (end - start) // 8, number, 0)
+            for start, end in ((0, cut), (cut, len(tokens)))
+            if end > start
+        ]
+        num_blocks = len(tokens) // 8
+        assert 0 <= shadow.serve(path, 0) <= num_blocks
+        assert min(num_blocks, 20) <= len(shadow) <= 20
+        kept = shadow._kept.values()
+        assert sum(part.num_blocks for part in kept) == len(shadow)
+        assert len(kept) == len(shadow._queue)
+        assert all(len(part.key) <= 2 * part.num_blocks * 8 for part in kept)
+        assert shadow.serve(path, 0) == min(num_blocks, 20), "what was served is there"
+
+
+def test_a_sample_is_as_large_in_a_large_pool() -> None:
+    cache = PrefixCache(1 << 16, BLOCK)
+    for number in range(20_000):
+        stored(cache, [number] * 4)
+    policy = cache._forest.partitions[0].policy
+    assert isinstance(policy, AdaptivePolicy)
+    sizes = [len(shadow) for shadow in policy._contest._shadows.values()]
+    assert all(0.7 * 20_000 * 2 / 16 < size < 1.3 * 20_000 * 2 / 16 for size in sizes)
+
+
+def test_no_leaf_is_lost_while_leaves_are_filed_anew() -> None:
+    source = random.Random(5)
+    cache = PrefixCache(400, BLOCK)
+    policy = cache._forest.partitions[0].policy
+    assert isinstance(policy, AdaptivePolicy)
+    held = []
+    for prompt in few_shot(source, 1500):
+        if source.random() < 0.02:
+            policy._contest.followed = source.choice(["hit-density", "lru", "lfu"])
+        stored(cache, prompt)
+        if source.random() < 0.2:
+            held.append(cache.acquire(prompt).seq_id)
+        if len(held) > 3:
+            cache.release(held.pop(source.randrange(len(held))))
+        cache.check()
+    for seq_id in held:
+        cache.release(seq_id)
+    num_held = 400 - cache.stats().num_free_blocks
+    policy._contest.followed = "lfu" if policy.followed == "lru" else "lru"
+    assert cache.evict(400) == num_held
+    assert cache.stats().num_nodes == 0
+
+
+class _Slow(Shadow):
+    """A shadow that takes every path apart."""
+
+    __slots__ = ()
+
+    def _renew(self, path: Sequence[Rested]) -> bool:
+        return not path
+
+
+@pytest.mark.parametrize("policy", [LRUPolicy, LFUPolicy])
+def test_a_path_that_is_held_as_it_is_is_served_as_any_other(policy: type[SortedPolicy]) -> None:
+    source = random.Random(4)
+    edges = [bytes([number] * 12) + bytes(source.choices(range(256), k=8 * 4)) for number in range(12)]
+    quick, slow = (kind(policy(), 40, 4) for kind in (Shadow, _Slow))
+    num_renewed = 0
+    for number in range(3000):
+        path, start = [], 0
+        for edge in source.choices(edges, k=source.randint(1, 3)):
+            num_blocks = source.choice((11, 11, 11, 5))
+            path.append(Rested("a", start, edge[: 4 * num_blocks], num_blocks, number, 0))
+            start += 4 * num_blocks
+        before = [kept.num_blocks for kept in quick._kept.values()]
+        assert quick.serve(path, number) == slow.serve(path, number)
+        assert len(quick) == len(slow)
+        assert _contents(quick) == _contents(slow)
+        num_renewed += before == [kept.num_blocks for kept in quick._kept.values()]
+    assert num_renewed > 100
+
+
+def _content(kept: Any) -> tuple[object, ...]:
+    return kept.name, kept.num_blocks, kept.access_number, kept.num_uses
+
+
+def _contents(shadow: Shadow) -> list[tuple[object, ...]]:
+    return sorted(map(_content, shadow._kept.values()))
