@@ -20,7 +20,7 @@ from bench.tiers.deployment import Deployment, Stored, stored
 from bench.tiers.next_day import FOUND_BOUND, Part
 from bench.tiers.stories import Story
 
-__all__ = ["Trial", "play_damage", "report_damage"]
+__all__ = ["DAMAGES", "Trial", "play_damage", "report_damage"]
 
 AT_ONCE = 4
 NAMESPACE = "damaged"
@@ -84,9 +84,15 @@ DAMAGES: dict[str, Callable[[Stored, random.Random], None]] = {
 
 
 def play_damage(
-    stories: Sequence[Story], arguments: Sequence[str], kv_token_bytes: int, *, num_kills: int, seed: int
+    stories: Sequence[Story],
+    arguments: Sequence[str],
+    kv_token_bytes: int,
+    *,
+    num_kills: int,
+    num_damages: int,
+    seed: int,
 ) -> list[Trial]:
-    """Play all mishaps, one after the other."""
+    """Play so many kills, and the first `num_damages` of `DAMAGES`, one after the other."""
     source = random.Random(seed)
     num_blocks = sum(2 * story.num_tokens // BLOCK_SIZE + 4 for story in stories)
     disk_bytes = max(1 << 30, 2 * (num_kills + 2) * num_blocks * BLOCK_SIZE * kv_token_bytes)
@@ -103,7 +109,7 @@ def play_damage(
             _restart(deployment)
             trials.append(users.next_day("kill -9 in the midst of saves", namespace))
         users.first_day(NAMESPACE)
-        for name, damage in DAMAGES.items():
+        for name, damage in list(DAMAGES.items())[:num_damages]:
             _rested_restart(deployment, lambda damage=damage: damage(stored(deployment.blocks), source))
             trials.append(users.next_day(name, NAMESPACE))
             _rested_restart(deployment)

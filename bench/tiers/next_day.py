@@ -1,8 +1,8 @@
 """The next day: all conversations are idle, the worker is killed with SIGKILL and started again, and every user comes back.
 
     day one      every user's first calls, several users at a time; then the worker idles, and saves
-    kill -9      the worker, whose pool is lost, starts again; a second time before half of the long texts, with the files' pages
-                 dropped from the system's memory
+    kill -9      the worker, whose pool is lost, starts again; a second time before half of the long texts, with the
+                 files' pages dropped from the system's memory
     next day     per user, one after the other:
                    stored   the next turn, whose history lies in the store
                    pool     another turn of the same length, whose history lies in the pool by now

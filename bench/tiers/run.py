@@ -2,8 +2,9 @@
 processes, the same requests token by token with and without the store.
 
     next-day     100 OpenAssistant conversations, 5 mini-swe-agent sessions and 20 texts of 2,000 tokens; 60 s later the
-                 worker is killed with SIGKILL and started again: blocks found, first tokens, replies. With the default settings;
-                 in fp32, where replies must be those of a cold worker; with --deterministic, the log probabilities too
+                 worker is killed with SIGKILL and started again: blocks found, first tokens, replies. With the default
+                 settings; in fp32, where replies must be those of a cold worker; with --deterministic, the log
+                 probabilities too
     small-pool   users come back in turns to a pool of 5% of their histories: tokens found, tokens per second
     llama        two conversations in turns on one slot, and restarts, compared with llama.cpp's server
     damage       kill -9 in the midst of saves; slots flipped, cut, swapped, the index overwritten
@@ -31,7 +32,7 @@ from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.serving.material import Material
 from bench.serving.system import kv_token_bytes
 from bench.serving.workloads import Ingredients
-from bench.tiers.damage import play_damage, report_damage
+from bench.tiers.damage import DAMAGES, play_damage, report_damage
 from bench.tiers.llama import play_beside_llama, report_beside_llama
 from bench.tiers.next_day import NextDay, Part, play_next_day, report_next_day
 from bench.tiers.small_pool import Load, play_small_pool, report_small_pool
@@ -61,7 +62,7 @@ class Sizes:
         self.num_visits = 2 if is_quick else 3
         self.agent_tokens = 700 if is_quick else 2048
         self.llama_tokens, self.num_turns, self.num_restarts = (500, 2, 1) if is_quick else (TEXT_TOKENS, 5, 4)
-        self.num_damaged, self.num_kills = (3, 1) if is_quick else (12, 10)
+        self.num_damaged, self.num_kills, self.num_damages = (3, 1, 2) if is_quick else (12, 10, len(DAMAGES))
 
 
 class Bench:
@@ -126,7 +127,8 @@ class Bench:
         """Mishaps."""
         sizes = self._sizes
         users = conversations(self._ingredients, sizes.num_damaged, REPLY_TOKENS, 2)
-        trials = play_damage(users, EXACT, 2 * self._token_bytes, num_kills=sizes.num_kills, seed=self._options.seed)
+        numbers = {"num_kills": sizes.num_kills, "num_damages": sizes.num_damages, "seed": self._options.seed}
+        trials = play_damage(users, EXACT, 2 * self._token_bytes, **numbers)
         return [report_damage(trials)]
 
 
