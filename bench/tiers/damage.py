@@ -28,7 +28,7 @@ LONGEST_DELAY_S = 1.5
 
 
 class Trial(NamedTuple):
-    """What all users found after one mishap, in whole blocks, and their replies that differ from the expected ones."""
+    """What all users found after one mishap, in tokens of whole blocks, and their replies that differ from the expected ones."""
 
     name: str
     num_whole: int
@@ -155,8 +155,8 @@ class _Users:
         """All users come back; none may fail."""
         client = self._deployment.client
         answers = together(self._last, AT_ONCE, lambda last: ask(client, last[1], last[2], namespace=namespace))
-        whole = [len(before) // BLOCK_SIZE for before, _, _ in self._last]
-        found = [min(answer.num_cached // BLOCK_SIZE, num) for answer, num in zip(answers, whole, strict=True)]
+        whole = [len(before) // BLOCK_SIZE * BLOCK_SIZE for before, _, _ in self._last]
+        found = [min(answer.num_cached, num) for answer, num in zip(answers, whole, strict=True)]
         wrong = [answer.reply != reply for answer, reply in zip(answers, self._expected, strict=True)]
         return Trial(name, sum(whole), sum(found), len(answers), sum(wrong))
 
@@ -181,7 +181,7 @@ def report_damage(trials: Sequence[Trial]) -> Part:
     again = [trial.num_found / trial.num_whole for trial in trials if trial.name.startswith("the next")]
     checks = [
         Bar("replies that differ after a mishap", num_wrong, 0),
-        Bar("whole blocks found after the next restart, least", min(again), FOUND_BOUND, at_least=True),
+        Bar("tokens of whole blocks found after the next restart, least", min(again), FOUND_BOUND, at_least=True),
     ]
-    columns = ("", "times", "blocks found", "replies that differ")
+    columns = ("", "times", "tokens found", "replies that differ")
     return Part(figures, [Table("mishaps", columns, rows)], [], checks)

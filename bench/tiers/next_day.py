@@ -49,8 +49,9 @@ class NextDay(NamedTuple):
 
 
 class Return(NamedTuple):
-    """A user's next day. `num_whole`: whole blocks of the prompt that were computed on day one; `num_found`: found of these.
-    `is_dropped`: whether the system had forgotten the files' pages. Seconds to the first token; None: not measured.
+    """A user's next day. `num_whole`: tokens in whole blocks of the prompt that were computed on day one; `num_found`: tokens
+    found of these. `is_dropped`: whether the system had forgotten the files' pages. Seconds to the first token; None: not
+    measured.
     """
 
     story: str
@@ -127,6 +128,7 @@ def _next_day(deployment: Deployment, day: _Day, setting: NextDay, *, is_dropped
     for number, reply in enumerate(replies):
         histories.add([*story.prompt(number, replies), *reply][:-1])  # the last token has no KV
     held = min(histories.num_held(prompt), len(prompt) - 1)
+    num_whole = held // BLOCK_SIZE * BLOCK_SIZE
     client, logprobs = deployment.client, LOGPROBS if setting.is_compared else None
     stored = ask(client, prompt, num_tokens, logprobs=logprobs)
     pool = cold = None
@@ -137,8 +139,8 @@ def _next_day(deployment: Deployment, day: _Day, setting: NextDay, *, is_dropped
         cold = ask(client, prompt, num_tokens, logprobs=logprobs, shares_prefix=False)
     return Return(
         story.name,
-        held // BLOCK_SIZE,
-        min(stored.num_cached // BLOCK_SIZE, held // BLOCK_SIZE),
+        num_whole,
+        min(stored.num_cached, num_whole),
         is_dropped,
         stored.first_s,
         None if pool is None else pool.first_s,
@@ -157,7 +159,7 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
     """Figures, table and bars of a setting."""
     name = f"next day, {setting.name}"
     least = min(each.share_found for each in returns)
-    checks = [Bar(f"{name}: whole blocks found, least of a user", least, FOUND_BOUND, at_least=True)]
+    checks = [Bar(f"{name}: tokens of whole blocks found, least of a user", least, FOUND_BOUND, at_least=True)]
     bars = []
     kinds: dict[str, list[Return]] = {}
     for each in returns:
@@ -178,8 +180,8 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
         found, whole = sum(each.num_found for each in group), sum(each.num_whole for each in group)
         figures[kind] = {
             "users": len(group),
-            "whole_blocks": whole,
-            "found_blocks": found,
+            "tokens_of_whole_blocks": whole,
+            "found_tokens": found,
             "first_token_ms": times,
             "stored_by": ratios,
         }
@@ -198,7 +200,7 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
         checks.append(Bar(f"{name}: replies that differ from cold ones", 1 - figures["same_replies"], 0))
         if "--deterministic" in setting.arguments:
             checks.append(Bar(f"{name}: log probabilities that differ by a bit", 1 - figures["same_bits"], 0))
-    columns = ("users", "n", "blocks found", "first token ms: stored", "pool", "cold", "stored / pool", "/ cold")
+    columns = ("users", "n", "tokens found", "first token ms: stored", "pool", "cold", "stored / pool", "/ cold")
     return Part({setting.name: figures}, [Table(name, columns, rows)], bars, checks)
 
 
