@@ -2,7 +2,8 @@
 
 A Step with one acquire of a cached prompt against an empty echo of the same messages: both on one open stream of the same gRPC
 and protobuf stack, client here, servers together in a separate process, in turns. The echo's handler replies to every Step with
-one stored response, its client only writes and reads. Responses are checked on every timed call.
+one stored response, its client only writes and reads. Responses are checked on every timed call. Then the bytes of answers on a
+branching load, by kind of op: chats over one system prompt, several drafts of every reply.
 
     python -m bench.step             3,000 calls of each kind
     python -m bench.step --quick     300: a smoke test; figures not worth quoting
@@ -14,10 +15,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
+import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -25,8 +30,20 @@ from typing import Any
 import grpc
 
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
-from radixkv import AcquireOp, AcquireResult, PoolShape, PrefixCache, ReleaseOp, connect, pack_tokens
+from radixkv import (
+    AcquireOp,
+    AcquireResult,
+    ExtendOp,
+    ForkOp,
+    InsertOp,
+    PoolShape,
+    PrefixCache,
+    ReleaseOp,
+    connect,
+    pack_tokens,
+)
 from radixkv.client.reader import open_channel
+from radixkv.core.api import StepOp
 from radixkv.service.config import ServiceConfig
 from radixkv.service.server import CacheService
 from radixkv.v1 import workers_pb2 as workers
@@ -138,6 +155,45 @@ def measure_step(num_rounds: int, num_tokens: int) -> dict[str, list[float]]:
     return times
 
 
+def answer_sizes(num_chats: int = 8, num_turns: int = 6, num_drafts: int = 4, seed: int = 0) -> dict[str, list[int]]:
+    """Bytes of each answer, by the kind of its op: a chat is a system prompt of 512 tokens, turns of 64 and replies of 96, each
+    in several drafts.
+    """
+    draw, seq_ids, cache = random.Random(seed), count(1), PrefixCache(num_blocks=8192)
+    sizes: dict[str, list[int]] = defaultdict(list)
+
+    def apply(op: StepOp) -> None:
+        proto = workers.OpResult()
+        result_to_proto(op, cache.step([op])[0], proto)
+        assert not proto.HasField("error"), proto
+        sizes[str(proto.WhichOneof("result"))].append(proto.ByteSize())
+
+    def written(length: int) -> list[int]:
+        return [draw.randrange(50_000) for _ in range(length)]
+
+    system = written(512)
+    for _ in range(num_chats):
+        history = system[:]
+        for _ in range(num_turns):
+            history += written(64)
+            parent, *drafts = islice(seq_ids, num_drafts + 1)
+            apply(AcquireOp(pack_tokens(history), reserve=96, seq_id=parent))
+            apply(InsertOp(parent, len(history)))
+            apply(ForkOp(parent, len(history), num_drafts, 96, tuple(drafts)))
+            apply(ReleaseOp(parent))
+            reply: list[int] = []
+            for draft in drafts:
+                reply = written(96)
+                for length, token in enumerate(reply, len(history) + 1):
+                    if length % 16 == 1:
+                        apply(ExtendOp(draft, length + 15))
+                    apply(InsertOp(draft, length, pack_tokens([token])))
+                apply(ReleaseOp(draft))
+            history += reply
+    cache.check()
+    return sizes
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -166,6 +222,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "times": {name: summary._asdict() for name, summary in summaries.items()},
     }
     report.tables.append(Table("One round trip, microseconds", ("call", "p50", "p99", "n"), rows))
+    sizes = answer_sizes()
+    total = sum(map(sum, sizes.values()))
+    report.figures["answer_bytes"] = {
+        kind: {"n": len(each), "mean": statistics.fmean(each), "max": max(each), "share": sum(each) / total}
+        for kind, each in sizes.items()
+    }
+    columns = ("op", "answers", "mean", "largest", "of all")
+    size_rows: list[tuple[str, ...]] = [
+        (kind, f"{len(each):,}", f"{statistics.fmean(each):.1f}", f"{max(each):,}", f"{sum(each) / total:.0%}")
+        for kind, each in sizes.items()
+    ]
+    report.tables.append(Table("Answers of a branching load, bytes", columns, size_rows))
     report.bars.append(Bar("a Step with one acquire / an empty echo of the same payload", ratio, RATIO_BOUND, "x"))
     return report.finish(options.json or (None if options.quick else RESULTS_DIR / "step.json"), is_quick=options.quick)
 

@@ -205,7 +205,7 @@ def measure(folder: Path, data_bytes: int, num_rounds: int, seed: int, skipped: 
         batch = batches.next()
         blocks.update((block.name, block.sealed) for block in batch)
         for name in order:
-            os.sync()  # nobody pays for what another left in the page cache
+            os.sync()  # so that each pays for its own pages
             started_s = time.perf_counter()
             stores[name].write(batch)
             speeds[name]["write"].append(batch_mb / (time.perf_counter() - started_s))

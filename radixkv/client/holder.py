@@ -27,7 +27,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import RadixKVError
+from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.channel import Credentials
@@ -110,6 +110,8 @@ class RemoteHolder(RemoteReader):
         self, seq_id: int, position: int, n: int = 1, reserve: int = 0, seq_ids: Sequence[int] | None = None
     ) -> list[AcquireResult]:
         """See `PrefixCache.fork`."""
+        if seq_ids is not None and (isinstance(seq_ids, str | bytes) or not isinstance(seq_ids, Sequence)):
+            raise InvalidArgumentError("seq_ids", seq_ids, "a sequence of ids")
         ids = None if seq_ids is None else tuple(seq_ids)
         children: list[AcquireResult] = self._one(ForkOp(seq_id, position, n, reserve, ids))
         return children

@@ -405,15 +405,20 @@ class Ledger:
         return bytes(self._tokens[start : start + self._filled[block_id]])
 
     def _known_blocks(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """The first blocks of each tree, and the next blocks of each block; of blocks with the same history the one used last.
-        O(blocks).
+        """The first blocks of each tree, and the next blocks of each block; of blocks with the same history one that has a
+        retention, since that is the one in the tree, or the one used last. O(blocks).
         """
+
+        def rank(block_id: int) -> tuple[bool, int]:
+            priority, _ = self._retained.get(block_id, (DEFAULT_PRIORITY, 0.0))
+            return priority != DEFAULT_PRIORITY, self._used[block_id]
+
         known = [block_id for block_id, num_bytes in enumerate(self._filled) if num_bytes]
         full: dict[bytes, int] = {}
         for block_id in known:
             if self._filled[block_id] == self._block_bytes:
                 other = full.setdefault(self._names[block_id], block_id)
-                if self._used[block_id] > self._used[other]:
+                if rank(block_id) > rank(other):
                     full[self._names[block_id]] = block_id
         first: dict[int, list[int]] = {}
         below: dict[int, list[int]] = {}

@@ -20,6 +20,7 @@ from typing import NamedTuple, cast
 
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
+from radixkv.core import validation
 from radixkv.core.api import (
     AcquireOp,
     AdoptionOp,
@@ -150,6 +151,7 @@ class HolderSession:
 
     def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
         """Send a Step, now or when the window allows; see `RemoteHolder.submit`. O(size)."""
+        validation.check_ops(ops)
         request = workers.AttachRequest()
         step = request.step
         protos = step.ops

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from operator import index
 
 from radixkv.core.api import MAX_PRIORITY, AcquireOp, AcquireOptions, Retention
 from radixkv.core.errors import InvalidArgumentError
@@ -11,6 +12,7 @@ from radixkv.core.tokens import TokensLike, pack_tokens
 
 __all__ = [
     "MAX_BLOCK_SIZE",
+    "MAX_CHILDREN",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
     "MAX_OTHER_NAMESPACES",
@@ -21,10 +23,13 @@ __all__ = [
     "PIN_CLASSES",
     "acquire_op",
     "check_computed",
+    "check_flag",
+    "check_flags",
     "check_int",
     "check_namespace",
     "check_new_id",
     "check_new_ids",
+    "check_ops",
     "check_other_namespaces",
     "check_pool_shape",
     "check_prompt",
@@ -34,6 +39,7 @@ __all__ = [
 ]
 
 MAX_BLOCK_SIZE = 4096
+MAX_CHILDREN = 2**20  # of one fork; without a reserve they take no blocks
 MAX_NUM_BLOCKS = 2**31 - 1  # block ids are int32
 MAX_SEQ_ID = 2**63 - 1
 MAX_NAMESPACE_CHARS = 256
@@ -50,10 +56,34 @@ def check_int(argument: str, value: object, low: int, high: int | None = None) -
     """Check that `value` is an int in [low, high] (no upper bound if None)."""
     if type(value) is int and low <= value and (high is None or value <= high):
         return
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value.__index__():
+    try:
+        number = index(value)  # type: ignore[arg-type]  # it may be none, as is found here
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or number < low:
         raise InvalidArgumentError(argument, value, f"an integer of at least {low}")
-    if high is not None and value.__index__() > high:
+    if high is not None and number > high:
         raise InvalidArgumentError(argument, value, f"an integer from {low} to {high}" if high > low else f"{low}")
+
+
+def check_flag(argument: str, value: object) -> bool:
+    """The truth of a value."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # as of an array
+        raise InvalidArgumentError(argument, value, "True or False") from None
+
+
+def check_flags(waits: object, share_prefix: object, whole_blocks: object) -> None:
+    """Check the flags of an acquire."""
+    if not type(waits) is type(share_prefix) is type(whole_blocks) is bool:
+        check_flag("waits", waits), check_flag("share_prefix", share_prefix), check_flag("whole_blocks", whole_blocks)
+
+
+def check_ops(ops: object) -> None:
+    """Check for a list of ops; each op is checked where it is applied."""
+    if type(ops) is not list and (isinstance(ops, str | bytes | Mapping) or not isinstance(ops, Iterable)):
+        raise InvalidArgumentError("ops", ops, "a list of ops, such as [AcquireOp(tokens)]")
 
 
 def check_pool_shape(num_blocks: object, block_size: object) -> None:
@@ -114,11 +144,11 @@ def check_retention(ranges: SequenceOf[Retention]) -> tuple[Retention, ...]:
     """Ranges of a history, each with its priority and duration."""
     if isinstance(ranges, Retention) or not isinstance(ranges, SequenceOf):
         raise InvalidArgumentError("retention", ranges, f"a sequence of at most {MAX_RETENTION_RANGES} ranges")
-    for index, wanted in enumerate(ranges[: MAX_RETENTION_RANGES + 1]):
-        name = f"retention[{index}]"
+    for number, wanted in enumerate(ranges[: MAX_RETENTION_RANGES + 1]):
+        name = f"retention[{number}]"
         if not isinstance(wanted, Retention):
             raise InvalidArgumentError(name, wanted, "a `Retention`")
-        if index == MAX_RETENTION_RANGES:
+        if number == MAX_RETENTION_RANGES:
             raise InvalidArgumentError(name, tuple(wanted), f"absent: at most {MAX_RETENTION_RANGES} ranges are taken")
         check_int(f"{name}.start", wanted.start, 0, MAX_POSITION)
         if wanted.end is not None:

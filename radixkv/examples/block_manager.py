@@ -20,9 +20,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from radixkv import AcquireResult, Copy, OutOfBlocksError, PrefixCache, QuotaError, pack_tokens
+from radixkv import AcquireResult, CacheHolder, Copy, OutOfBlocksError, PrefixCache, QuotaError, pack_tokens
 
 __all__ = ["BlockManager", "Sequence"]
+Copying = Callable[[int, int, int], object]
 
 
 @dataclass(eq=False)
@@ -53,10 +54,11 @@ class BlockManager:
         num_blocks, block_size: of the pool.
         copy: copies the first n slots of a block to another, all layers, K and V: ``copy(src, dst, n)``; on the model's
             stream, so that copies, writes and reads keep the order of the calls.
+        cache: of that pool, such as `radixkv.connect(address, PoolShape(num_blocks, block_size))`; None: one in process.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, copy: Callable[[int, int, int], object]) -> None:
-        self.cache = PrefixCache(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, copy: Copying, cache: CacheHolder | None = None) -> None:
+        self.cache: CacheHolder = cache or PrefixCache(num_blocks, block_size)
         self.block_size = block_size
         self._copy = copy
 
@@ -105,9 +107,8 @@ class BlockManager:
 
     def slot_mapping(self, seq: Sequence, start: int) -> list[int]:
         """Where to write the KV of positions from `start` on, one slot per position; -1: nowhere."""
-        size, table = self.block_size, seq.block_table
-        positions = range(start, len(seq.token_ids))
-        return [-1 if p < seq.num_stored_tokens else table[p // size] * size + p % size for p in positions]
+        size, table, stored = self.block_size, seq.block_table, seq.num_stored_tokens
+        return [-1 if p < stored else table[p // size] * size + p % size for p in range(start, len(seq.token_ids))]
 
     def _open(self, seq: Sequence, opened: AcquireResult, num_reported: int) -> None:
         self._carry_out(opened.ops)

@@ -12,11 +12,21 @@ from typing import Any
 import grpc
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.core.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LimitError,
+    PermissionDeniedError,
+    RadixKVError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.generation import wire
 from radixkv.generation.erasure import ErasedLevel
-from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt
+from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt, UnknownGenerationError
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import GenerationStream, Started, StreamItem
 from radixkv.generation.verification import Verification
@@ -38,6 +48,34 @@ _CHANNEL_OPTIONS = (
 )
 
 
+def _as(error: RadixKVError, message: str) -> RadixKVError:
+    error.args = (message,)
+    return error
+
+
+def _rejected(message: str) -> RadixKVError:
+    return _as(InvalidArgumentError("", "", ""), message)
+
+
+_KINDS: dict[grpc.StatusCode, Callable[[str], RadixKVError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: _rejected,
+    grpc.StatusCode.OUT_OF_RANGE: _rejected,
+    grpc.StatusCode.FAILED_PRECONDITION: _rejected,
+    grpc.StatusCode.NOT_FOUND: lambda message: _as(UnknownGenerationError(""), message),
+    grpc.StatusCode.ALREADY_EXISTS: AbortedError,
+    grpc.StatusCode.ABORTED: AbortedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
+    grpc.StatusCode.UNIMPLEMENTED: lambda message: _as(
+        UnimplementedError(""), f"the engine lacks this call: {message}"
+    ),
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+}
+"""Errors of an engine that sends no details of ours, from its own message."""
+_STREAM_KINDS = {**_KINDS, grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError}
+"""A stream has no deadline of ours: it is the engine's."""
+
+
 class GenerationClient:
     """A `Generator` at an address. Thread-safe.
 
@@ -47,7 +85,8 @@ class GenerationClient:
         credentials: key and TLS settings; None: no key, in plaintext.
         retries: whether a failed call that has no answer yet is retried for about a second and a half.
 
-    Every call raises the engine's errors, and `UnavailableError` if the worker cannot be reached.
+    Every call raises the engine's errors, and `UnavailableError` if the worker cannot be reached. An engine that sends a status
+    without the details of ours raises by that status, with its message.
     """
 
     def __init__(
@@ -131,7 +170,7 @@ class GenerationClient:
         try:
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, self.address) from None
+            raise error_from_rpc(error, self.address, _KINDS) from None
 
     def _begin(self, call: Callable[[], Any], timeout_s: float | None) -> GenerationStream:
         """The stream of the first call that a worker accepts."""
@@ -165,5 +204,5 @@ class GenerationClient:
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
-            yield error_from_rpc(error, self.address)
+            yield error_from_rpc(error, self.address, _STREAM_KINDS)
         yield None

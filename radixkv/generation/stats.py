@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from radixkv.core.api import BlockTimes, CacheStats
+from radixkv.stores.stats import LevelStats
 
 __all__ = ["EngineCounters", "EngineStats", "Percentiles", "WorkerStats"]
 
@@ -42,6 +43,10 @@ class EngineStats(NamedTuple):
         prefill_s: time of these: of each batch's time, their share of its positions, in seconds.
         num_finished, num_cancelled, num_failed, num_expired: generations that completed, were cancelled by their caller, ended
             with an error, exceeded their time.
+        num_loaded_tokens: of all prompts, found in the block store, next to the cached ones.
+        num_store_loaded_blocks: copied from the block store into the pool.
+        num_store_unsaved_blocks: computed, and not saved there yet.
+        num_saves_left_out: blocks overwritten unsaved, because no host row was free for them.
         time_to_first_token: from a request to its first token. inter_token: between two tokens of a branch. waited: from a
             request to its first opened acquire.
     """
@@ -68,17 +73,25 @@ class EngineStats(NamedTuple):
     num_cancelled: int
     num_failed: int
     num_expired: int
+    num_loaded_tokens: int
+    num_store_loaded_blocks: int
+    num_store_unsaved_blocks: int
+    num_saves_left_out: int
     time_to_first_token: Percentiles
     inter_token: Percentiles
     waited: Percentiles
 
 
 class WorkerStats(NamedTuple):
-    """A worker and the cache of its pool. `cache` and `block_times`: None if the cache cannot be reached."""
+    """A worker and the cache of its pool. `cache` and `block_times`: None if the cache cannot be reached.
+
+    levels: of its block store, in the order in which they are read; empty without one.
+    """
 
     engine: EngineStats
     cache: CacheStats | None
     block_times: BlockTimes | None = None
+    levels: tuple[LevelStats, ...] = ()
 
 
 class Latencies:
@@ -108,6 +121,7 @@ class EngineCounters:
         self.num_prefilled_tokens = 0
         self.prefill_s = 0.0
         self.num_finished = self.num_cancelled = self.num_failed = self.num_expired = 0
+        self.num_loaded_tokens = self.num_store_loaded_blocks = self.num_saves_left_out = 0
         self.time_to_first_token = Latencies()
         self.inter_token = Latencies()
         self.waited = Latencies()

@@ -46,7 +46,7 @@ class Usage(NamedTuple):
     """Cost of a generation, in tokens, all branches together.
 
     num_prompt_tokens: length of the prompt.
-    num_cached_tokens: of these, found in the cache and not computed.
+    num_cached_tokens: of these, found in the cache and not computed. num_loaded_tokens: of these, in the worker's block store.
     num_generated_tokens: tokens sampled.
     num_computed_tokens: positions run through the model, prompt and generated, recomputed ones again.
     time_to_first_token_s: from the request to the first sampled token, in seconds.
@@ -57,6 +57,7 @@ class Usage(NamedTuple):
     num_generated_tokens: int
     num_computed_tokens: int
     time_to_first_token_s: float
+    num_loaded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ from radixkv.generation.stream import (
 )
 from radixkv.generation.thinking import ThinkingMarks
 from radixkv.generation.verification import BlockDifference, BlockVerdict, Verification
+from radixkv.stores.breaker import BreakerState
+from radixkv.stores.stats import LevelStats
 from radixkv.util.json_text import MAX_VALUES, SHORT_CHARACTERS, num_values, read_json
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.wire.codec import Codec, Form, OneOf
@@ -250,6 +252,7 @@ _ENGINE = Codec(
     inter_token=_PERCENTILES,
     waited=_PERCENTILES,
 )
+_LEVEL = Codec(LevelStats, pb.LevelStats, breaker=BreakerState)
 _MARKS = Codec(ThinkingMarks, pb.ThinkingMarks, close_ids=_UNPACKED)
 
 MODEL = Codec(
@@ -270,7 +273,7 @@ ERASED_LEVEL = Codec(ErasedLevel, pb.ErasedLevel)
 
 def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:
     """A worker's stats, as a message."""
-    response = pb.GetStatsResponse(engine=_ENGINE.to_proto(stats.engine))
+    response = pb.GetStatsResponse(engine=_ENGINE.to_proto(stats.engine), levels=map(_LEVEL.to_proto, stats.levels))
     if stats.cache is not None:
         response.cache.CopyFrom(cache_to_proto("", stats.cache, stats.block_times))
     return response
@@ -278,10 +281,13 @@ def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:
 
 def stats_from_proto(proto: pb.GetStatsResponse) -> WorkerStats:
     """The worker's stats of a message."""
-    engine = _ENGINE.read(proto.engine)
-    if not proto.HasField("cache"):
-        return WorkerStats(engine, None)
-    return WorkerStats(engine, STATS.read(proto.cache), BLOCK_TIMES.read(proto.cache))
+    has_cache = proto.HasField("cache")
+    return WorkerStats(
+        _ENGINE.read(proto.engine),
+        STATS.read(proto.cache) if has_cache else None,
+        BLOCK_TIMES.read(proto.cache) if has_cache else None,
+        tuple(map(_LEVEL.read, proto.levels)),
+    )
 
 
 def _write_ranked(ranked: tuple[int, float], proto: pb.TokenLogprob) -> None:

@@ -1,6 +1,7 @@
 """The block store below a worker's pool: sealed KV blocks under names that only the namespace's key can derive.
 
 store       saves blocks and reads them back, over all levels
+offline     a disk level's folder without its worker: list, check, trim, erase
 disk        the disk level
 remote      the remote level: any RESP server
 block       a sealed block with its name, parent and namespace

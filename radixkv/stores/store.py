@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
     from radixkv.stores.keys import NamespaceKeys, StoreKeys
     from radixkv.stores.remote import RemoteLevel
+    from radixkv.stores.stats import LevelStats
 
 __all__ = ["BlockStore", "Landed", "Load", "Row", "Unsaved"]
 
 _LOG = logging.getLogger(__name__)
 
-_NUM_READERS = 2
+_NUM_READERS, _NUM_FETCHERS = 2, 2
 _SLICE = 8
 """Blocks that a reader takes at a time."""
 
@@ -87,17 +88,32 @@ class Load:
     """Blocks on their way in. The store's threads add what has landed; the engine's takes it.
 
     Attributes:
-        names: of the blocks, in the order in which they are wanted.
+        names: of the blocks, in the order in which they are read.
         keys: of their namespace.
-        until_s: when waiting ends, on the store's clock.
+        is_remote: whether they come from the remote level, where the first miss ends the load.
+        started_s, first_s, last_s: on the store's clock: when it began, and when the first and the last block landed.
+        num_landed: blocks so far.
     """
 
-    def __init__(self, names: Sequence[bytes], keys: NamespaceKeys, until_s: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        names: Sequence[bytes],
+        keys: NamespaceKeys,
+        *,
+        is_remote: bool,
+        deadline_s: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
         self.names = names
         self.keys = keys
-        self.until_s = until_s
+        self.is_remote = is_remote
         self.is_cancelled = False
+        self.started_s = self.first_s = self.last_s = clock()
+        self.until_s = self.started_s + deadline_s
+        self.num_landed = 0
         self._wake = wake
+        self._clock = clock
         self._lock = threading.Lock()
         self._landed: list[Landed] = []
         self._num_left = len(names)
@@ -116,6 +132,10 @@ class Load:
     def settle(self, count: int, landed: Sequence[Landed]) -> None:
         """So many of the names have been tried; these have landed."""
         with self._lock:
+            if landed:
+                self.last_s = self._clock()
+                self.first_s = self.first_s if self.num_landed else self.last_s
+                self.num_landed += len(landed)
             self._landed += landed
             self._num_left -= count
         self._wake()
@@ -156,8 +176,8 @@ class BlockStore:
         self.save_rate = save_rate
         self.disk = disk
         self.remote = remote
+        self._levels = [level for level in (disk, remote) if level is not None]
         self.block_bytes = len(rows[0].memory)
-        self.num_saves_left_out = 0
         self._fingerprint = fingerprint
         self._adapters = adapters
         self._sealer = Sealer(fingerprint)
@@ -171,23 +191,30 @@ class BlockStore:
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._clearing: Counter[str] = Counter()
         self._chores = ThreadPoolExecutor(1, thread_name_prefix="radixkv-store-chores")
-        self._unput: deque[SealedBlock] = deque(maxlen=_MAX_WAITING_PUTS)
+        self._unput: deque[SealedBlock] = deque()
         self._has_news = threading.Event()
         self._is_closing = False
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="radixkv-store-read")
+        self._fetchers = ThreadPoolExecutor(_NUM_FETCHERS, thread_name_prefix="radixkv-store-fetch")
         self._buffers = threading.local()
         self._threads = [threading.Thread(target=self._write, name="radixkv-store-write", daemon=True)]
         if remote is not None:
             self._threads.append(threading.Thread(target=self._put, name="radixkv-store-put", daemon=True))
         for thread in self._threads:
             thread.start()
+        if remote is not None:
+            remote.follow_tombstones(self.take_tombstones)
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
         return root_name(keys, self._fingerprint + self._adapters.get(adapter, b""))
 
     def __str__(self) -> str:
-        return ", ".join(str(level) for level in (self.disk, self.remote) if level is not None)
+        return ", ".join(map(str, self._levels))
+
+    def stats(self) -> tuple[LevelStats, ...]:
+        """Counters of the levels, in the order in which they are read."""
+        return tuple(level.stats() for level in self._levels)
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
@@ -196,6 +223,12 @@ class BlockStore:
         if self.disk is not None and name in self.disk:
             return True
         return name in self._in_flight or (self.disk is None and name in self._put_lately)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Blocks that are being saved."""
+        with self._lock:
+            return self._in_flight.total()
 
     @property
     def num_free_rows(self) -> int:
@@ -259,6 +292,10 @@ class BlockStore:
             if self.disk is not None:
                 self.disk.write(sealed)
             if self.remote is not None:
+                with suppress(IndexError):
+                    while len(self._unput) > _MAX_WAITING_PUTS - len(sealed):
+                        self._unput.popleft()
+                        self.remote.leave_out(1)
                 self._unput.extend(sealed)
                 self._has_news.set()
         except Exception:
@@ -294,13 +331,15 @@ class BlockStore:
             return 0
         return next((index for index, name in enumerate(names) if name not in self.disk), len(names))
 
-    def load(self, names: Sequence[bytes], keys: NamespaceKeys, wait_s: float, *, is_remote: bool) -> Load:
-        """Start to read blocks of one level, in this order."""
-        load = Load(names, keys, self._clock() + wait_s, self.wake)
-        read = self._fetch if is_remote else self._read
+    def load(self, names: Sequence[bytes], keys: NamespaceKeys, deadline_s: float, *, is_remote: bool) -> Load:
+        """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
+        load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=self.wake, clock=self._clock)
+        if is_remote:
+            self._fetchers.submit(self._try, self._fetch, load, range(len(names)))
+            return load
         for start in range(0, len(names), _SLICE):
-            self._readers.submit(self._try, read, load, range(start, min(start + _SLICE, len(names))))
-        if self.disk is not None and not is_remote:
+            self._readers.submit(self._try, self._read, load, range(start, min(start + _SLICE, len(names))))
+        if self.disk is not None:
             self.disk.use(names)
         return load
 
@@ -328,12 +367,21 @@ class BlockStore:
                 self.disk.forget(load.names[index])
 
     def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
+        """Read in order, up to the first miss."""
         assert self.remote is not None
-        names = [load.names[index] for index in indices]
-        left_s = max(0.0, load.until_s - self._clock())
-        for index, sealed in zip(indices, self.remote.read_many(names, load.keys.id, left_s), strict=True):
-            if sealed is not None:
-                self._open(load, index, sealed, landed)
+        for start in range(0, len(indices), _SLICE):
+            names = load.names[start : start + _SLICE]
+            left_s = load.until_s - self._clock()
+            if load.is_cancelled or left_s <= 0:
+                return
+
+            def receive(index: int, sealed: memoryview, start: int = start) -> None:
+                self._open(load, start + index, sealed, landed)
+
+            if self.remote.read_each(names, load.keys.id, left_s, receive) < len(names):
+                return
+            load.settle(0, landed)
+            landed.clear()
 
     def _open(self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed]) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
@@ -430,10 +478,10 @@ class BlockStore:
         self._is_closing = True
         self._chores.shutdown()
         self._readers.shutdown(cancel_futures=True)
+        self._fetchers.shutdown(cancel_futures=True)
         self.flush(timeout_s)
         self._has_news.set()
         for thread in self._threads:
             thread.join(timeout_s)
-        for level in (self.disk, self.remote):
-            if level is not None:
-                level.close()
+        for level in self._levels:
+            level.close()

@@ -6,7 +6,8 @@ trial           the service under watch: real, on a loopback port, broken and re
 faults          the faults, and plans of when each happens
 observer        the rules, checked from the messages of a holder's streams
 outlook         a holder's own view when it sends a Step
-record          sequences and contents of blocks, by the answered Steps
+record          sequences and contents of blocks, by the answered Steps; pins, quotas and retention, by the journal
+adoption        what a restarted service is given, against that record
 life            one incarnation of a pool, and one stream, as the observer keeps them
 messages        messages as lines of the report
 report          the report, as text and JSON

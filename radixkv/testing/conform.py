@@ -27,7 +27,8 @@ Test a holder: a program, in any language, that attaches to the cache service by
 
 A real service is started on a free port of this machine, with a short lease, and COMMAND is run with its address in place of
 {address} (or as its last argument). Streams break, answers are lost after they were applied, the service is restarted, and
-other clients pin, evict and clear. From the messages alone each rule of protos/radixkv/v1/workers.proto is checked.
+other clients pin, set quotas and retention, evict and clear. From the messages alone each rule of
+protos/radixkv/v1/workers.proto is checked.
 
   python -m radixkv.testing.conform -- ./my_engine --cache {address} --self-test
   python -m radixkv.testing.conform --seconds 30 -- python -m radixkv.testing.holder {address} --steps 0
@@ -36,14 +37,16 @@ other clients pin, evict and clear. From the messages alone each rule of protos/
 
 COMMAND does the work: it opens sequences (acquire), asks for room (extend), reports computed tokens (insert), forks and
 releases, in a pool of its own choice; a small one, so that blocks are evicted and copied. It ends by itself, or by SIGTERM
-after --seconds, and detaches by Goodbye. A breach is reported with the messages that show it. The order of copies on a device
-cannot be seen in messages: give --worker for a holder that serves Generation.VerifyBlock and Generate. It is sent requests, and
-its cached blocks are computed again and compared.
+--seconds after it was attached, and detaches by Goodbye. A breach is reported with the messages that show it. The order of
+copies on a device cannot be seen in messages: give --worker for a holder that serves Generation.VerifyBlock and Generate. It
+is sent requests, and its cached blocks are computed again and compared.
 """
 EPILOG = """\
 exit status: 0 no rule is broken, 1 a rule is broken, 2 a wrong command line, 3 the holder sent no Step, 130 stopped by Ctrl-C
 """
 _STOP_S = 15.0
+_START_S = 600.0
+"""How long a holder that is stopped after some seconds may take to attach."""
 _PLACE = "{address}"
 EXIT_BROKEN, EXIT_UNTESTED, EXIT_STOPPED = 1, 3, 130
 
@@ -57,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="the holder, after --")
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="stop the holder after this long (default: it ends by itself)"
+        "--seconds", type=float, metavar="S", help="stop the holder so long after Attached (default: it ends by itself)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="draws the same faults again (default %(default)s)"
@@ -139,6 +142,7 @@ async def _run(trial: Trial, options: argparse.Namespace) -> bool:
             loop.add_signal_handler(number, stopping.set)
         ended = asyncio.ensure_future(process.wait())
         interrupted = asyncio.ensure_future(stopping.wait())
+        attached = asyncio.ensure_future(trial.attached.wait())
         waiting: set[asyncio.Future[Any]] = {ended, interrupted}
         requests = None
         if options.worker is not None:
@@ -146,8 +150,12 @@ async def _run(trial: Trial, options: argparse.Namespace) -> bool:
             waiting |= set() if options.seconds else {requests}
         progress = asyncio.ensure_future(_progress(trial))
         try:
-            await asyncio.wait(waiting, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
-            for task in (requests, interrupted, progress):
+            if options.seconds:
+                first = {*waiting, attached}
+                await asyncio.wait(first, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+            if not options.seconds or attached.done():
+                await asyncio.wait(waiting, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
+            for task in (requests, interrupted, attached, progress):
                 if task is not None:
                     task.cancel()
             trial.stop_faults()

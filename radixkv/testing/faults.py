@@ -21,9 +21,16 @@ class Fault(StrEnum):
     LOSE_AND_RESTART = "lose-and-restart"  # the Step is applied, its answer lost, the service restarted
     CLEAR = "clear"  # another client clears a namespace
     PIN = "pin"  # another client pins a cached prefix
+    QUOTA = "quota"  # another client sets a quota, which leaves the holder all the room that it may want
+    RETAIN = "retain"  # another client sets the retention of a cached prefix
     EVICT = "evict"  # another client evicts blocks
     EVICT_BRANCH = "evict-branch"  # another client drops a branch
     LOSE_LEASE = "lose-lease"  # the lease expires: the pool's tree and sequences are gone
+
+    @property
+    def is_by_another(self) -> bool:
+        """Whether another client changes the pool."""
+        return self in (Fault.CLEAR, Fault.PIN, Fault.QUOTA, Fault.RETAIN, Fault.EVICT, Fault.EVICT_BRANCH)
 
 
 DEFAULT_FAULTS = tuple(fault for fault in Fault if fault is not Fault.LOSE_LEASE)

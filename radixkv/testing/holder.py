@@ -44,7 +44,8 @@ def _ops(worker: HashKvWorker, draw: random.Random, seq_ids: count[int]) -> list
         else:
             prompt = [draw.randrange(_ALPHABET) for _ in range(draw.randint(1, 12))]
             namespace = draw.choice(["default", "other"])
-            ops.append(AcquireOp(pack_tokens(prompt), 4, namespace, next(seq_ids)))
+            for _ in range(draw.choice([1, 1, 2])):  # the second waits for the first
+                ops.append(AcquireOp(pack_tokens(prompt), 4, namespace, next(seq_ids), waits=True))
     ops += [
         ReleaseOp(sequence.seq_id, draw.random() < 0.8)
         for sequence in usable

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from radixkv.core.api import AdoptionOp, StepOp, StepResult
+from radixkv.core.api import AdoptionOp, Pending, StepOp, StepResult
 from radixkv.core.tree.journal import JournalEntry
+from radixkv.testing.adoption import Adoption
 from radixkv.testing.record import PoolRecord
 from radixkv.v1 import workers_pb2 as workers
 
@@ -55,9 +56,8 @@ class Life:
     is_attached: bool = False
     is_cut: bool = False  # its last stream did not end by the holder
     ended_by: int = 0  # the message that ended it
-    adopting: PoolRecord | None = None  # the state that a restarted service is to be given
-    adopted: tuple[str, bytes] = ("", b"")
-    num_adopted: int = 0
+    adopting: Adoption | None = None  # the state that a restarted service is to be given
+    outcomes: dict[int, tuple[int, list[Pending]]] = field(default_factory=dict)  # by number of Notices, with its Step
 
     @property
     def last_step_message(self) -> int:

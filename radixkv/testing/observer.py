@@ -9,26 +9,27 @@ a message that was written to a broken stream may never have arrived.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 
-from radixkv.core.api import AcquireResult, AdoptionOp, AdoptOp, AdoptSequenceOp, StepOp, StepResult
+from radixkv.core.api import AcquireResult, AdoptionOp, Pending, StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
-from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.testing.adoption import Adoption
 from radixkv.testing.life import Flight, Life, Note, StreamWatch
-from radixkv.testing.messages import describe_request, describe_response, line_of, name_of
+from radixkv.testing.messages import describe_request, describe_response, line_of, name_of, short
 from radixkv.testing.outlook import Outlook, named_id
 from radixkv.testing.record import PoolRecord
 from radixkv.testing.rules import RULES, Broken
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.journal import journal_from_proto
-from radixkv.wire.steps import op_from_proto, result_from_proto
+from radixkv.wire.steps import PENDING, notices_from_proto, op_from_proto, result_from_proto
 
 __all__ = ["Observer"]
 
-_ADOPTION_KINDS = {"adopt", "adopt_sequence", "pin", "unpin", "set_quota", "retain"}
 _KEPT_MESSAGES = 20_000
 _KEPT_BREACHES = 5
+_NUMBERS = re.compile(r"\w*\d\w*(?:\W+\w*\d\w*)*")
 
 Report = Callable[..., None]
 
@@ -38,7 +39,7 @@ class Observer:
 
     Attributes:
         seen: how often each thing was exercised.
-        breaches: the first breaches of each rule. num_breaches: all of them, by rule.
+        breaches: of each rule the first ones that differ in more than numbers. num_breaches: all of them, by rule.
         messages: a line for each of the latest messages, by number.
     """
 
@@ -47,6 +48,8 @@ class Observer:
         self.breaches: list[Broken] = []
         self.num_breaches: Counter[str] = Counter()
         self.messages: dict[int, str] = {}
+        self._shown: set[int] = set()  # messages that show a breach
+        self._kinds: dict[tuple[str, str], int] = {}  # breaches that differ in numbers alone: the index of the kept one
         self.lives: dict[int, Life] = {}
         self._num_messages = 0
         self._streams: set[StreamWatch] = set()
@@ -56,13 +59,20 @@ class Observer:
         """Report a breach."""
         assert rule in RULES, rule
         self.num_breaches[rule] += 1
-        if self.num_breaches[rule] <= _KEPT_BREACHES:
-            self.breaches.append(Broken(rule, facts, tuple(sorted({number for number in messages if number}))))
+        self._shown.update(messages)
+        kind = rule, _NUMBERS.sub("#", facts)
+        index = self._kinds.setdefault(kind, len(self.breaches))
+        if index < len(self.breaches):
+            self.breaches[index] = self.breaches[index]._replace(num_times=self.breaches[index].num_times + 1)
+        elif sum(breach.rule == rule for breach in self.breaches) < _KEPT_BREACHES:
+            self.breaches.append(Broken(rule, short(facts), tuple(sorted({number for number in messages if number}))))
+        else:
+            del self._kinds[kind]
 
     def note(self, line: str) -> int:
         """Number and keep a line of the log of messages."""
         self._num_messages += 1
-        self.messages[self._num_messages] = line
+        self.messages[self._num_messages] = short(line)
         self.messages.pop(self._num_messages - _KEPT_MESSAGES, None)
         return self._num_messages
 
@@ -103,8 +113,7 @@ class Observer:
         if stream.life is not None and is_lost and not stream.life.ended_by:
             stream.life.ended_by = number
             self.seen["leases lost"] += 1
-        has_shown = any(stream.last_message in breach.messages for breach in self.breaches)
-        if is_fault and not has_shown:
+        if is_fault and stream.last_message not in self._shown:
             self.broke("stream-accepted", f"the service ended the stream: {error}", stream.last_message, number)
 
     @property
@@ -175,6 +184,7 @@ class Observer:
                 facts = f"stream {hello.stream_number} follows stream {life.stream_number}"
                 self.broke("stream-number", facts, number)
             self._acknowledge(life, hello, number)
+            self._check_awaited(life, hello, number)
             for flight in life.flights.values():  # all answers that arrived are acknowledged
                 flight.results = None
             life.notes = [note for note in life.notes if note.number <= hello.notices_acknowledged_through]
@@ -185,6 +195,13 @@ class Observer:
             life.hello = hello
             life.stream_number = max(life.stream_number, hello.stream_number)
             stream.life, life.stream = life, stream
+
+    def _check_awaited(self, life: Life, hello: workers.Hello, number: int) -> None:
+        listed = set(map(PENDING.read, hello.awaited))
+        for pending in life.record.awaited if hello.can_adopt else ():
+            if pending not in listed:
+                facts = f"sequence {pending.seq_id} to {pending.num_tokens} is awaited, and Hello.awaited leaves it out"
+                self.broke("awaited", facts, number)
 
     def _acknowledge(
         self,
@@ -211,8 +228,14 @@ class Observer:
             life.acknowledged += 1
             flight = life.flights.pop(life.acknowledged, None)
             if flight is not None and flight.results is not None:
-                life.record.answered(flight.number, flight.ops, flight.results)
+                for facts in life.record.answered(flight.number, flight.ops, flight.results):
+                    self.broke("insert-again", f"Step {flight.number}, {facts}", flight.message)
         self._note_until(life, life.acknowledged, life.notices_acknowledged)
+        for received, (after_step, outcomes) in list(life.outcomes.items()):
+            if received <= life.notices_acknowledged and after_step <= life.acknowledged:
+                del life.outcomes[received]
+                for outcome in outcomes:
+                    life.record.awaited.pop(outcome, None)
 
     def _note_until(self, life: Life, step: int, acknowledged: int | None = None) -> None:
         """Apply the Notices that come after that Step: delivered before its successor, or acknowledged."""
@@ -294,26 +317,13 @@ class Observer:
                 self.broke("step-size", f"a Step of {value} {what}; the limit is {limit}", number)
 
     def _check_adoption(self, life: Life, kind: str, op: StepOp | AdoptionOp, number: int) -> None:
-        before = life.adopting
-        assert before is not None
-        if isinstance(op, AdoptOp | AdoptSequenceOp):
-            life.num_adopted += 1
-            found = (
-                before.check_adopt_sequence(op)
-                if isinstance(op, AdoptSequenceOp)
-                else before.check_adopt(op, life.adopted[1])
-            )
-            if found is not None:
-                self.broke(found[0], found[1], number)
-            if isinstance(op, AdoptOp):
-                history = life.adopted[1][: op.num_kept * TOKEN_BYTES] + op.tokens
-                life.adopted = (op.namespace, history)
-        elif kind not in _ADOPTION_KINDS:
-            life.adopting = None
-            live = set(before.trees.values())
-            if not life.num_adopted and (before.parked or any(held.tree in live for held in before.held.values())):
-                facts = f"{kind} was sent, and nothing adopted of {len(before.parked)} sequences and {len(before.held)} blocks"
-                self.broke("adopt-first", facts, number)
+        adopting = life.adopting
+        assert adopting is not None
+        found = adopting.faults(op)
+        if adopting.is_over(op):
+            life.adopting, found = None, adopting.missing(kind)
+        for rule, facts in found:
+            self.broke(rule, facts, number)
 
     # -- to the holder
 
@@ -332,8 +342,13 @@ class Observer:
             self.seen["Notices"] += 1
             life.notices_delivered = notices.number
             life.unacknowledged[notices.number] = number, now_s
+            outcomes = [Pending(seq_id, num_tokens) for _, seq_id, num_tokens in notices_from_proto(notices)]
+            life.outcomes[notices.number] = notices.after_step, outcomes
+            entries = journal_from_proto(notices)
+            if life.adopting is not None:
+                life.adopting.noted(entries)
             if notices.number > life.notices_noted:
-                life.notes.append(Note(notices.number, notices.after_step, journal_from_proto(notices)))
+                life.notes.append(Note(notices.number, notices.after_step, entries))
 
     def _attached(self, stream: StreamWatch, life: Life, attached: workers.Attached, now_s: float) -> None:
         stream.limits, stream.heard_at_s = attached, now_s
@@ -341,13 +356,17 @@ class Observer:
         if life.is_attached and not attached.resumed:
             life.flights.clear()
             life.released.clear()
+            for note in life.notes:  # received, and their Step not answered
+                life.record.noted(note.entries, note.after_step)
             life.notes.clear()
+            life.outcomes.clear()
             life.notices_noted = life.notices_acknowledged  # their numbers go on from there
-            life.num_adopted, life.adopted = 0, ("", b"")
             stream.expected_step = attached.next_step
             if life.hello.can_adopt:
                 self.seen["restarts to adopt after"] += 1
-                life.adopting = life.record.begin_again()
+                life.adopting = Adoption(life.record.begin_again())
+                self.seen.update(life.adopting.counts)
+                life.record.awaited = dict.fromkeys(map(PENDING.read, life.hello.awaited))
             else:
                 life.record = PoolRecord(life.hello.pool.block_size)
         elif life.is_attached:
@@ -365,6 +384,7 @@ class Observer:
             results.append(result)
             copies = result if isinstance(result, list) else [result]
             self.seen["COPY"] += sum(len(getattr(each, "ops", ())) for each in copies)
+            self.seen["Pending"] += isinstance(result, Pending)
             if isinstance(result, RadixKVError):
                 self.seen[f"answered by {type(result).__name__}"] += 1
             is_lost = named_id(op) in life.record.lost

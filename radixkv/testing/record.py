@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.core.api import (
+    DEFAULT_PRIORITY,
     AcquireOp,
     AcquireResult,
     AdoptionOp,
-    AdoptOp,
     AdoptSequenceOp,
     ClearOp,
     Copy,
@@ -22,14 +22,20 @@ from radixkv.core.api import (
     ExtendResult,
     ForkOp,
     InsertOp,
+    Pending,
+    PinInfo,
+    PinOp,
     ReleaseOp,
+    Retention,
+    SetQuotaOp,
     StepOp,
     StepResult,
+    UnpinOp,
 )
 from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import covers
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
-from radixkv.core.tree.journal import Dropped, JournalEntry
+from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
 
 __all__ = ["PoolRecord", "SequenceRecord"]
 
@@ -56,6 +62,7 @@ class SequenceRecord:
     room: int
     promised_end: int
     shares_last: bool
+    retention: tuple[Retention, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -71,8 +78,11 @@ class PoolRecord:
         open: the open sequences, by id.
         parked: those that a restarted service does not know, until they are adopted.
         lost: ids of those whose adoption was rejected.
-        held: content of each known block.
+        held: content of each known block. dropped: of those that may not be adopted.
         trees: number of the tree that a namespace matches now.
+        pins: ttl by namespace and tokens. quotas: by namespace. retained: priority and duration by block; see `journal`.
+        awaited: the Pendings that were answered and have no Notice yet.
+        unrepeated: tokens of failed inserts that were not sent again, by sequence.
     """
 
     block_size: int
@@ -80,8 +90,14 @@ class PoolRecord:
     parked: dict[int, SequenceRecord] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
+    dropped: dict[int, Held] = field(default_factory=dict)
     trees: dict[str, int] = field(default_factory=dict)
-    _dropped: dict[int, Held] = field(default_factory=dict)
+    pins: dict[tuple[str, bytes], float] = field(default_factory=dict)
+    quotas: dict[str, SetQuotaOp] = field(default_factory=dict)
+    retained: dict[int, tuple[int, float]] = field(default_factory=dict)
+    awaited: dict[Pending, None] = field(default_factory=dict)
+    unrepeated: dict[int, bytes] = field(default_factory=dict)
+    _unconfirmed_pins: set[tuple[str, bytes]] = field(default_factory=set)
     _num_trees: int = 0
     _step: int = 0
 
@@ -89,39 +105,76 @@ class PoolRecord:
         """The service was restarted: it knows no sequence. Returns a copy, against which adoption is checked. O(size)."""
         self.parked.update(self.open)
         self.open.clear()
+        self.unrepeated.clear()
+        self._unconfirmed_pins = set(self.pins)
         return deepcopy(self)
 
-    def answered(self, number: int, ops: Iterable[StepOp | AdoptionOp | None], results: Iterable[StepResult]) -> None:
-        """Apply a Step; an op that is None could not be read."""
+    def answered(
+        self, number: int, ops: Iterable[StepOp | AdoptionOp | None], results: Iterable[StepResult]
+    ) -> list[str]:
+        """Apply a Step; an op that is None could not be read. Returns a line for each insert that left a gap."""
         self._step = number
+        gaps: list[str] = []
         for op, result in zip(ops, results, strict=True):
+            if isinstance(result, Pending):
+                self.awaited[result] = None
             match op, result:
-                case AdoptSequenceOp(), RadixKVError():
-                    self.parked.pop(op.seq_id, None)
-                    self.lost.add(op.seq_id)
-                case AdoptSequenceOp(), _:
-                    if op.seq_id in self.parked:
-                        self.open[op.seq_id] = self.parked.pop(op.seq_id)
+                case ((AdoptSequenceOp() | PinOp()), _):
+                    self._given_back(op, result)
                 case AcquireOp(), AcquireResult():
                     self._acquired(op, result)
                 case ExtendOp(), ExtendResult():
                     self._extended(op, result)
                 case InsertOp(), None:
+                    gaps += self._gap(op)
                     self._inserted(op)
+                case InsertOp(), RadixKVError() if op.seq_id in self.open:
+                    self._missed(op)
                 case ForkOp(), list():
                     self._forked(op, result)
                 case ReleaseOp(), None:
                     self.open.pop(op.seq_id, None)
+                    self.unrepeated.pop(op.seq_id, None)
                 case _:
                     pass
+        return gaps
+
+    def _given_back(self, op: AdoptSequenceOp | PinOp, result: StepResult) -> None:
+        """A restarted service has taken a sequence or a pin, or has not."""
+        if isinstance(op, AdoptSequenceOp):
+            known = self.parked.pop(op.seq_id, None)
+            if isinstance(result, RadixKVError):
+                self.lost.add(op.seq_id)
+            elif known is not None:
+                self.open[op.seq_id] = known
+        elif (op.namespace, op.tokens) in self._unconfirmed_pins:
+            self._unconfirmed_pins.remove((op.namespace, op.tokens))
+            if not isinstance(result, PinInfo) or result.tokens != op.tokens:
+                del self.pins[op.namespace, op.tokens]
 
     def noted(self, entries: Iterable[JournalEntry], after_step: int) -> None:
         """Apply a change of the pool, made after the answer to that Step."""
         for entry in entries:
-            if isinstance(entry, ClearOp):
-                self.trees = {name: tree for name, tree in self.trees.items() if not covers(entry.namespace, name)}
-            elif isinstance(entry, Dropped):
-                self._drop(entry, after_step)
+            match entry:
+                case ClearOp():
+                    self.trees = {name: tree for name, tree in self.trees.items() if not covers(entry.namespace, name)}
+                case PinOp():
+                    self.pins[entry.namespace, entry.tokens] = entry.ttl_s
+                case UnpinOp():
+                    self.pins.pop((entry.namespace, entry.tokens), None)
+                    self._unconfirmed_pins.discard((entry.namespace, entry.tokens))
+                case SetQuotaOp():
+                    self.quotas[entry.namespace] = entry
+                case Retained():
+                    self._retain(entry)
+                case Dropped():
+                    self._drop(entry, after_step)
+
+    def _retain(self, entry: Retained) -> None:
+        for block_id in entry.block_ids:
+            self.retained.pop(block_id, None)
+            if entry.priority != DEFAULT_PRIORITY:
+                self.retained[block_id] = (entry.priority, entry.duration_s)
 
     # -- Steps
 
@@ -139,7 +192,15 @@ class PoolRecord:
         shares_last = bool(stored % self.block_size) and not result.ops and stored == length and not op.reserve
         tree = self._tree(op.namespace, share_prefix=op.share_prefix)
         opened = SequenceRecord(
-            op.namespace, tree, tokens, list(result.block_table), stored, length, length + op.reserve, shares_last
+            op.namespace,
+            tree,
+            tokens,
+            list(result.block_table),
+            stored,
+            length,
+            length + op.reserve,
+            shares_last,
+            op.retention,
         )
         self.open[result.seq_id] = opened
         first_own = -(-stored // self.block_size)
@@ -169,6 +230,25 @@ class PoolRecord:
                 end = min((index + 1) * size, op.num_computed)
                 self._hold(opened, opened.table[index], end)
 
+    def _missed(self, op: InsertOp) -> None:
+        """An insert failed: its tokens are to come again, unless they are the ones that were missing."""
+        missing, new = self.unrepeated.get(op.seq_id, b""), pack_tokens(op.new_tokens)
+        is_again = bool(missing) and (missing.startswith(new) or new.startswith(missing))
+        self.unrepeated[op.seq_id] = max(missing, new, key=len) if is_again else missing + new
+
+    def _gap(self, op: InsertOp) -> list[str]:
+        missing, new = self.unrepeated.get(op.seq_id, b""), pack_tokens(op.new_tokens)
+        if not missing or not new:
+            return []
+        del self.unrepeated[op.seq_id]
+        if missing.startswith(new):
+            self.unrepeated[op.seq_id] = missing[len(new) :]
+        if missing.startswith(new) or new.startswith(missing):
+            return []
+        return [
+            f"insert of sequence {op.seq_id}: {len(missing) // TOKEN_BYTES} tokens of an insert that failed are left out"
+        ]
+
     def _forked(self, op: ForkOp, children: list[AcquireResult]) -> None:
         parent = self.open.get(op.seq_id)
         for child in children if parent is not None else ():
@@ -182,19 +262,22 @@ class PoolRecord:
                 op.position,
                 op.position + op.reserve,
                 op.position % self.block_size > 0,
+                parent.retention,
             )
 
     # -- blocks
 
     def _hold(self, opened: SequenceRecord, block_id: int, end: int) -> None:
         self.held[block_id] = Held(opened.tree, opened.tokens[: end * TOKEN_BYTES], self._step)
-        self._dropped.pop(block_id, None)
+        self.dropped.pop(block_id, None)
 
     def _hand_out(self, opened: SequenceRecord, block_ids: Iterable[int], copies: Iterable[Copy]) -> None:
         """A sequence is going to write these blocks; a copied one holds its computed tokens already."""
         for block_id in block_ids:
             self.held.pop(block_id, None)
+            self.retained.pop(block_id, None)
         for _, dst, num_tokens in copies:
+            self.retained.pop(dst, None)
             if dst in opened.table:
                 self._hold(opened, dst, opened.table.index(dst) * self.block_size + num_tokens)
 
@@ -214,7 +297,7 @@ class PoolRecord:
         for block_id, held in list(self.held.items()):
             is_below = held.tree == tree and held.history.startswith(entry.tokens)
             if is_below and block_id not in kept and held.step <= after_step:
-                self._dropped[block_id] = self.held.pop(block_id)
+                self.dropped[block_id] = self.held.pop(block_id)
                 rest = entry.tokens[:-TOKEN_BYTES]
                 if len(rest) > self._start_bytes(held.history):
                     self.held[block_id] = held._replace(history=rest)
@@ -222,67 +305,3 @@ class PoolRecord:
     def _start_bytes(self, history: bytes) -> int:
         block_bytes = self.block_size * TOKEN_BYTES
         return (len(history) - 1) // block_bytes * block_bytes
-
-    # -- adoption
-
-    def check_adopt(self, op: AdoptOp, before: bytes) -> tuple[str, str] | None:
-        """The rule that an adoption breaks, and the facts; `before`: the history that it continues."""
-        history = before[: op.num_kept * TOKEN_BYTES] + op.tokens
-        return self._check_blocks(op.namespace, self.trees.get(op.namespace, 0), history, op.block_ids, op.num_kept)
-
-    def _check_blocks(
-        self, namespace: str, tree: int, history: bytes, block_ids: Iterable[int], num_kept: int
-    ) -> tuple[str, str] | None:
-        for index, block_id in enumerate(block_ids, num_kept // self.block_size):
-            claimed = history[: (index + 1) * self.block_size * TOKEN_BYTES]
-            start, end = index * self.block_size, len(claimed) // TOKEN_BYTES
-            facts = f"block {block_id}, adopted with tokens {start} to {end} of a history in {namespace!r}, "
-            held, dropped = self.held.get(block_id), self._dropped.get(block_id)
-            if held is not None and held.history.startswith(claimed):
-                if held.tree != tree:
-                    return "adopt-dropped", facts + "holds them, but from before they were cleared"
-            elif dropped is not None and dropped.history.startswith(claimed):
-                return "adopt-dropped", facts + "holds them, but they were dropped"
-            elif held is None:
-                return "adopt-content", facts + "holds nothing that was inserted"
-            else:
-                num_held = len(held.history) // TOKEN_BYTES
-                return "adopt-content", facts + f"holds other tokens, up to {num_held} of another history"
-        return None
-
-    def check_adopt_sequence(self, op: AdoptSequenceOp) -> tuple[str, str] | None:
-        """The rule that an adoption breaks, and the facts."""
-        known = self.parked.get(op.seq_id)
-        if known is None:
-            return "adopt-sequence", f"sequence {op.seq_id} was not open"
-        expected = {
-            "tokens": known.tokens,
-            "block_table": known.table,
-            "num_computed": known.num_computed,
-            "room": known.room,
-            "reserve": max(0, known.promised_end - known.room),
-            "namespace": known.namespace,
-            "is_unshared": self.trees.get(known.namespace) != known.tree,
-        }
-        adopted = {
-            "tokens": op.tokens,
-            "block_table": list(op.block_table),
-            "num_computed": op.num_computed,
-            "room": op.room,
-            "reserve": op.reserve,
-            "namespace": op.namespace,
-            "is_unshared": not op.share_prefix,
-        }
-        wrong = [name for name, value in adopted.items() if value != expected[name]]
-        if wrong:
-            facts = ", ".join(f"{name} {_short(adopted[name])}, was {_short(expected[name])}" for name in wrong)
-            return "adopt-sequence", f"sequence {op.seq_id}: {facts}"
-        num_blocks = -(-op.num_computed // self.block_size)
-        computed = known.tokens[: op.num_computed * TOKEN_BYTES]
-        return self._check_blocks(op.namespace, known.tree, computed, op.block_table[:num_blocks], 0)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, bytes):
-        return f"{len(value) // TOKEN_BYTES} tokens of {value[:8].hex()}…"
-    return str(value)

@@ -23,7 +23,12 @@ _EXPECTED = {
     "streams resumed": "no stream was resumed after a break",
     "Steps sent again": "no Step was sent again",
     "Notices": "no Notices were delivered",
+    "Pending": "no acquire waited for another sequence",
     "restarts to adopt after": "no restart of the service met an attached holder that can adopt",
+    "quotas at a restart": "no quota was to be given back",
+    "pins at a restart": "no pin was to be given back",
+    "retained blocks at a restart": "no retention was to be given back",
+    "dropped blocks at a restart": "no dropped history was still in blocks",
     "adopt": "no history was adopted",
     "adopt_sequence": "no open sequence was adopted",
 }
@@ -41,6 +46,7 @@ def as_json(observer: Observer, **more: object) -> str:
         {
             "rule": breach.rule,
             "facts": breach.facts,
+            "num_times": breach.num_times,
             "messages": {number: observer.messages.get(number, "") for number in breach.messages},
             "text": RULES[breach.rule].text,
             "source": RULES[breach.rule].source,
@@ -73,13 +79,16 @@ def _lines(observer: Observer) -> Iterator[str]:
     if missing:
         yield "Not seen, so not tested:"
         yield from (f"  {line}" for line in missing)
+    listed: set[int] = set()
     for rule, count in observer.num_breaches.items():
         yield f"BROKEN {rule}, {count:,} times: {RULES[rule].text} ({RULES[rule].source})"
         for breach in observer.breaches:
             if breach.rule == rule:
-                yield f"  {breach.facts}"
+                yield f"  {breach.facts}" + f" … {breach.num_times:,} times" * (breach.num_times > 1)
                 for number in breach.messages[-_CONTEXT:]:
-                    yield f"    message {number}: {observer.messages.get(number, 'no longer kept')}"
+                    line = "see above" if number in listed else observer.messages.get(number, "no longer kept")
+                    yield f"    message {number}: {line}"
+                    listed.add(number)
     num_steps = observer.seen["Steps"]
     if observer.num_breaches:
         yield f"{len(observer.num_breaches)} of {len(RULES)} rules are broken."

@@ -15,11 +15,14 @@ class Rule(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """One breach: the rule's name, the facts, and the numbers of the messages that show it."""
+    """One breach: the rule's name, the facts, and the numbers of the messages that show it. `num_times`: how many there were
+    that differ in numbers alone.
+    """
 
     rule: str
     facts: str
     messages: tuple[int, ...]
+    num_times: int = 1
 
 
 _ATTACH = "workers.proto, Workers.Attach"
@@ -67,6 +70,9 @@ RULES = {
         "workers.proto, ExtendResult",
     ),
     "insert-tokens": Rule("num_computed stays within the history.", "workers.proto, Insert.num_computed"),
+    "insert-again": Rule(
+        "The tokens of an insert that failed or was aborted are sent again before others.", "workers.proto, Insert"
+    ),
     "insert-falls": Rule("num_computed never falls.", "workers.proto, Insert.num_computed"),
     "fork-computed": Rule("A fork's position stays within the computed tokens.", "workers.proto, Fork.position"),
     "op-valid": Rule(
@@ -82,6 +88,16 @@ RULES = {
         "A cleared or dropped history is not adopted.", "workers.proto, Notices.cleared and Dropped.tokens"
     ),
     "adopt-sequence": Rule("An adopted sequence is as it was before the restart.", "workers.proto, AdoptSequence"),
+    "quotas-back": Rule(
+        "After a restart each quota is given back, before the open sequences.", "workers.proto, JournalEntry.set_quota"
+    ),
+    "retention-back": Rule(
+        "After a restart an adopted block is given back its retention.", "workers.proto, JournalEntry.retained"
+    ),
+    "pins-back": Rule(
+        "After a restart each pin is given back, after the history of its tokens.", "workers.proto, JournalEntry.pin"
+    ),
+    "awaited": Rule("Hello lists each Pending that no Notice has followed yet.", "workers.proto, Hello.awaited"),
     "block-content": Rule(
         "A cached block holds what the model computes (VerifyBlock).", "generation.proto, Generation.VerifyBlock"
     ),

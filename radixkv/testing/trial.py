@@ -38,6 +38,8 @@ _SETTLE_S = 5.0
 _VERIFY_S = 0.05
 _HASTE_S = 0.05
 """How long Attached is held back, for a Step that does not wait for it to show."""
+_WIDE = (100_000, 1_000_000)
+"""Bounds of the sequences that a quota allows."""
 _LOST = {types.ERROR_CODE_STALE_INCARNATION}
 _FAULTS = {types.ERROR_CODE_INVALID_ARGUMENT, types.ERROR_CODE_LIMIT, types.ERROR_CODE_INTERNAL}
 
@@ -83,7 +85,7 @@ class _WatchedContext:
             return
         if fault is Fault.LOSE_STEP:
             self._break()
-        elif fault in (Fault.CLEAR, Fault.PIN, Fault.EVICT, Fault.EVICT_BRANCH):
+        elif fault.is_by_another:
             self._trial.soon(self._trial.call_as_another(fault))
         elif fault is Fault.LOSE_LEASE:
             self._trial.expire()
@@ -107,6 +109,8 @@ class _WatchedContext:
             await asyncio.sleep(self._trial.random.uniform(0.2, 1.0) * self._trial.config.lease_ttl_s / 6)
         self._trial.observer.delivered(self._watch, response, time.monotonic())
         await self._context.write(response)
+        if response.HasField("attached"):
+            self._trial.attached.set()
         if fault is Fault.RESTART:
             self._trial.soon(self._trial.restart())
         elif fault is Fault.BREAK:
@@ -169,11 +173,13 @@ class Trial:
     Attributes:
         address: where the holder attaches; the same over restarts.
         observer: the breaches so far, and the counts of what was exercised.
+        attached: set once a holder was attached.
     """
 
     def __init__(self, plan: FaultPlan, config: ServiceConfig, *, seed: int = 0, worker: str | None = None) -> None:
         self.config = config
         self.observer = Observer()
+        self.attached = asyncio.Event()
         self.random = random.Random(seed)
         self.address = ""
         self._plan = plan
@@ -266,10 +272,17 @@ class Trial:
         known = _cached(life)
         namespace, tokens = self.random.choice(known) if known else ("default", b"")
         pool = life.hello.pool.name
+        retention = [types.Retention(priority=self.random.randint(36, 100), duration_s=60.0)]
         calls: dict[Fault, Callable[[], Any]] = {
             Fault.CLEAR: lambda: cache.Clear(prefix_cache_pb2.ClearRequest(pool=pool, namespace=namespace)),
             Fault.PIN: lambda: cache.Pin(
                 prefix_cache_pb2.PinRequest(pool=pool, namespace=namespace, tokens=tokens, ttl_s=1.0)
+            ),
+            Fault.QUOTA: lambda: cache.SetQuota(
+                prefix_cache_pb2.SetQuotaRequest(pool=pool, namespace=namespace, sequences=self.random.randint(*_WIDE))
+            ),
+            Fault.RETAIN: lambda: cache.Retain(
+                prefix_cache_pb2.RetainRequest(pool=pool, namespace=namespace, tokens=tokens, retention=retention)
             ),
             Fault.EVICT: lambda: cache.Evict(prefix_cache_pb2.EvictRequest(pool=pool, num_blocks=2)),
             Fault.EVICT_BRANCH: lambda: cache.EvictBranch(

@@ -17,6 +17,13 @@ class BlockVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCK_VERDICT_GONE: _ClassVar[BlockVerdict]
     BLOCK_VERDICT_NO_ROOM: _ClassVar[BlockVerdict]
 
+class BreakerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKER_STATE_UNSPECIFIED: _ClassVar[BreakerState]
+    BREAKER_STATE_CLOSED: _ClassVar[BreakerState]
+    BREAKER_STATE_OPEN: _ClassVar[BreakerState]
+    BREAKER_STATE_TRIAL: _ClassVar[BreakerState]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -34,6 +41,10 @@ BLOCK_VERDICT_AGREES: BlockVerdict
 BLOCK_VERDICT_DIFFERS: BlockVerdict
 BLOCK_VERDICT_GONE: BlockVerdict
 BLOCK_VERDICT_NO_ROOM: BlockVerdict
+BREAKER_STATE_UNSPECIFIED: BreakerState
+BREAKER_STATE_CLOSED: BreakerState
+BREAKER_STATE_OPEN: BreakerState
+BREAKER_STATE_TRIAL: BreakerState
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -330,18 +341,20 @@ class Completed(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., pinned_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s")
+    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s", "num_loaded_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
     num_computed_tokens: int
     time_to_first_token_s: float
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ...) -> None: ...
+    num_loaded_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()
@@ -476,15 +489,72 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("engine", "cache")
+    __slots__ = ("engine", "cache", "levels")
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     engine: EngineStats
     cache: _prefix_cache_pb2.PoolStats
-    def __init__(self, engine: _Optional[_Union[EngineStats, _Mapping]] = ..., cache: _Optional[_Union[_prefix_cache_pb2.PoolStats, _Mapping]] = ...) -> None: ...
+    levels: _containers.RepeatedCompositeFieldContainer[LevelStats]
+    def __init__(self, engine: _Optional[_Union[EngineStats, _Mapping]] = ..., cache: _Optional[_Union[_prefix_cache_pb2.PoolStats, _Mapping]] = ..., levels: _Optional[_Iterable[_Union[LevelStats, _Mapping]]] = ...) -> None: ...
+
+class LevelStats(_message.Message):
+    __slots__ = ("level", "size_bytes", "used_bytes", "num_blocks", "num_hits", "misses", "num_written", "unwritten", "faults", "num_evicted", "read_bytes", "written_bytes", "read_s", "write_s", "breaker")
+    class MissesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class UnwrittenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class FaultsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    UNWRITTEN_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
+    WRITE_S_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    level: str
+    size_bytes: int
+    used_bytes: int
+    num_blocks: int
+    num_hits: int
+    misses: _containers.ScalarMap[str, int]
+    num_written: int
+    unwritten: _containers.ScalarMap[str, int]
+    faults: _containers.ScalarMap[str, int]
+    num_evicted: int
+    read_bytes: int
+    written_bytes: int
+    read_s: float
+    write_s: float
+    breaker: BreakerState
+    def __init__(self, level: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., num_written: _Optional[int] = ..., unwritten: _Optional[_Mapping[str, int]] = ..., faults: _Optional[_Mapping[str, int]] = ..., num_evicted: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., read_s: _Optional[float] = ..., write_s: _Optional[float] = ..., breaker: _Optional[_Union[BreakerState, str]] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("num_generations", "num_running_branches", "num_queued_branches", "num_pending_branches", "num_parked_branches", "num_remembered", "num_preemptions", "num_saved_blocks", "num_loaded_blocks", "num_forwards", "num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_generated_tokens", "num_finished", "num_cancelled", "num_failed", "num_expired", "time_to_first_token", "inter_token", "waited", "num_lines", "num_moved_lines", "num_prefilled_tokens", "prefill_s")
+    __slots__ = ("num_generations", "num_running_branches", "num_queued_branches", "num_pending_branches", "num_parked_branches", "num_remembered", "num_preemptions", "num_saved_blocks", "num_loaded_blocks", "num_forwards", "num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_generated_tokens", "num_finished", "num_cancelled", "num_failed", "num_expired", "time_to_first_token", "inter_token", "waited", "num_lines", "num_moved_lines", "num_prefilled_tokens", "prefill_s", "num_loaded_tokens", "num_store_loaded_blocks", "num_store_unsaved_blocks", "num_saves_left_out")
     NUM_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -510,6 +580,10 @@ class EngineStats(_message.Message):
     NUM_MOVED_LINES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORE_LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORE_UNSAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAVES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     num_generations: int
     num_running_branches: int
     num_queued_branches: int
@@ -535,7 +609,11 @@ class EngineStats(_message.Message):
     num_moved_lines: int
     num_prefilled_tokens: int
     prefill_s: float
-    def __init__(self, num_generations: _Optional[int] = ..., num_running_branches: _Optional[int] = ..., num_queued_branches: _Optional[int] = ..., num_pending_branches: _Optional[int] = ..., num_parked_branches: _Optional[int] = ..., num_remembered: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_saved_blocks: _Optional[int] = ..., num_loaded_blocks: _Optional[int] = ..., num_forwards: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_cancelled: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_expired: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Percentiles, _Mapping]] = ..., inter_token: _Optional[_Union[Percentiles, _Mapping]] = ..., waited: _Optional[_Union[Percentiles, _Mapping]] = ..., num_lines: _Optional[int] = ..., num_moved_lines: _Optional[int] = ..., num_prefilled_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    num_loaded_tokens: int
+    num_store_loaded_blocks: int
+    num_store_unsaved_blocks: int
+    num_saves_left_out: int
+    def __init__(self, num_generations: _Optional[int] = ..., num_running_branches: _Optional[int] = ..., num_queued_branches: _Optional[int] = ..., num_pending_branches: _Optional[int] = ..., num_parked_branches: _Optional[int] = ..., num_remembered: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_saved_blocks: _Optional[int] = ..., num_loaded_blocks: _Optional[int] = ..., num_forwards: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_cancelled: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_expired: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Percentiles, _Mapping]] = ..., inter_token: _Optional[_Union[Percentiles, _Mapping]] = ..., waited: _Optional[_Union[Percentiles, _Mapping]] = ..., num_lines: _Optional[int] = ..., num_moved_lines: _Optional[int] = ..., num_prefilled_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ..., num_store_loaded_blocks: _Optional[int] = ..., num_store_unsaved_blocks: _Optional[int] = ..., num_saves_left_out: _Optional[int] = ...) -> None: ...
 
 class Percentiles(_message.Message):
     __slots__ = ("p50_s", "p90_s", "p99_s")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -197,17 +199,22 @@ def trailing_metadata(error: RadixKVError) -> tuple[tuple[str, str | bytes], ...
     return (details, (PUSHBACK_METADATA_KEY, str(math.ceil(1000 * error.retry_after_s))))
 
 
-def error_from_rpc(call: Any, address: str) -> RadixKVError:
+def error_from_rpc(
+    call: Any, address: str, kinds: Mapping[grpc.StatusCode, Callable[[str], RadixKVError]] = MappingProxyType({})
+) -> RadixKVError:
     """The exception of a failed gRPC call.
 
     Args:
         call: the `grpc.RpcError`, which is also the finished call.
         address: of the service, for the message where the transport failed.
+        kinds: makes the error of a status without our details from its message, of a server that may be another's.
     """
     for key, value in call.trailing_metadata() or ():
         if key == ERROR_METADATA_KEY:
             return error_from_proto(types.Error.FromString(value))
     status: grpc.StatusCode = call.code()
+    if status in kinds:
+        return kinds[status](call.details() or status.name)
     kind = _BY_STATUS.get(status, RadixKVError)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return kind(f"the service at {address} did not answer in time; it may be overloaded or stopped")

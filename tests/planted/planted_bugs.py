@@ -316,4 +316,44 @@ PLANTED_BUGS = (
             "test_who_watches_the_health_of_a_stopping_service_is_told_before_its_calls_end",
         ),
     ),
+    PlantedBug(
+        "a block that a verification has overwritten is saved under its old name",
+        "worker/storing/stored_blocks.py",
+        "                self._held[block_id] = None\n        return self._runner.forward(rows)",
+        "                pass\n        return self._runner.forward(rows)",
+        (
+            "integration/engine/test_engine_store.py::test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name",
+        ),
+    ),
+    PlantedBug(
+        "blocks loaded for a request that is gone land in blocks that another has by now",
+        "worker/storing/stored_blocks.py",
+        "is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING",
+        "is_wanted = True",
+        (
+            "integration/engine/test_engine_store.py::test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request",
+        ),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a reply that was running at an erasure is stored under the new keys",
+        "worker/storing/stored_blocks.py",
+        'if branch.generation.stored_under not in (b"", keys.id):',
+        "if False:",
+        ("integration/engine/test_engine_store.py::test_a_reply_that_runs_over_an_erasure_is_not_stored",),
+    ),
+    PlantedBug(
+        "a sealed block opens under any name",
+        "stores/sealing.py",
+        "return name + num_bytes",
+        "return num_bytes",
+        ("unit/stores/test_sealing.py",),
+    ),
+    PlantedBug(
+        "a namespace's leaf is found again after its erasure",
+        "stores/keys.py",
+        "state.cover.puncture(point), state.erased_ids | {erased_id}",
+        "state.cover, state.erased_ids | {erased_id}",
+        ("unit/stores/test_keys.py",),
+    ),
 )

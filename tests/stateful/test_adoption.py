@@ -24,6 +24,7 @@ from radixkv.core.api import (
     Notice,
     Pending,
     ReleaseOp,
+    RetainOp,
     Retention,
     StepOp,
 )
@@ -196,6 +197,26 @@ def test_so_they_do_in_twenty_thousand_histories(first: int) -> None:
         drive.worker.catch_up()
         drive.check()
         counts += drive.counts
+    assert counts["not taken on"] <= counts["restarts"] // 100
+
+
+@pytest.mark.slow
+def test_ten_thousand_adoptions_of_histories_drawn_now_lose_no_sequence() -> None:
+    counts, first = Counter[str](), random.SystemRandom().randrange(2**40)
+    while counts["restarts"] < 10_000:
+        seed = first + counts["histories"]
+        try:
+            drive = Drive(seed, is_alike=seed % 2 == 0)
+            for _ in range(120):
+                drive.step()
+                drive.check()
+            drive.worker.catch_up()
+            drive.check()
+        except AssertionError as error:
+            raise AssertionError(f"history {seed}") from error
+        counts += drive.counts
+        counts["histories"] += 1
+    print(dict(counts))
     assert counts["not taken on"] <= counts["restarts"] // 100
 
 
@@ -387,6 +408,7 @@ def test_a_bad_adoption_is_refused_by_name_and_changes_nothing(op: AdoptOp | Ado
     (error,) = cache.step([op])
     assert isinstance(error, InvalidArgumentError)
     assert error.argument == argument
+    assert str(error).startswith("sequence 1 is not adopted: ") is isinstance(op, AdoptSequenceOp)
     cache.check()
     assert cache.stats() == PrefixCache(NUM_BLOCKS, BLOCK_SIZE).stats()
 
@@ -443,3 +465,18 @@ def test_what_was_said_of_the_worth_of_positions_holds_of_all_that_is_computed_a
     assert {priority for position, priority in worth if position >= 4} == {5}
     assert {priority for position, priority in worth if position < 4} == {90}
     assert [node.priority for node in cache.dump() if unpack_tokens(node.tokens) == [9] * 4] == [DEFAULT_PRIORITY]
+
+
+def test_a_history_that_two_blocks_hold_keeps_the_retention_of_the_one_in_the_tree() -> None:
+    wire = Wire()
+    wire.carry()
+    prompt = pack_tokens(range(4))
+    wire.submit([AcquireOp(prompt, seq_id=1), AcquireOp(prompt, seq_id=2)])
+    wire.submit([InsertOp(1, 4), RetainOp(prompt, (Retention(priority=90),))])
+    wire.submit([InsertOp(2, 4)])  # its block is its own, and used last
+    wire.carry()
+    assert [node.priority for node in wire.pool.cache.dump()] == [90]
+    wire.restart()
+    wire.carry()
+    assert [node.priority for node in wire.pool.cache.dump()] == [90]
+    wire.pool.cache.check()

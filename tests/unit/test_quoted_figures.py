@@ -14,6 +14,7 @@ import pytest
 
 from bench.common.report import percentile
 from radixkv.cli.program import COMMANDS
+from radixkv.client import reader, stream
 from radixkv.core import validation
 from radixkv.gateway.api.conversations.replies.live import MAX_WAITING_BYTES
 from radixkv.gateway.api.conversations.replies.pricing import MAX_READ_CHARACTERS
@@ -182,6 +183,11 @@ def test_the_machine_of_each_table_is_the_one_that_is_named_above_them() -> None
 BOUNDS = {
     "README.md": [f"a namespace at most {validation.MAX_NAMESPACE_CHARS} characters"],
     "radixkv/service/README.md": [f"of {MAX_NAMESPACES} at most"],
+    "radixkv/client/README.md": [
+        f"opened again after {1000 * stream._FIRST_BACKOFF_S:g} ms, then twice as long each time, up to "
+        f"{stream._LONGEST_BACKOFF_S:g} s",
+        *(f"(`{name}` {value})" for name, value in reader._CHANNEL_OPTIONS if "max_rec" in name),
+    ],
     "radixkv/gateway/README.md": [
         f"{fields.MAX_MESSAGES:,} messages, {MAX_TOOLS} tools",
         f"JSON of {json_text.MAX_NESTING} levels and {json_text.MAX_VALUES:,} values",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import (
     DEFAULT_SERVICE_ADDRESS,
@@ -18,6 +18,9 @@ from radixkv.cli.kv_event_flags import add_kv_event_flags, describe_kv_events, k
 from radixkv.cli.security_flags import add_server_flags, security_of
 from radixkv.net.signals import exit_at_interrupt
 from radixkv.util.heaps import keep_heaps_small
+
+if TYPE_CHECKING:
+    from radixkv.service import ServiceConfig
 
 __all__ = ["add"]
 
@@ -57,10 +60,22 @@ def add(commands: Any) -> None:
 
 @exit_at_interrupt()
 def _run(options: argparse.Namespace) -> int:
-    from radixkv.service import ServiceConfig, run_service
+    from radixkv.service import run_service
 
     keep_heaps_small()
-    config = ServiceConfig(
+
+    def on_ready(addresses: tuple[str, ...]) -> None:
+        where = " and ".join(addresses) + describe_kv_events(options) + describe_metrics(options)
+        say(f"radixkv cache service on {where}; Ctrl-C stops it")
+
+    run_service(_service_config(options), on_ready)
+    return 0
+
+
+def _service_config(options: argparse.Namespace) -> ServiceConfig:
+    from radixkv.service import ServiceConfig
+
+    return ServiceConfig(
         addresses=tuple(options.listen or [DEFAULT_SERVICE_ADDRESS]),
         lease_ttl_s=options.lease_ttl,
         max_message_bytes=int(options.max_message_mib * 2**20),
@@ -70,10 +85,3 @@ def _run(options: argparse.Namespace) -> int:
         **cache_settings(options),
         **kv_event_settings(options),
     )
-
-    def on_ready(addresses: tuple[str, ...]) -> None:
-        where = " and ".join(addresses) + describe_kv_events(options) + describe_metrics(options)
-        say(f"radixkv cache service on {where}; Ctrl-C stops it")
-
-    run_service(config, on_ready)
-    return 0

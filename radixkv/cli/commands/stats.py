@@ -1,4 +1,4 @@
-"""`radixkv stats`: stats of a cache service's pools."""
+"""`radixkv stats`: stats of a cache service's pools, and of a worker's block store."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     stats = add_command(commands, "stats", _run, "print the stats of a service's pools")
     add_service_flag(stats)
+    stats.add_argument("--worker", metavar="ADDRESS", help="print the block store of this worker too")
     add_client_flags(stats)
 
 
@@ -30,4 +31,17 @@ def _run(options: argparse.Namespace) -> int:
             say(f"  {field:<26} {value if isinstance(value, str) else format(value, ','):>14}")
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
+    if options.worker is not None:
+        _say_levels(options)
     return 0
+
+
+def _say_levels(options: argparse.Namespace) -> None:
+    from radixkv.cli.views.top_view import level_line
+    from radixkv.generation.client import GenerationClient
+
+    with GenerationClient(options.worker, credentials=client_credentials(options)) as client:
+        levels = client.stats().levels
+    say(f"worker {options.worker}" + ("" if levels else ": it has no block store"))
+    for level in levels:
+        say(f"  {level.level:<26} {level_line(level)}")

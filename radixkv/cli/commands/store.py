@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 from typing import Any
 
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
 from radixkv.cli.security_flags import add_client_flags, client_credentials
-from radixkv.core.errors import RadixKVError
+from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.planner.sizes import format_bytes, parse_bytes
 
 __all__ = ["add"]
 
-EXIT_UNREACHABLE = 1
+EXIT_INCOMPLETE = 1
+"""A service, worker or level could not be reached, or blocks are damaged."""
+
+STORE = """\
+Look after a disk cache (--disk-cache DIR:SIZE) that no worker has open.
+
+  radixkv store list DIR                       models, their blocks, and the ids of namespaces
+  radixkv store check DIR --namespace team-a   read every block, open those of the namespace; exits with 1 if one is damaged
+  radixkv store trim DIR 10GiB                 delete what was used longest ago, down to a size
+  radixkv store erase DIR --namespace team-a   destroy the namespace's keys in the key file, then delete its blocks
+"""
 
 ERASE = """\
 Clear a namespace in the pools of a cache service, and erase it in the block stores of workers.
@@ -41,6 +54,56 @@ def add(commands: Any) -> None:
         help=f"a worker with a block store; may be given several times (default {DEFAULT_WORKER_ADDRESS})",
     )
     add_client_flags(erase)
+    store = add_command(commands, "store", _store, "list, check, trim or erase a disk cache that no worker has open")
+    store.description = STORE
+    store.formatter_class = argparse.RawDescriptionHelpFormatter
+    store.add_argument("action", choices=["list", "check", "trim", "erase"], help="see above")
+    store.add_argument("folder", metavar="DIR", type=Path, help="the folder of --disk-cache")
+    store.add_argument("size", metavar="SIZE", nargs="?", help="with trim: the size to keep, e.g. 10GiB")
+    store.add_argument(
+        "--namespace",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="with check: open its blocks, too; with erase: the one to erase (default: what the key file has erased already)",
+    )
+    store.add_argument("--store-key", metavar="FILE", help="the key file (default: in the state folder)")
+
+
+def _store(options: argparse.Namespace) -> int:
+    from radixkv.stores import offline
+    from radixkv.stores.keys import StoreKeys
+    from radixkv.util.folders import state_folder
+
+    if (options.size is not None) != (options.action == "trim"):
+        raise InvalidArgumentError("SIZE", options.size, "given with trim, and with nothing else")
+    if options.namespace and options.action in {"list", "trim"}:
+        raise InvalidArgumentError("--namespace", options.namespace, "given with check or erase")
+    if options.action in {"list", "trim"}:
+        size_bytes = None if options.size is None else parse_bytes(options.size, "SIZE")
+        models = offline.list_models(options.folder) if size_bytes is None else offline.trim(options.folder, size_bytes)
+        for model in models:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used_s))
+            say(f"model {model.folder}: {model.num_blocks:,} blocks, {format_bytes(model.file_bytes)}, used {when}")
+            for namespace, count in sorted((model.namespaces or {}).items(), key=lambda item: -item[1]):
+                say(f"  namespace {namespace}  {count:>10,} blocks")
+        if not models:
+            say(f"no blocks in {options.folder}")
+        return 0
+    keys = StoreKeys(options.store_key or state_folder() / "store.key")
+    if options.action == "erase":
+        for namespace in options.namespace or [None]:
+            for model_folder, count in offline.erase(options.folder, keys, namespace).items():
+                say(f"model {model_folder}: {count:,} blocks of {namespace or 'erased namespaces'} deleted")
+        return 0
+    checked = offline.check(options.folder, keys, options.namespace)
+    for one in checked:
+        index = "" if one.is_intact else ", index damaged"
+        say(
+            f"model {one.folder}: {one.num_blocks:,} blocks, {one.num_opened:,} opened, {one.num_damaged:,} damaged, "
+            f"{one.num_erased:,} erased, {one.num_unopened:,} of other namespaces{index}"
+        )
+    return EXIT_INCOMPLETE if any(one.num_damaged or not one.is_intact for one in checked) else 0
 
 
 def _erase(options: argparse.Namespace) -> int:
@@ -69,4 +132,4 @@ def _erase(options: argparse.Namespace) -> int:
             outcome = "erased" if level.is_erased else "unreachable; without their key its blocks cannot be read"
             say(f"worker {address} {level.level}: {outcome}")
             is_complete &= level.is_erased
-    return 0 if is_complete else EXIT_UNREACHABLE
+    return 0 if is_complete else EXIT_INCOMPLETE

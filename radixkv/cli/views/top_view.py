@@ -5,8 +5,11 @@ Readings and rates are plain numbers; a screen, a plain text and JSON are three 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from radixkv.planner.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,8 +17,9 @@ if TYPE_CHECKING:
     from radixkv.core.api import CacheStats
     from radixkv.generation.request import ModelInfo
     from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
+    from radixkv.stores.stats import LevelStats
 
-__all__ = ["Rates", "Reading", "View"]
+__all__ = ["Rates", "Reading", "View", "level_line"]
 
 _BAR_WIDTH = 48
 
@@ -85,6 +89,7 @@ class View(NamedTuple):
             "model": self.model.name,
             "engine": {name: _plain(value) for name, value in engine._asdict().items()},
             "cache": None if cache is None else cache._asdict(),
+            "levels": [asdict(level) for level in self.now.stats.levels],
             "rates_per_second": None if self.rates is None else self.rates._asdict(),
         }
 
@@ -165,6 +170,16 @@ class View(NamedTuple):
                 f"{cache.num_missed_new_tokens:,} tokens new, {cache.num_missed_parted_tokens:,} parted from others, "
                 f"{cache.num_missed_evicted_tokens:,} evicted before",
             )
+        levels = self.now.stats.levels
+        if levels:
+            found = engine.num_loaded_tokens / engine.num_prompt_tokens if engine.num_prompt_tokens else None
+            yield (
+                "block store",
+                f"{_percent(found)} of prompt tokens found there since the start, {engine.num_store_loaded_blocks:,} blocks "
+                f"loaded; {engine.num_store_unsaved_blocks:,} wait to be saved, {engine.num_saves_left_out:,} saves left out",
+            )
+        for level in levels:
+            yield level.level, level_line(level)
 
     def _parts(self) -> list[_Part]:
         cache = self.now.stats.cache
@@ -176,6 +191,23 @@ class View(NamedTuple):
 
     def _legend(self, parts: list[_Part]) -> str:
         return ", ".join(f"{part.mark} {part.name} {part.num_blocks:,}" for part in parts) + f"; {self._promised()}"
+
+
+def level_line(level: LevelStats) -> str:
+    """A level of a block store, in a line."""
+    room = f" of {format_bytes(level.size_bytes)}" if level.size_bytes else ""
+    held = f"{level.num_blocks:,} blocks, {format_bytes(level.used_bytes)}{room}; " if room else ""
+    state = "" if level.breaker == "closed" else f"resting after a fault ({level.breaker}); "
+    return (
+        f"{state}{held}{level.num_hits:,} read, {_by_cause(level.misses)} missed, {level.num_written:,} written, "
+        f"{_by_cause(level.unwritten)} lost, {level.num_evicted:,} evicted; {_by_cause(level.faults)} faults"
+    )
+
+
+def _by_cause(numbers: Mapping[str, int]) -> str:
+    """Their sum, and each."""
+    causes = ", ".join(f"{cause} {number:,}" for cause, number in sorted(numbers.items()))
+    return f"{sum(numbers.values()):,}" + (f" ({causes})" if causes else "")
 
 
 def _parts(cache: CacheStats) -> list[_Part]:

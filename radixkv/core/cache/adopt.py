@@ -146,9 +146,19 @@ class Adoption(CacheState):
 
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
-                write to or has other tokens in; or blocks of the pool were taken by other calls already. Nothing changed.
+                write to or has other tokens in; or blocks of the pool were taken by other calls already. Its message names the
+                sequence. Nothing changed.
         """
         self._enter()
+        if not isinstance(op, AdoptSequenceOp):
+            raise InvalidArgumentError("op", op, "an `AdoptSequenceOp`")
+        try:
+            self._adopt_sequence(op)
+        except InvalidArgumentError as error:
+            error.args = (f"sequence {op.seq_id!r} is not adopted: {error}",)
+            raise
+
+    def _adopt_sequence(self, op: AdoptSequenceOp) -> None:
         forest, packed, table = self._forest, pack_tokens(op.tokens), _table(op.block_table)
         seq_id, num_computed, room, namespace, share_prefix = (
             op.seq_id,
@@ -181,9 +191,11 @@ class Adoption(CacheState):
         if lender is not None:
             walk = walk._replace(child=lender)
         claimed = array("i") if lender is not None else table[num_matched:]
-        if forest.pool.num_claimable(kept + claimed) < len(kept) + len(claimed):
+        num_claimable = forest.pool.num_claimable(kept + claimed)
+        if num_claimable < len(kept) + len(claimed):
             forest.forget_if_empty(root)
-            raise InvalidArgumentError("block_table", table.tolist(), "of blocks that are its own, or on its path")
+            foreign = f"one with block {(kept + claimed)[num_claimable]}"
+            raise InvalidArgumentError("block_table", foreign, "of blocks that are its own, or on its path")
 
         for swap in swaps:
             swap.carry_out(forest)
@@ -324,7 +336,7 @@ def _child_with(parent: Node, fragment: bytes, block_id: int) -> Node | None:
 def _table(block_ids: SequenceOf[int]) -> array[int]:
     try:
         return array("i", block_ids)
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError("block_ids", block_ids, "ids of blocks") from None
 
 

@@ -113,6 +113,8 @@ class PrefixCache(Reads, Management, Adoption):
 
     def apply_acquire(self, op: AcquireOp) -> AcquireResult | Pending:
         """`acquire`, or `acquire_or_wait`, as an op."""
+        if not isinstance(op, AcquireOp):
+            raise InvalidArgumentError("op", op, "an `AcquireOp`")
         return self._acquire(
             op.tokens,
             op.reserve,
@@ -142,11 +144,12 @@ class PrefixCache(Reads, Management, Adoption):
         validation.check_prompt(packed)
         validation.check_int("reserve", reserve, 0)
         validation.check_namespace(namespace)
-        ranges = () if retention == () else validation.check_retention(retention)
+        ranges = () if type(retention) is tuple and not retention else validation.check_retention(retention)
+        validation.check_flags(waits, share_prefix, whole_blocks)
         if seq_id is not None:
             validation.check_new_id(seq_id, self._sequences)
         forest, length = self._forest, len(packed) // TOKEN_BYTES
-        if at_least != 0:
+        if type(at_least) is not int or at_least:
             validation.check_int("at_least", at_least, 0, length)
         owner = owner_of(namespace)
         account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
@@ -242,9 +245,11 @@ class PrefixCache(Reads, Management, Adoption):
         self._enter()
         seq = self._sequence(seq_id)
         packed = pack_tokens(new_tokens)
-        if position is not None and position != len(seq.tokens) // TOKEN_BYTES:
-            bound = f"{len(seq.tokens) // TOKEN_BYTES}, the length of the history"
-            raise InvalidArgumentError("position", position, bound)
+        if position is not None:
+            validation.check_int("position", position, 0)
+            if position != len(seq.tokens) // TOKEN_BYTES:
+                bound = f"{len(seq.tokens) // TOKEN_BYTES}, the length of the history"
+                raise InvalidArgumentError("position", position, bound)
         history = (len(seq.tokens) + len(packed)) // TOKEN_BYTES
         validation.check_computed(num_computed, seq.num_computed, seq.room, history)
         if packed:
@@ -266,7 +271,7 @@ class PrefixCache(Reads, Management, Adoption):
 
         Raises:
             UnknownSequenceError: no such sequence.
-            InvalidArgumentError: a position outside [1, num_computed], n < 1, ids in use or not n of them.
+            InvalidArgumentError: a position outside [1, num_computed], n outside [1, 2**20], ids in use or not n of them.
             OutOfBlocksError: `reserve` cannot be promised n times; or the children's shared path has to be locked, also
                 without a reserve, and all blocks left are promised.
         """
@@ -275,7 +280,7 @@ class PrefixCache(Reads, Management, Adoption):
         if not seq.num_computed:
             raise InvalidArgumentError("position", position, "behind a computed token, of which there is none yet")
         validation.check_int("position", position, 1, seq.num_computed)
-        validation.check_int("n", n, 1)
+        validation.check_int("n", n, 1, validation.MAX_CHILDREN)
         validation.check_int("reserve", reserve, 0)
         if seq_ids is not None:
             validation.check_new_ids(seq_ids, n, self._sequences)
@@ -319,6 +324,7 @@ class PrefixCache(Reads, Management, Adoption):
         """
         self._enter()
         seq = self._sequence(seq_id)
+        keep = validation.check_flag("keep", keep)
         del self._sequences[seq_id]
         close_sequence(self._forest, seq, keep=keep)
         if self._single_flight.is_active:
@@ -351,8 +357,12 @@ class PrefixCache(Reads, Management, Adoption):
         Step on the same sequence, or on one that it would have opened, are answered by `AbortedError`.
 
         `refused`: errors by op index; these ops are not tried and fail with that error.
+
+        Raises:
+            InvalidArgumentError: `ops` is no list of ops.
         """
         self._enter()
+        validation.check_ops(ops)
         return apply_step(self, ops, refused or {})
 
     def submit(self, ops: SequenceOf[StepOp]) -> Future[list[StepResult]]:

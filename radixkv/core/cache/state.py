@@ -57,7 +57,9 @@ class CacheState:
             raise InvalidArgumentError("seq_ids", seq_ids, "an iterator of ids")
         make_policy = policy_factory(eviction) if isinstance(eviction, str) else eviction
         log = EventLog(event_capacity)
-        pool = FollowedPool(num_blocks) if follows_freed else BlockPool(num_blocks)
+        pool = (
+            FollowedPool(num_blocks) if validation.check_flag("follows_freed", follows_freed) else BlockPool(num_blocks)
+        )
         self._forest = Forest(pool, block_size, make_policy, clock, log)
         self.journal = self._forest.journal
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)

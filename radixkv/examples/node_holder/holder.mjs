@@ -14,7 +14,8 @@ export class Holder {
   constructor(address, protoDir, pool, onNotice) {
     const options = { includeDirs: [protoDir], longs: Number, oneofs: true, defaults: true };
     const { Workers } = grpc.loadPackageDefinition(loader.loadSync("radixkv/v1/workers.proto", options)).radixkv.v1;
-    this.client = new Workers(address, grpc.credentials.createInsecure());
+    const channel = { "grpc.max_receive_message_length": -1, "grpc.max_reconnect_backoff_ms": 500 };
+    this.client = new Workers(address, grpc.credentials.createInsecure(), channel);
     this.hello = { pool, incarnation: randomInt(1, 2 ** 48 - 1), holderName: "node", streamNumber: 0 };
     this.onNotice = onNotice;
     this.unanswered = []; // Steps, oldest first; the first `numSent` are on the stream

@@ -272,7 +272,7 @@ class Backend:
         """Start a generation.
 
         Where all streams of a remote worker are taken, it waits for one: per namespace the first in line retries, the others
-        queue after it.
+        queue after it. A limit without a time to retry after is not waited for.
         """
         key = CALLER.get()
         if not self._is_remote:
@@ -280,17 +280,17 @@ class Backend:
         if not self._asking_again.is_taken(key):
             try:
                 return await self._calls.open(start)
-            except LimitError:
-                if self._is_failing:
+            except LimitError as error:
+                if self._is_failing or error.retry_after_s is None:
                     raise
         async with self._asking_again.place(key):
             while True:
                 try:
                     return await self._calls.open(start)
                 except LimitError as error:
-                    if self._is_failing:
+                    if self._is_failing or error.retry_after_s is None:
                         raise
-                    wait_s = error.retry_after_s or _LONGEST_WAIT_S
+                    wait_s = error.retry_after_s
                 await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
 
     async def _patiently(

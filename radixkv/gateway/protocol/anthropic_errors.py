@@ -23,7 +23,6 @@ _TYPES = {
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    500: "api_error",
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
@@ -45,7 +44,8 @@ def anthropic_status(error: ApiError) -> int:
 
 def anthropic_error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return the JSON of an error, also for the last event of a stream that fails midway."""
-    kind = _TYPES.get(anthropic_status(error), "invalid_request_error")
+    status = anthropic_status(error)
+    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     message = error.message
     if error.overflow is not None:
         message = "prompt is too long: {} tokens > {} maximum".format(*error.overflow)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import (
+    AbortedError,
     DeadlineExceededError,
     InvalidArgumentError,
     LeaseError,
@@ -25,8 +26,9 @@ from radixkv.core.errors import (
     RateLimit,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
+    UnknownSequenceError,
 )
-from radixkv.generation.request import UnknownGenerationError
 from radixkv.net.limits import duration
 
 __all__ = ["RATE_LIMIT_HEADERS", "ApiError", "error_body", "rate_limit_headers"]
@@ -113,10 +115,12 @@ class _Row(NamedTuple):
 
 
 _TABLE = (
-    _Row(UnknownGenerationError, 404, "invalid_request_error", "not_found"),
+    _Row(UnknownSequenceError, 404, "invalid_request_error", "not_found"),  # a generation, over the wire or not
+    _Row(AbortedError, 409, "invalid_request_error", "conflict"),
     _Row(OutOfBlocksError, 429, "rate_limit_error", "out_of_blocks"),
     _Row(QuotaError, 429, "rate_limit_error", "quota_exceeded"),
     _Row(LimitError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    _Row(UnimplementedError, 501, "server_error", "not_implemented"),
     _Row(DeadlineExceededError, 504, "timeout_error", "deadline_exceeded"),
     _Row(LeaseError, 503, "server_error", "unavailable"),
     _Row(UnavailableError, 503, "server_error", "unavailable"),
@@ -132,7 +136,7 @@ def _of_invalid_argument(error: InvalidArgumentError) -> ApiError:
     bound = re.match(r"at most (\d+) tokens", error.bound)
     counted = re.findall(r"\d+", str(error.value))
     if bound is None or not counted or error.argument not in ("prompt", "history", "prompt + max_tokens"):
-        return ApiError(400, str(error), code="invalid_value", param=param)
+        return ApiError(400, str(error), code="invalid_value", param=param or None)
     message = f"This model's maximum context length is {bound[1]} tokens: {error}"
     overflow = (int(counted[-1]), int(bound[1]))
     return ApiError(400, message, code="context_length_exceeded", param=param, overflow=overflow)

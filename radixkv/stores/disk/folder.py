@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,7 +19,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.disk.index import files_of
 from radixkv.stores.errors import StoreError
 
-__all__ = ["FLAG", "DiskFolder"]
+__all__ = ["FLAG", "LOCK", "DiskFolder", "model_folders"]
 
 FLAG = "--disk-cache"
 LOCK = "radixkv-store.lock"
@@ -101,13 +100,13 @@ class DiskFolder:
 
     def _others(self) -> list[Path]:
         """Folders of other models, the least recently used first."""
-        return sorted(
-            (path for path in _models(self.path) if path != self._own), key=lambda path: (path.stat().st_mtime, path)
-        )
+        return [path for path in model_folders(self.path) if path != self._own]
 
 
-def _models(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir())
+def model_folders(folder: Path) -> list[Path]:
+    """The folders of all models in one, the least recently used first."""
+    found = (path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir())
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path))
 
 
 def _bytes_of(folder: Path) -> int:

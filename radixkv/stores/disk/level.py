@@ -147,9 +147,6 @@ class DiskLevel:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
 
-    def __str__(self) -> str:
-        return f"disk {self._folder.path}"
-
     def __contains__(self, name: bytes) -> bool:
         """Whether the block is stored, from memory. It may still turn out to be a miss. O(1)."""
         return name in self._tree.entries
@@ -318,8 +315,9 @@ class DiskLevel:
         assert sorted(slots) == list(range(self._slots.num_slots)), "every slot holds a block, is free, or will be"
 
     def __str__(self) -> str:
-        size, num_bytes = self._slots.slot_bytes, self._slots.max_slots * self._slots.slot_bytes
-        return f"{self._folder.path}, {num_bytes / 2**30:,.2f} GiB, {num_bytes // size:,} blocks"
+        stats = self.stats()
+        held = f"{self._slots.max_slots:,} blocks ({stats.num_blocks:,} held)"
+        return f"{self._folder.path}, {stats.size_bytes / 2**30:,.2f} GiB, {held}"
 
     # The methods below run under `_writing`, but for `_drop`, which runs under `_lock`.
 

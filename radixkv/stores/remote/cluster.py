@@ -19,7 +19,7 @@ REFRESH_S = 30.0
 
 
 class Servers:
-    """The servers behind one URL. `refresh` is for one thread, the rest for any."""
+    """The servers that one URL leads to. `refresh` is for one thread, the rest for any."""
 
     def __init__(self, url: RemoteUrl, open_server: Callable[[RemoteUrl], Server]) -> None:
         self._url = url

@@ -174,6 +174,10 @@ class RemoteLevel:
             self._counters.written(num_written, num_written * self._sealed_bytes, time.monotonic() - begin_s)
         return num_written
 
+    def leave_out(self, num_blocks: int) -> None:
+        """Count blocks that are not written because too many waited."""
+        self._counters.unwritten("queue", num_blocks)
+
     def tombstones(self) -> list[bytes]:
         """Those known so far, oldest first."""
         return self._erasures.tombstones()
@@ -189,7 +193,7 @@ class RemoteLevel:
     def erase(self, namespace_id: bytes, point: bytes, deadline_s: float = ERASE_TIMEOUT_S) -> bool:
         """Leave a tombstone, then delete the namespace's blocks of every model.
 
-        Returns whether that is complete. What is not is tried again until the level is closed.
+        Returns whether that is complete. If not, it is tried again until the level is closed.
 
         Args:
             point: the tombstone, 1 to 64 bytes.

@@ -293,13 +293,14 @@ class Engine:
                 self._inbox.put(partial(stored.dropped, entry))
 
     def stats(self) -> WorkerStats:
-        """Gauges and counters of the engine and of its cache."""
+        """Gauges and counters of the engine, of its cache and of its block store."""
         engine = self._ask(self._loop.stats)
+        levels = self._store.stats() if self._store else ()
         try:
             ask = self._cache_stats or partial(self.call, lambda holder: (holder.stats(), holder.block_times()))
-            return WorkerStats(engine, *ask())
+            return WorkerStats(engine, *ask(), levels)
         except (LeaseError, UnavailableError):
-            return WorkerStats(engine, None)
+            return WorkerStats(engine, None, levels=levels)
 
     def start_grammars(self) -> None:
         """Start the grammar process now, so that the first grammar does not stall running requests."""

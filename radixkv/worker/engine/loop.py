@@ -114,7 +114,7 @@ class EngineLoop:
         if store is not None:
             from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
 
-            self.stored = StoredBlocks(store, runner, prefill_s=self._prefill_s, clock=clock)
+            self.stored = StoredBlocks(store, runner, self._counters, clock=clock)
             runner = self.stored.runner
         self._runner = runner
         self._scheduler = scheduler
@@ -192,6 +192,7 @@ class EngineLoop:
             num_preemptions=scheduler.num_preemptions,
             num_saved_blocks=swapped.space.num_saved,
             num_loaded_blocks=swapped.space.num_loaded,
+            num_store_unsaved_blocks=self.stored.num_unsaved if self.stored else 0,
             **counters.told(),
         )
 
@@ -255,17 +256,14 @@ class EngineLoop:
         deadline_s = self._deadlines[0][0] if self._deadlines else math.inf
         return min(deadline_s, self.stored.next_s) if self.stored else deadline_s
 
-    def _prefill_s(self) -> float:
-        """Time that a position of a prompt has taken on average, in seconds; 0: unknown."""
-        counters = self._counters
-        return counters.prefill_s / counters.num_prefilled_tokens if counters.num_prefilled_tokens else 0.0
-
     def _finish_batch(self) -> bool:
         """Returns whether a batch was running; its end may bring new ops."""
         if not self._batch_step.is_under_way:
             return False
         self._batch_step.finish()
         self._batch_s = self._clock() - self._batch_start_s
+        if self.stored:
+            self.stored.timed(self._batch_s)
         return True
 
     def _expire(self) -> None:
@@ -337,6 +335,7 @@ class EngineLoop:
         generation = branch.generation
         if generation.num_cached_tokens is None:
             generation.num_cached_tokens = min(branch.num_computed, generation.num_prompt_tokens)
+            generation.first_seq_id = branch.seq_id
             self._counters.num_prompt_tokens += generation.num_prompt_tokens
             self._counters.num_cached_tokens += generation.num_cached_tokens
             self._counters.waited.add(self._clock() - generation.submitted_s)

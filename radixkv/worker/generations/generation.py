@@ -67,6 +67,8 @@ class Generation:
         takes_logits: whether it chooses tokens and forks branches by itself, from the end of the trunk on; see `take_logits`.
         prompt: `num_prompt_tokens` of them, packed.
         trunk_length: tokens that all of its branches start with: the prompt and the forced ones.
+        first_seq_id: sequence that it was admitted with. Blocks that later ones load had been computed.
+        num_cached_tokens: of the prompt; None before it was admitted. num_loaded_tokens: of these, loaded from the block store.
         stored_under: id of the keys under which its first blocks were stored; empty: none were.
         scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
     """
@@ -79,11 +81,13 @@ class Generation:
         "adapter",
         "arrival",
         "branches",
+        "first_seq_id",
         "generation_id",
         "items",
         "namespace",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_loaded_tokens",
         "num_prompt_tokens",
         "pinning",
         "prompt",
@@ -133,6 +137,7 @@ class Generation:
         self.branches: list[Branch] = []
         self.replies: list[Reply] = []
         self.num_cached_tokens: int | None = None
+        self.num_loaded_tokens = self.first_seq_id = 0
         self.stored_under = b""
         self.num_computed_tokens = 0
         self.time_to_first_token_s: float | None = None
@@ -299,6 +304,7 @@ class Generation:
             num_generated_tokens=self.num_generated_tokens,
             num_computed_tokens=self.num_computed_tokens,
             time_to_first_token_s=self.time_to_first_token_s or 0.0,
+            num_loaded_tokens=self.num_loaded_tokens,
         )
         self.items.put(Completed(usage, self.pinning.num_tokens))
         self.items.put(None)

@@ -22,9 +22,11 @@ from radixkv.core.api import Copy
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.journal import Dropped
+from radixkv.generation.stats import EngineCounters
+from radixkv.stores.costs import MAX_IDLE_SHARE, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
-from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
+from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner
@@ -54,13 +56,25 @@ class _Held(NamedTuple):
 
 
 class _Loading(NamedTuple):
-    """Blocks from index `first` on that are loaded for a sequence of a branch."""
+    """Blocks of a sequence of a branch that are loaded.
+
+    `indices`: in the table, of each name of the load. `chain`: names of the blocks from index `first` on, after that of the
+    block before them. The branch waits `idle_s` seconds, and `block_s` more for each block that has landed.
+    """
 
     branch: Branch
     seq_id: int
-    first: int
     load: Load
-    parents: Sequence[bytes]
+    indices: Sequence[int]
+    first: int
+    chain: Sequence[bytes]
+    idle_s: float
+    block_s: float
+
+    @property
+    def waits_until_s(self) -> float:
+        """When its branch stops waiting, on the store's clock."""
+        return self.load.started_s + self.idle_s + self.load.num_landed * self.block_s
 
 
 class StoringRunner:
@@ -96,7 +110,7 @@ class StoredBlocks:
     Args:
         store: where they are saved.
         runner: of the pool, whose host slots hold the store's rows.
-        prefill_s: returns the seconds that computing a position of a prompt takes now; 0: unknown.
+        counters: of the engine.
         clock: seconds, monotonic.
     """
 
@@ -104,16 +118,18 @@ class StoredBlocks:
         self,
         store: BlockStore,
         runner: Runner,
+        counters: EngineCounters,
         *,
-        prefill_s: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self.num_loaded_blocks = 0
         self._store = store
+        self._counters = counters
         pool = self._pool = runner.pool
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
-        self._prefill_s = prefill_s
+        self._prefill = PrefillMeter(clock)
+        self._meters = {is_remote: LoadMeter(is_remote=is_remote, clock=clock) for is_remote in (False, True)}
+        self._ran: Sequence[BatchRow] = ()
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
         self.runner = StoringRunner(runner, self._held)
@@ -123,19 +139,32 @@ class StoredBlocks:
         self._busy_s = 0.0  # that saves may still take while batches run
 
     @property
+    def num_unsaved(self) -> int:
+        """Blocks that wait to be saved, or are being saved."""
+        return len(self._unsaved) + self._store.num_in_flight
+
+    @property
     def next_s(self) -> float:
         """When a round is due without a message: for a save, or because a load has taken too long."""
-        waits = (one.load.until_s for one in self._loading if one.branch.is_loading)
+        waits = (one.waits_until_s for one in self._loading if one.branch.is_loading)
         return min(self._next_save_s if self._unsaved else math.inf, min(waits, default=math.inf))
 
     # -- names --------------------------------------------------------------------------------------------------------
 
     def ran(self, rows: Sequence[BatchRow]) -> None:
         """These rows have been launched: blocks that they fill have names."""
+        self._ran = rows
         for branch, start, end in rows:
             self._name(branch, max(start, branch.num_stored) // self._block_size, end // self._block_size)
             if branch.loaded:
                 self._skip_loaded(branch)
+
+    def timed(self, batch_s: float) -> None:
+        """The rows launched last took so long: measure their prompts' part."""
+        num_positions = sum(end - start for _, start, end in self._ran)
+        for _, start, end in self._ran:
+            self._prefill.computed(start, end - start, batch_s * (end - start) / num_positions)
+        self._ran = ()
 
     def _name(self, branch: Branch, first: int, end: int) -> None:
         """Blocks [first, end) of a branch's table hold its history now. One that began before an erasure is not stored."""
@@ -181,7 +210,7 @@ class StoredBlocks:
                 if not self._store.is_saved(held.name):
                     unsaved.append((block_id, held))
         if unsaved:
-            self._store.num_saves_left_out += len(unsaved) - self._save(unsaved)
+            self._counters.num_saves_left_out += len(unsaved) - self._save(unsaved)
 
     def save_some(self, batch_s: float | None) -> None:
         """Save blocks now, if it is time. `batch_s`: time of the batch that ran in this round; None: the worker is idle."""
@@ -275,14 +304,27 @@ class StoredBlocks:
             self._load(branch, first + num_on_disk, names[num_on_disk:], keys, is_remote=True)
 
     def _load(
-        self, branch: Branch, first: int, names: Sequence[bytes], keys: NamespaceKeys, *, is_remote: bool
+        self, branch: Branch, first: int, chain: Sequence[bytes], keys: NamespaceKeys, *, is_remote: bool
     ) -> None:
-        """Load blocks from index `first` on; the first of `names` is that of the block before."""
-        if len(names) > 1:
-            compute_s = (len(names) - 1) * self._block_size * self._prefill_s() or _FIRST_WAIT_S
-            load = self._store.load(names[1:], keys, max(LEAST_WAIT_S, compute_s), is_remote=is_remote)
-            self._loading.append(_Loading(branch, branch.seq_id, first, load, names))
-            branch.is_loading = True
+        """Load blocks from index `first` on, or the last of them, as costs are; `chain` begins with the block before them."""
+        if len(chain) < 2:
+            return
+        num_blocks, size, meter = len(chain) - 1, self._block_size, self._meters[is_remote]
+        indices: Sequence[int] = range(first, first + num_blocks)
+        prefill = self._prefill.cost()
+        compute_s = _FIRST_WAIT_S if prefill is None else prefill.seconds(first * size, num_blocks * size)
+        idle_s = max(LEAST_WAIT_S, MAX_IDLE_SHARE * compute_s)
+        if not is_remote:
+            choice = choose(num_blocks, size, first * size, meter.cost(), prefill, is_careful=meter.is_careful)
+            if choice.kind is Kind.COMPUTE:
+                return
+            if choice.kind is Kind.BOTH:
+                indices, idle_s = indices[: -choice.num_loaded - 1 : -1], 0.0
+        names = [chain[index - first + 1] for index in indices]
+        load = self._store.load(names, keys, max(LEAST_WAIT_S, 2 * compute_s), is_remote=is_remote)
+        block_s = compute_s / num_blocks
+        self._loading.append(_Loading(branch, branch.seq_id, load, indices, first, chain, idle_s, block_s))
+        branch.is_loading |= idle_s > 0
 
     def take_landed(self) -> bool:
         """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""
@@ -290,50 +332,52 @@ class StoredBlocks:
         for one in list(self._loading):
             branch, load = one.branch, one.load
             is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING
-            load.is_cancelled |= not is_wanted
+            load.is_cancelled |= not is_wanted or self._clock() > load.until_s
             is_over = load.is_over  # before the last blocks are taken
-            landed = load.take()
-            if landed:
+            if landed := load.take():
                 has_news |= self._take(one, landed, is_wanted=is_wanted)
             if is_over:
                 self._loading.remove(one)
+                if load.num_landed or not load.is_cancelled:
+                    self._meters[load.is_remote].loaded(
+                        load.num_landed, load.first_s - load.started_s, load.last_s - load.started_s
+                    )
             if is_wanted and branch.is_loading:
-                others = (other.load for other in self._loading if other.branch is branch)
-                branch.is_loading = any(self._clock() < other.until_s for other in others)
+                waits = [other.waits_until_s for other in self._loading if other.branch is branch]
+                branch.is_loading = self._clock() < max(waits, default=-math.inf)
                 has_news |= not branch.is_loading
         return has_news
 
     def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
-        branch, size = one.branch, self._block_size
+        branch = one.branch
         useful: list[tuple[int, Landed]] = []
-        rows: list[Row] = []
         for block in landed:
-            rows.append(block.row)
-            index = one.first + block.place
-            if is_wanted and index * size >= branch.num_computed:
-                useful.append((branch.block_table[index], block))
-                branch.loaded.add(index * size)
+            start = one.indices[block.place] * self._block_size
+            if is_wanted and start >= branch.num_computed:
+                useful.append((one.indices[block.place], block))
+                branch.loaded.add(start)
         if useful:
-            self._pool.load([block.row.slot for _, block in useful], [block_id for block_id, _ in useful])
-            for block_id, block in useful:
-                name, parent = one.parents[block.place + 1], one.parents[block.place]
+            block_ids = [branch.block_table[index] for index, _ in useful]
+            self._pool.load([block.row.slot for _, block in useful], block_ids)
+            for block_id, (index, _) in zip(block_ids, useful, strict=True):
+                parent, name = one.chain[index - one.first : index - one.first + 2]
                 self._held[block_id] = _Held(name, parent, one.load.keys)
-            self.num_loaded_blocks += len(useful)
+            self._counters.num_store_loaded_blocks += len(useful)
             self._skip_loaded(branch)
         wait = self._pool.fence()
-        self._store.give_back([row._replace(wait=wait) for row in rows])
+        self._store.give_back([block.row._replace(wait=wait) for block in landed])
         return bool(useful)
 
     def _skip_loaded(self, branch: Branch) -> None:
         """Count loaded blocks that follow the computed positions as computed."""
-        before = branch.num_computed
+        generation, before = branch.generation, branch.num_computed
         while branch.num_computed in branch.loaded:
             branch.loaded.remove(branch.num_computed)
             branch.num_computed += self._block_size
         if branch.num_computed > before:
             branch.num_computed = min(branch.num_computed, branch.first_logit)
-            generation = branch.generation
-            if generation.num_cached_tokens is not None and branch.index == 0:
-                generation.num_cached_tokens = min(
-                    generation.num_cached_tokens + branch.num_computed - before, generation.num_prompt_tokens
-                )
+            if generation.num_cached_tokens is not None and branch.seq_id == generation.first_seq_id:
+                num_found = max(0, min(branch.num_computed, generation.num_prompt_tokens) - before)
+                generation.num_cached_tokens += num_found
+                generation.num_loaded_tokens += num_found
+                self._counters.num_loaded_tokens += num_found

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import httpx
 import pytest
 import yaml
-from chat_stack import chat_stack
+from chat_stack import chat_stack, wait_until
 from prometheus_client.parser import text_string_to_metric_families
+from stored_engine import open_store
 
 from radixkv.gateway.http.metrics import VLLM_NAMES
 
@@ -27,12 +29,16 @@ def board() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told_text(default_model: str) -> str:
-    """What a gateway tells that has answered a request."""
-    with chat_stack(default_model) as stack:
+def told_text(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a gateway tells that has answered a request, of a worker whose remote block store nobody serves."""
+    folder = tmp_path_factory.mktemp("store")
+    with chat_stack(default_model, store=partial(open_store, folder, remote="redis://127.0.0.1:1")) as stack:
         asked = {"model": "gibberish", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
         httpx.post(f"{stack.server.url}/chat/completions", json=asked).raise_for_status()
-        return httpx.get(f"http://{stack.server.address}/metrics").raise_for_status().text
+        wait_until(lambda: bool(stack.engine.stats().levels[1].unwritten))
+        told = f"http://{stack.server.address}/metrics"
+        wait_until(lambda: "radixkv:store_unwritten_blocks_total" in httpx.get(told).text)  # a second old at most
+        return httpx.get(told).raise_for_status().text
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,8 @@ def test_ops_after_a_failed_one_of_the_same_step_are_aborted(holder: RemoteHolde
         (lambda holder: holder.step([ReleaseOp(1)] * 100_000), LimitError),
         (lambda holder: holder.fork(3, 1, n=100_000), LimitError),
         (lambda holder: holder.step(["acquire"]), InvalidArgumentError),
+        (lambda holder: holder.step(ReleaseOp(1)), InvalidArgumentError),
+        (lambda holder: holder.fork(1, 1, seq_ids=7), InvalidArgumentError),
         (lambda holder: holder.extend(77, 1), UnknownSequenceError),
         (lambda holder: holder.insert(77, 1), UnknownSequenceError),
         (lambda holder: holder.release(77), UnknownSequenceError),

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # vLLM's own
-    pytest.importorskip(
-        "vllm.v1.core.sched.scheduler", reason="vLLM is not importable here: its connector needs its interface"
-    )
-    from vllm_engine import BLOCK_SIZE, Engine, reply_of
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own
+        from vllm_engine import BLOCK_SIZE, Engine, reply_of
+except ImportError:
+    BLOCK_SIZE, Engine, reply_of = 1, None, None
 
 from radixkv import PoolHeldError, PoolShape, connect
 from radixkv.service import ServiceConfig, ServiceThread
 
+pytestmark = pytest.mark.skipif(Engine is None, reason="vLLM is not importable here: its connector needs its interface")
 PROMPT = [(7 * n) % 50 for n in range(43)]
 WHOLE = len(PROMPT) // BLOCK_SIZE * BLOCK_SIZE
 HOST = {"num_blocks": 64}
@@ -187,7 +188,7 @@ def test_without_its_service_an_engine_goes_on_and_later_saves_again(tmp_path: A
         engine.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_random_loads_have_the_replies_of_no_cache(seed: int, depth: int) -> None:
     chance = random.Random(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import Answers, collect
+from answers import collect
+from resp_servers import RedisServer, needs_redis, wait_until
+from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader
@@ -20,82 +23,18 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.sealing import SEAL_BYTES
-from radixkv.stores.store import BlockStore, Row
+from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
-from radixkv.worker.storing import stored_blocks
-
-BLOCK = 4
-FIRST_ROW = 200
-"""Host slots below are for swapped blocks."""
-
-LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
-
-
-def open_store(
-    folder: Path,
-    runner: HashRunner,
-    *,
-    num_rows: int = 24,
-    size_bytes: int = 1 << 20,
-    fingerprint: bytes = b"model of 16 byte",
-    save_rate: float = 1e9,
-) -> BlockStore:
-    slots = range(FIRST_ROW, FIRST_ROW + num_rows)
-    disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, 8 * runner.pool.block_size + SEAL_BYTES)
-    rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
-    keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=None, save_rate=save_rate)
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may read slower than this model computes."""
-    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 10.0)
-
-
-@contextmanager
-def serving(
-    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
-) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
-    runner = HashRunner(num_blocks, BLOCK)
-    opened = open_store(folder, runner, **store)
-    num_rows = opened.num_free_rows
-    try:
-        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened) as engine:
-            engine.runner = runner  # type: ignore[attr-defined]  # for the tests
-            engine.store = opened  # type: ignore[attr-defined]
-            yield engine
-            if is_killed:
-                engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
-        assert opened.flush(10)
-        assert opened.num_free_rows == num_rows, "a row was lost"
-    finally:
-        opened.close()
-
-
-def ask(engine: Engine, prompt: list[int], max_tokens: int = 6, **options: Any) -> Answers:
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    answers = collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **options)))
-    assert answers.branches[0].tokens == generate(prompt, max_tokens)
-    return answers
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-
-
-def draw(seed: int, length: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(1, 40) for _ in range(length)]
+def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model computes faster than a busy machine reads: a block is said to take a second."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
 
 
 def test_after_a_restart_a_prompt_is_found_to_its_last_whole_block(tmp_path: Path) -> None:
@@ -184,11 +123,84 @@ def test_reads_that_take_too_long_are_computed_and_others_go_on(
         return read(level, *arguments)
 
     monkeypatch.setattr(DiskLevel, "read", read_late)
-    monkeypatch.setattr(stored_blocks, "LEAST_WAIT_S", 0.02)
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1e-4, 0.0))
     with serving(tmp_path) as engine:
         ask(engine, other)  # tells how long computing takes
         assert ask(engine, prompt).usage.num_cached_tokens == 0
         may_read.set()
+
+
+def test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = draw(42, 60), draw(43, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    read, may_read = DiskLevel.read, threading.Event()
+
+    def read_late(level: DiskLevel, *arguments: Any) -> bool:
+        may_read.wait(30)
+        return read(level, *arguments)
+
+    monkeypatch.setattr(DiskLevel, "read", read_late)
+    with serving(tmp_path, num_blocks=18) as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        with engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)):
+            wait_until(lambda: engine.stats().engine.num_running_branches == 1)
+        stream = engine.generate(GenerateParams(token_ids=other, sampling=SamplingParams(temperature=0, max_tokens=9)))
+        first = next(iter(stream))
+        may_read.set()
+        assert first is not None
+        assert collect(stream).branches[0].tokens == generate(other, 9, 0)
+        ask(engine, other)
+
+
+def test_a_level_as_slow_as_computing_is_read_from_the_back_while_the_front_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = draw(40, 120)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    read, forward = DiskLevel.read, HashRunner.forward
+
+    def read_slowly(level: DiskLevel, *arguments: Any) -> bool:
+        time.sleep(0.04)  # by two readers
+        return read(level, *arguments)
+
+    def compute_slowly(runner: HashRunner, rows: Any) -> Any:
+        time.sleep(0.005 * sum(len(row.token_ids) for row in rows))
+        return forward(runner, rows)
+
+    monkeypatch.setattr(DiskLevel, "read", read_slowly)
+    monkeypatch.setattr(HashRunner, "forward", compute_slowly)
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(0.005, 0.0))
+    monkeypatch.setattr(LoadMeter, "cost", lambda _meter: LoadCost(0.02, 0.02))
+    with serving(tmp_path) as engine:
+        usage = ask(engine, prompt, 1).usage
+        assert 20 <= usage.num_cached_tokens <= 100
+        assert usage.num_computed_tokens + usage.num_cached_tokens == len(prompt)
+
+
+@needs_redis
+def test_a_second_worker_loads_from_the_remote_level_and_a_dead_server_costs_nothing_but_misses(tmp_path: Path) -> None:
+    prompt = draw(41, 60)
+    (tmp_path / "a").mkdir()
+    server = RedisServer(tmp_path)
+    try:
+        with serving(tmp_path / "a", remote=server.url) as engine:
+            ask(engine, prompt)
+            wait_until(lambda: engine.store.remote.stats().num_written >= 14)  # type: ignore[attr-defined]
+        for name, expected in (("b", 59), ("c", 0)):  # c has a key file of its own
+            (tmp_path / name).mkdir()
+            if name == "b":
+                shutil.copy(tmp_path / "a" / "store.key", tmp_path / "b" / "store.key")
+            with serving(tmp_path / name, remote=server.url, has_disk=False) as engine:
+                wait_until(lambda: engine.store.remote.is_usable)  # type: ignore[attr-defined]  # called here
+                assert ask(engine, prompt).usage.num_cached_tokens == expected
+    finally:
+        server.stop()
+    with serving(tmp_path / "b", remote=server.url, has_disk=False) as engine:
+        assert ask(engine, prompt).usage.num_cached_tokens == 0
 
 
 def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -204,13 +216,13 @@ def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(tmp_path: Path) -> None:
     prompts = [draw(seed, 40) for seed in (30, 31, 32)]
-    with serving(tmp_path, num_blocks=34, save_rate=1.0) as engine:  # saves nothing before its end
+    limits = SchedulerLimits(max_batch_tokens=64, chunk_tokens=64)  # few rounds, in each of which a block may be saved
+    with serving(tmp_path, 30, limits, save_rate=1.0) as engine:  # a full pool
         for prompt in prompts:
-            ask(engine, prompt, 4)
+            ask(engine, prompt, 1)
         assert engine.verify_block(prompts[2][:40]).verdict is BlockVerdict.AGREES
     with serving(tmp_path) as engine:
-        for prompt in prompts:
-            ask(engine, prompt, 4)
+        assert sum(ask(engine, prompt, 4).usage.num_cached_tokens for prompt in prompts) >= 2 * 39
 
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
@@ -347,9 +359,9 @@ def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None
         wait_until(lambda: not runner.gate.is_open)
         engine.erase()
         runner.gate.open()
-        reply = collect(stream).branches[0].tokens
+        collect(stream)
     with serving(tmp_path) as engine:
-        assert ask(engine, prompt + reply).usage.num_cached_tokens == 0
+        assert engine.store.disk.stats().num_blocks == 0  # type: ignore[attr-defined]
 
 
 def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Path) -> None:

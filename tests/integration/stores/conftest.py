@@ -20,7 +20,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "FIRST_WAIT_S", 0.05)
     monkeypatch.setattr(server, "LONGEST_WAIT_S", 0.2)
     monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(erasure, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(erasure, "CALL_TIMEOUT_S", 1.0)
     monkeypatch.setattr(level, "TOMBSTONES_S", 0.1)
 
 

@@ -134,6 +134,25 @@ def test_a_device_that_does_not_copy_is_found() -> None:
     assert {breach.rule for breach in observer.breaches} == {"block-content"}
 
 
+# -- the report
+
+
+def test_breaches_that_differ_in_numbers_alone_are_one_with_a_count() -> None:
+    observer = Observer()
+    step = observer.note("holder: Step 7: " + "; ".join(["insert seq_id 1"] * 200))
+    for number in range(41):
+        observer.broke(
+            "insert-falls", f"Step {number}, insert of sequence {number * 7} to 1: {number} were computed", step
+        )
+    observer.broke("insert-falls", "an insert of another kind", step)
+    lines = as_text(observer).splitlines()
+    assert "BROKEN insert-falls, 42 times: num_computed never falls. (workers.proto, Insert.num_computed)" in lines
+    assert "  Step 0, insert of sequence 0 to 1: 0 were computed … 41 times" in lines
+    assert [breach.num_times for breach in observer.breaches] == [41, 1]
+    assert max(map(len, lines)) < 300
+    assert lines.count(f"    message {step}: see above") == 1
+
+
 # -- the command
 
 
@@ -147,10 +166,12 @@ def test_a_holder_that_fails_or_does_nothing_is_reported() -> None:
 
 
 @pytest.mark.thorough
-def test_seconds_stop_a_holder_which_says_goodbye() -> None:
-    status, report = conform("--seconds", "20", "--faults", "", "--", *EXAMPLE, "--steps", "0", "{address}")
+def test_seconds_after_attached_stop_a_holder_which_says_goodbye() -> None:
+    late = f"sleep 4; exec {' '.join(EXAMPLE)} --steps 0 $0"
+    status, report = conform("--seconds", "2", "--faults", "", "--", "sh", "-c", late, "{address}")
     assert not report["breaches"]
     assert (status, report["exercised"]["goodbyes"]) == (0, 1)
+    assert report["exercised"]["Steps"]
 
 
 def test_ctrl_c_stops_the_holder_and_prints_the_report() -> None:

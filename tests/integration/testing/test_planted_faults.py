@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from small_holder import SmallHolder, StreamOver, acquire, adopt, extend, fork, insert, release
+from small_holder import SmallHolder, StreamOver, acquire, adopt, extend, fork, insert, op, release
 
 from radixkv import pack_tokens
 from radixkv.service import ServiceConfig
@@ -17,6 +17,7 @@ from radixkv.testing.observer import Observer
 from radixkv.testing.report import as_text
 from radixkv.testing.rules import RULES
 from radixkv.testing.trial import Trial
+from radixkv.v1 import workers_pb2 as workers
 
 Holding = Callable[[SmallHolder], Awaitable[None]]
 
@@ -290,7 +291,7 @@ async def a_negative_reserve(holder: SmallHolder) -> None:
 
 async def half_a_token(holder: SmallHolder) -> None:
     await holder.hello()
-    await holder.step({"acquire": {"seq_id": 1, "tokens": b"abcdef"}})  # type: ignore[arg-type]  # protobuf takes it
+    await holder.step(op("acquire", seq_id=1, tokens=b"abcdef"))
     await holder.goodbye()
 
 
@@ -334,16 +335,43 @@ async def a_sequence_adopted_with_more_room(holder: SmallHolder) -> None:
     table = b"".join(each.to_bytes(4, "little") for each in (block, (block + 1) % 16, (block + 2) % 16))
     tokens = pack_tokens(range(6))
     sequence = {"seq_id": 2, "tokens": tokens, "block_table": table, "num_computed": 4, "room": 9}
-    await holder.step({"adopt_sequence": sequence})  # type: ignore[arg-type]  # protobuf takes it
+    await holder.step(op("adopt_sequence", **sequence))
     await holder.goodbye()
 
 
-async def a_cleared_history_adopted(holder: SmallHolder) -> None:
+async def _changed_and_restarted(holder: SmallHolder, change: workers.Op) -> int:
+    """Cache a block, have something changed, receive its Notices, and attach to a restarted service. Returns the block."""
     await holder.hello()
     await holder.step(acquire(1))
     block = block_of(holder)
     await holder.step(insert(1, 4), release(1))
-    await holder.step({"clear": {}})  # type: ignore[arg-type]  # protobuf takes it
+    await holder.step(change)
+    while not holder.notices:
+        await holder.read()
+    await holder.step()
+    await holder.until_over()
+    await holder.hello()
+    return block
+
+
+async def a_cleared_history_adopted(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("clear"))
+    await holder.step(adopt(TOKENS, block))
+    await holder.goodbye()
+
+
+async def a_dropped_history_adopted(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("evict_branch", tokens=TOKENS[:8]))
+    await holder.step(adopt(TOKENS, block))
+    await holder.goodbye()
+
+
+async def a_history_dropped_by_its_release_adopted(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    block = block_of(holder)
+    await holder.step(insert(1, 4))
+    await holder.step(op("release", seq_id=1))
     while not holder.notices:
         await holder.read()
     await holder.step()
@@ -351,6 +379,159 @@ async def a_cleared_history_adopted(holder: SmallHolder) -> None:
     await holder.hello()
     await holder.step(adopt(TOKENS, block))
     await holder.goodbye()
+
+
+async def a_pin_kept_back(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("pin", tokens=TOKENS, ttl_s=60.0))
+    await holder.step(adopt(TOKENS, block))
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+async def a_pin_before_its_history(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("pin", tokens=TOKENS, ttl_s=60.0))
+    await holder.step(op("pin", tokens=TOKENS, ttl_s=60.0), adopt(TOKENS, block))
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+async def a_pin_for_a_shorter_time(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("pin", tokens=TOKENS, ttl_s=60.0))
+    await holder.step(adopt(TOKENS, block), op("pin", tokens=TOKENS, ttl_s=30.0))
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+async def a_quota_kept_back(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("set_quota", sequences=3))
+    await holder.step(adopt(TOKENS, block))
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+async def a_quota_after_the_sequences(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(2))
+    block = block_of(holder)
+    await holder.step(op("set_quota", sequences=3))
+    while not holder.notices:
+        await holder.read()
+    await holder.step()
+    await holder.step()
+    await holder.until_over()
+    await holder.hello()
+    table = block.to_bytes(4, "little")
+    await holder.step(op("adopt_sequence", seq_id=2, tokens=TOKENS, block_table=table, num_computed=0, room=4))
+    await holder.step(op("set_quota", sequences=3))
+    await holder.goodbye()
+
+
+HIGH = [{"priority": 90}]
+
+
+async def a_retention_kept_back(holder: SmallHolder) -> None:
+    block = await _changed_and_restarted(holder, op("retain", tokens=TOKENS, retention=HIGH))
+    await holder.step(adopt(TOKENS, block))
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+async def given_back(holder: SmallHolder) -> None:
+    """All that was set, by the histories and by calls of its own."""
+    changes = op("set_quota", sequences=3), op("retain", tokens=TOKENS, retention=HIGH)
+    await holder.hello()
+    await holder.step(acquire(1))
+    block = block_of(holder)
+    await holder.step(insert(1, 4), release(1))
+    await holder.step(*changes, op("pin", tokens=TOKENS, ttl_s=60.0))
+    while not holder.notices:
+        await holder.read()
+    await holder.step()
+    await holder.until_over()
+    await holder.hello()
+    back = adopt(TOKENS, block, retention=HIGH if holder.incarnation % 2 else [])
+    await holder.step(changes[0], back, changes[1], op("pin", tokens=TOKENS, ttl_s=60.0))
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
+def test_a_holder_that_gives_everything_back_breaks_no_rule() -> None:
+    observer = watched(given_back, RESTART_FOURTH)
+    assert not observer.breaches, as_text(observer)
+    for what in ("pins", "quotas", "retained blocks"):
+        assert observer.seen[f"{what} at a restart"] == 1
+
+
+async def a_promised_copy_left_out(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1, 6))
+    await holder.step(insert(1, 6), op("fork", seq_id=1, position=5, n=1, reserve=4, seq_ids={"values": [2]}))
+    table = holder.results[1].fork.children[0].block_table
+    await holder.step(release(1))
+    await holder.step()
+    await holder.until_over()
+    await holder.hello()
+    sequence = {"seq_id": 2, "tokens": pack_tokens(range(5)), "block_table": table, "num_computed": 5, "room": 5}
+    await holder.step(op("adopt_sequence", **sequence, reserve=4))
+    await holder.goodbye()
+
+
+async def a_wait_left_out(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1, 8))
+    await holder.step(acquire(2, 8, waits=True))
+    assert holder.results[0].HasField("pending")
+    await holder.until_over()
+    await holder.hello()
+    await holder.goodbye()
+
+
+async def a_wait_listed(holder: SmallHolder) -> None:
+    """One that a restart ends, and one whose Notice was handled."""
+    await holder.hello()
+    await holder.step(acquire(1, 8))
+    await holder.step(acquire(2, 8, waits=True))
+    await holder.until_over()
+    await holder.hello(awaited=[{"seq_id": 1, "num_tokens": 8}])
+    while not holder.notices:
+        await holder.read()
+    await holder.step()
+    await holder.until_over()
+    await holder.hello()
+    await holder.goodbye()
+
+
+def test_a_holder_that_lists_what_it_awaits_breaks_no_rule() -> None:
+    observer = watched(a_wait_listed, {2: Fault.RESTART, 3: Fault.BREAK})
+    assert not observer.breaches, as_text(observer)
+    assert observer.seen["Pendings at a restart"] == 1
+
+
+async def _with_an_aborted_insert(holder: SmallHolder) -> None:
+    await holder.hello()
+    await holder.step(acquire(1))
+    await holder.step(extend(1, 1000), insert(1, 4, 7))
+    assert [result.WhichOneof("result") for result in holder.results] == ["error", "error"]
+
+
+async def other_tokens_after_an_aborted_insert(holder: SmallHolder) -> None:
+    await _with_an_aborted_insert(holder)
+    await holder.step(insert(1, 4, 8))
+    await holder.step(insert(1, 4, 7))
+    await holder.heartbeat()
+    await holder.goodbye()
+
+
+async def the_same_tokens_after_an_aborted_insert(holder: SmallHolder) -> None:
+    await _with_an_aborted_insert(holder)
+    await holder.step(insert(1, 4, 7, 8))
+    await holder.heartbeat()
+    await holder.goodbye()
+
+
+def test_a_holder_that_repeats_an_aborted_insert_breaks_no_rule() -> None:
+    observer = watched(the_same_tokens_after_an_aborted_insert)
+    assert not observer.breaches, as_text(observer)
 
 
 async def no_goodbye(holder: SmallHolder) -> None:
@@ -395,6 +576,18 @@ FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
     ("adopt-content", adopted_with_other_tokens, {"script": RESTART_FOURTH}),
     ("adopt-content", a_block_that_was_never_written, {"script": RESTART_FOURTH}),
     ("adopt-dropped", a_cleared_history_adopted, {"script": RESTART_FOURTH}),
+    ("adopt-dropped", a_dropped_history_adopted, {"script": RESTART_FOURTH}),
+    ("adopt-dropped", a_history_dropped_by_its_release_adopted, {"script": RESTART_FOURTH}),
+    ("pins-back", a_pin_kept_back, {"script": RESTART_FOURTH}),
+    ("pins-back", a_pin_before_its_history, {"script": RESTART_FOURTH}),
+    ("pins-back", a_pin_for_a_shorter_time, {"script": RESTART_FOURTH}),
+    ("quotas-back", a_quota_kept_back, {"script": RESTART_FOURTH}),
+    ("quotas-back", a_quota_after_the_sequences, {"script": RESTART_FOURTH}),
+    ("retention-back", a_retention_kept_back, {"script": RESTART_FOURTH}),
+    ("adopt-sequence", a_promised_copy_left_out, {"script": RESTART_FOURTH}),
+    ("awaited", a_wait_left_out, {"script": {2: Fault.RESTART}}),
+    ("awaited", a_wait_left_out, {"script": {2: Fault.BREAK}}),
+    ("insert-again", other_tokens_after_an_aborted_insert, {}),
     ("adopt-first", nothing_adopted, {"script": RESTART_FOURTH}),
     ("adopt-sequence", a_sequence_adopted_with_more_room, {"script": RESTART_FOURTH}),
     ("goodbye", no_goodbye, {}),

@@ -14,7 +14,8 @@ from radixkv import PoolShape, RadixKVError, connect
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
 from radixkv.client.session import HolderSession
-from radixkv.core.api import ClearOp, ExtendOp
+from radixkv.core.api import ClearOp, ExtendOp, ForkOp, PinOp, SetQuotaOp
+from radixkv.core.tree.journal import Retained
 from radixkv.service import ServiceConfig
 from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults
 from radixkv.testing.holder import work
@@ -51,9 +52,18 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def _forget_no_clear(ledger: Ledger, entry: Any) -> None:
-    if not isinstance(entry, ClearOp):
-        NOTED(ledger, entry)
+def _forgetting(kind: type) -> Callable[[Ledger, Any], None]:
+    def noted(ledger: Ledger, entry: Any) -> None:
+        if not isinstance(entry, kind):
+            NOTED(ledger, entry)
+
+    return noted
+
+
+def _fork_without_promised_copies(ledger: Ledger, op: ForkOp, children: Any) -> None:
+    FORKED(ledger, op, children)
+    for child in children:
+        ledger._open[child.seq_id].shares_last = False
 
 
 def _extend_without_room(ledger: Ledger, op: ExtendOp, result: Any) -> None:
@@ -74,13 +84,18 @@ def _open_with_one_answer_more(session: HolderSession, send: Callable[[bytes], N
     session._num_answered -= bool(session._num_answered)
 
 
-NOTED, EXTENDED, OPENED = Ledger.noted, Ledger._extended, HolderSession.open
+NOTED, EXTENDED, FORKED, OPENED = Ledger.noted, Ledger._extended, Ledger._forked, HolderSession.open
 BREAKS = (Fault.BREAK, Fault.LOSE_ANSWER, Fault.LOSE_STEP)
 RESTARTS = (Fault.RESTART, Fault.LOSE_AND_RESTART)
 DROPS = (*RESTARTS, Fault.EVICT_BRANCH, Fault.CLEAR)
 BUGS: list[tuple[str, Any, str, Any, tuple[Fault, ...], float]] = [
     ("adopt-dropped", Ledger, "_drop", _nothing, DROPS, 6.0),
-    ("adopt-dropped", Ledger, "noted", _forget_no_clear, DROPS, 6.0),
+    ("adopt-dropped", Ledger, "noted", _forgetting(ClearOp), DROPS, 6.0),
+    ("pins-back", Ledger, "noted", _forgetting(PinOp), (*RESTARTS, Fault.PIN), 6.0),
+    ("quotas-back", Ledger, "noted", _forgetting(SetQuotaOp), (*RESTARTS, Fault.QUOTA), 6.0),
+    ("retention-back", Ledger, "noted", _forgetting(Retained), (*RESTARTS, Fault.RETAIN), 6.0),
+    ("adopt-sequence", Ledger, "_forked", _fork_without_promised_copies, RESTARTS, 6.0),
+    ("awaited", NoticeBox, "awaited", property(lambda _: []), (*RESTARTS, *BREAKS), 6.0),
     ("adopt-content", Ledger, "_hand_out", _nothing, RESTARTS, 6.0),
     ("adopt-sequence", Ledger, "_extended", _extend_without_room, RESTARTS, 6.0),
     ("adopt-first", Ledger, "adoption", lambda _: iter(()), RESTARTS, 6.0),

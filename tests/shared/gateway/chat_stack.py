@@ -9,7 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from radixkv.gateway.server import GatewayServer
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.request import GenerateParams, Generator
 from radixkv.generation.stream import GenerationStream
+from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.text import ChatText
@@ -144,15 +145,20 @@ def gibberish_engine(
     end: str = "<|im_end|>",
     adapters: Sequence[str] = (),
     num_parameters: int = 0,
+    store: Callable[[HashRunner], BlockStore] | None = None,
 ) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
     """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache. `end`: ends a reply.
-    `adapters`: names that it takes, and answers to as to its own.
+    `adapters`: names that it takes, and answers to as to its own. `store`: opens its block store.
     """
     text = chat_text(model)
     runner = GibberishRunner(text, text.encode(end, special=False)[-1], num_blocks, max_model_len)
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
     told = {"model_name": "gibberish", "num_parameters": num_parameters, "adapters": adapters, "sampling": sampling}
-    with Engine(runner, cache, text=text, **told) as engine:  # type: ignore[arg-type]  # as they are above
+    with ExitStack() as stack:
+        if store is not None:
+            told["store"] = opened = store(runner)
+            stack.callback(opened.close)
+        engine = stack.enter_context(Engine(runner, cache, text=text, **told))  # type: ignore[arg-type]  # as they are above
         yield Watched(engine), runner, text
         runner.gate.open()
         engine.call(lambda _: cache.check())

@@ -43,10 +43,15 @@ def release(seq_id: int) -> workers.Op:
     return workers.Op(release=workers.Release(seq_id=seq_id, keep=True))
 
 
-def adopt(tokens: bytes, *block_ids: int) -> workers.Op:
+def adopt(tokens: bytes, *block_ids: int, **more: Any) -> workers.Op:
     return workers.Op(
-        adopt=workers.Adopt(tokens=tokens, block_ids=b"".join(i.to_bytes(4, "little") for i in block_ids))
+        adopt=workers.Adopt(tokens=tokens, block_ids=b"".join(i.to_bytes(4, "little") for i in block_ids), **more)
     )
+
+
+def op(kind: str, **fields: Any) -> workers.Op:
+    """An op of any kind."""
+    return workers.Op(**{kind: fields})
 
 
 class SmallHolder:

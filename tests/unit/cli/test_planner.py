@@ -32,6 +32,7 @@ from radixkv.planner import (
     read_config,
 )
 from radixkv.planner.parameters import _FORMULAS, _build
+from radixkv.planner.plan import estimate_activations
 from radixkv.worker.model.model import ModelRunner
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -384,6 +385,63 @@ def test_a_configuration_that_cannot_be_planned_is_refused(tmp_path: Path, conte
 def test_a_name_that_is_nothing_is_refused_with_what_could_be_given(name: str) -> None:
     with pytest.raises(PlanError, match=r"give a folder, a config\.json, .* llama-3-8b"):
         read_config(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["full_attention"] * 27}, "names 28 layers and the kinds of 27"),
+        ({"global_head_dim": 256}, "layers with heads of several widths, which cannot be planned"),
+        ({"layer_types": ["linear_attention"] * 28}, "has no linear_"),
+        ({"layer_types": ["sliding_attention"] * 28, "sliding_window": None}, "has no sliding_window"),
+    ],
+)
+def test_layers_that_are_not_described_whole_cannot_be_planned(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        ModelShape.of(ModelConfig("m", {**PUBLISHED["qwen3-0.6b"], **changes}))
+
+
+def test_layers_that_read_the_kv_of_earlier_ones_keep_none() -> None:
+    plain = ModelShape.of(ModelConfig("m", dict(PUBLISHED["qwen3-0.6b"])))
+    sharing = ModelShape.of(ModelConfig("m", {**PUBLISHED["qwen3-0.6b"], "num_kv_shared_layers": 4}))
+    assert sharing.layers[:-4] == plain.layers[:-4]
+    assert [layer.num_heads for layer in sharing.stored_layers[-4:]] == [0] * 4
+    assert plan_memory(sharing).token_bytes * 28 == plan_memory(plain).token_bytes * 24
+
+
+@pytest.mark.parametrize(
+    ("length", "arguments"),
+    [
+        (8192, {"load": Load(max_model_len=8192)}),
+        (1, {"load": Load(max_model_len=1, max_num_seqs=1, max_batch_tokens=1)}),
+    ],
+)
+def test_an_argument_at_its_bound_is_taken(length: int, arguments: dict[str, Any]) -> None:
+    found = plan("llama-3-8b", device=Device(80 * GIB, 1.0, workspace_bytes=0), **arguments)
+    assert found.max_model_len == length
+    told = found.as_dict()
+    assert (told["memory_bytes"], told["utilisation"], told["workspace_bytes"]) == (80 * GIB, 1.0, 0)
+    alone = plan("llama-3-8b", **arguments).as_dict()
+    assert [alone[name] for name in ("memory_bytes", "utilisation", "workspace_bytes", "num_blocks")] == [None] * 4
+    assert {name: value for name, value in alone.items() if value is not None}.items() <= told.items()
+
+
+def test_activations_grow_with_the_batch_and_are_shared_by_devices() -> None:
+    shape = ModelShape.of(read_config("llama-3-8b"))
+
+    def activations(tokens: int, seqs: int | None = None, tp: int = 1) -> int:
+        return estimate_activations(shape, "bfloat16", Load(max_batch_tokens=tokens, max_num_seqs=seqs), tp)
+
+    per_position = activations(1001, 1) - activations(1000, 1)
+    per_sequence = activations(1000, 2) - activations(1000, 1)
+    assert per_position == 2 * (2 * shape.hidden_size + 3 * shape.feed_forward_size)
+    assert per_sequence == shape.vocab_size * (2 + 24), "the logits, and what sampling makes of them"
+    assert activations(1000, 1) == 1000 * per_position + per_sequence
+    assert activations(1000) == activations(1000, 64)
+    assert activations(8, 64) == activations(8, 8), "a sequence has a position at least"
+    assert activations(1001, 1, 8) - activations(1000, 1, 8) == 2 * (
+        2 * shape.hidden_size + 3 * shape.feed_forward_size // 8
+    )
 
 
 def test_a_layer_kind_that_is_unknown_is_refused_rather_than_guessed() -> None:

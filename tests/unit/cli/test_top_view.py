@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from radixkv.cli.views.top_view import Rates, Reading, View
 from radixkv.core.api import CacheStats
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
+from radixkv.stores.breaker import BreakerState
+from radixkv.stores.stats import LevelStats
 
 NONE = Percentiles()
 MODEL = ModelInfo("tiny", 100, 40, 4, (0,), has_chat_template=False)
@@ -162,3 +165,31 @@ def test_a_cache_that_cannot_be_asked_hides_nothing_else() -> None:
         assert "cannot be reached" in written
         assert "2 running" in written
     assert shown.as_dict()["cache"] is None
+
+
+def test_a_block_store_has_a_line_and_each_of_its_levels_another() -> None:
+    disk = LevelStats(
+        "disk", 4 << 30, 3 << 29, 1200, 340, {"resting": 5, "cut": 1}, 1500, {}, {"EIO": 1}, 300, 10, 20, 0.1, 0.2
+    )
+    remote = LevelStats("remote", unwritten={"unavailable": 7}, breaker=BreakerState.OPEN)
+    counts = engine(
+        num_prompt_tokens=1000,
+        num_loaded_tokens=250,
+        num_store_loaded_blocks=16,
+        num_store_unsaved_blocks=3,
+        num_saves_left_out=2,
+    )
+    shown = view(Reading(0, WorkerStats(counts, None, levels=(disk, remote))))
+    lines = shown.lines()
+    assert lines[-3:] == [
+        "block store  25.0% of prompt tokens found there since the start, 16 blocks loaded; 3 wait to be saved, "
+        "2 saves left out",
+        "disk         1,200 blocks, 1.50 GiB of 4.00 GiB; 340 read, 6 (cut 1, resting 5) missed, 1,500 written, 0 lost, "
+        "300 evicted; 1 (EIO 1) faults",
+        "remote       resting after a fault (open); 0 read, 0 missed, 0 written, 7 (unavailable 7) lost, 0 evicted; 0 faults",
+    ]
+    assert "resting after a fault (open)" in screen(shown)
+    told = json.loads(json.dumps(shown.as_dict()))["levels"]
+    assert [(level["level"], level["breaker"]) for level in told] == [("disk", "closed"), ("remote", "open")]
+    assert told[0]["misses"] == {"resting": 5, "cut": 1}
+    assert not any(line.startswith("block store") for line in view(reading(0)).lines())

@@ -79,3 +79,35 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_a_host_of_another_machine_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"192\.0\.2\.1"):
         parse_address("192.0.2.1:0").require_free()
+
+
+def test_a_host_that_is_none_of_this_machine_and_a_path_that_cannot_be_made_are_refused_by_name(tmp_path: Path) -> None:
+    for host in ("host.invalid", "192.0.2.1"):
+        with pytest.raises(InvalidArgumentError, match="a host of this machine"):
+            parse_address(f"{host}:0").require_free()
+    with pytest.raises(InvalidArgumentError, match="in a folder that exists"):
+        parse_address(f"unix:{tmp_path}/nowhere/s").require_free()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="a file that is no socket is in the way"):
+        parse_address(f"unix:{tmp_path}/file").require_free()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(f"{tmp_path}/datagrams")
+        with pytest.raises(UnavailableError, match=r"cannot listen on unix:.*wrong type"):
+            parse_address(f"unix:{tmp_path}/datagrams").require_free()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        ("unix:/x", True),
+        ("localhost:1", True),
+        ("LocalHost:1", True),
+        ("127.0.0.9:1", True),
+        ("[::1]:1", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("example.org:1", False),
+    ],
+)
+def test_an_address_is_own_where_no_other_machine_reaches_it(address: str, is_own: bool) -> None:
+    assert parse_address(address).is_own is is_own

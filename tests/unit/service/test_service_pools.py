@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, Notice, PoolShape, ReleaseOp, StepOp
+from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, Notice, PinOp, PoolShape, ReleaseOp, SetQuotaOp, StepOp
 from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
@@ -21,6 +21,7 @@ from radixkv.service.config import ServiceConfig
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.errors import error_from_proto
 from radixkv.wire.steps import notices_from_proto, op_to_proto
 from radixkv.wire.values import SHAPE
 
@@ -317,6 +318,9 @@ def test_a_clean_end_frees_the_pool_at_once_and_retires_the_incarnation(table: P
         (hello(name=""), "name"),
         (hello(name="n" * 129), "name"),
         (hello(0), "incarnation"),
+        (workers.Hello(pool=hello().pool, incarnation=1, holder_name="n" * 129), "holder_name"),
+        (hello(acknowledged=2**63), "acknowledged_through"),
+        (hello(notices=2**63), "notices_acknowledged_through"),
         (workers.Hello(pool=hello().pool, incarnation=1, awaited=[workers.Pending()] * 131_075), "awaited"),
     ],
 )
@@ -398,3 +402,94 @@ def test_retired_incarnations_are_remembered_up_to_a_bound(clock: Clock) -> None
     with pytest.raises(StaleIncarnationError):
         attach(table, hello(2))
     assert attach(table, hello(1)).incarnation == 1
+
+
+def test_a_hello_at_its_bounds_is_taken(clock: Clock) -> None:
+    table = PoolTable(ServiceConfig(max_blocks_per_pool=64), clock)
+    for index, name in enumerate(("n", "n" * 128)):
+        message = hello(index + 1, name=name)
+        message.holder_name = "h" * 128
+        message.can_adopt = True
+        message.acknowledged_through = message.notices_acknowledged_through = 2**63 - 1
+        assert attach(table, message).next_step == 2**63
+    with pytest.raises(InvalidArgumentError, match="num_blocks is 65; it must be at most 64"):
+        attach(table, hello(9, num_blocks=65))
+
+
+def test_a_pool_is_changed_for_others_only_while_its_holder_hears_of_it(table: PoolTable) -> None:
+    stream = Stream()
+    pool = table.attach(hello(), stream).pool
+    for number in (1, 2):
+        assert pool.change(lambda cache: cache.clear("default")) == 0
+        assert stream.num_asked == number
+        pool.collect_notices()
+    with pytest.raises(LimitError, match="not told of earlier changes"):
+        pool.change(lambda cache: cache.clear("default"))
+    assert stream.num_asked == 2
+    pool.acknowledge(0, 1)
+    pool.change(lambda cache: cache.clear("default"))
+    table.leave(pool, stream)
+    pool.acknowledge(0, 2)
+    pool.change(lambda cache: cache.clear("default"))
+    assert stream.num_asked == 3, "who is not there is told later"
+
+
+def test_a_journal_that_is_never_acknowledged_is_bounded(table: PoolTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = attach(table, hello())
+    pool.apply(step(1, PinOp(PROMPT[:64], 60.0)))
+    monkeypatch.setattr("radixkv.service.pools.table._MAX_UNTOLD_BYTES", pool.cache.journal.size_bytes)
+    pool.apply(step(2))
+    monkeypatch.setattr("radixkv.service.pools.table._MAX_UNTOLD_BYTES", pool.cache.journal.size_bytes - 1)
+    with pytest.raises(LimitError, match="bytes wait for notices to be acknowledged"):
+        pool.apply(step(3))
+    assert pool.next_step == 3
+
+
+def test_a_quota_that_a_holder_brings_is_kept_for_its_later_lives_and_their_number_is_bounded(clock: Clock) -> None:
+    table = PoolTable(ServiceConfig(max_quotas_per_pool=1), clock)
+    pool = attach(table, hello())
+    (kept,) = pool.apply(step(1, SetQuotaOp("a", 3, None))).step_answer.results
+    assert not kept.HasField("error")
+    (refused,) = pool.apply(step(2, SetQuotaOp("b", 4, None))).step_answer.results
+    assert isinstance(error_from_proto(refused.error), LimitError)
+    table.end(pool)
+    again = attach(table, hello(2))
+    assert [(use.namespace, use.block_quota) for use in again.cache.usage()] == [("a", 3)]
+
+
+def test_a_holder_that_follows_freed_blocks_is_told_them_and_no_other(table: PoolTable) -> None:
+    following = hello(1, name="follows")
+    following.features.append("freed_blocks")
+    for message, num_told in ((following, 3 * 4), (hello(2, name="plain"), 0)):
+        pool = attach(table, message)
+        pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
+        told = pool.apply(step(2, ReleaseOp(1, keep=False))).step_answer
+        assert len(told.freed_block_ids) == num_told
+
+
+def test_another_credential_does_not_resume_a_life(table: PoolTable) -> None:
+    pool = table.attach(hello(), Stream(), ("tenant", "key")).pool
+    assert table.attach(hello(), Stream(), ("tenant", "key")).pool is pool
+    for identity in (None, ("tenant", "other"), ("other", "key")):
+        with pytest.raises(PoolHeldError):
+            table.attach(hello(), Stream(), identity)
+
+
+def test_event_numbers_of_a_later_life_are_higher(clock: Clock) -> None:
+    wall_s = [1.0, 2.0, -5.0]
+    table = PoolTable(ServiceConfig(), clock, wall_clock=lambda: wall_s.pop(0))
+    for incarnation, first in ((1, 1_000_000), (2, 2_000_000), (3, 1)):
+        pool = attach(table, hello(incarnation))
+        pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
+        assert pool.cache.events(0)[-1].sequence_number == first - 1
+        table.end(pool)
+    assert table.num_ended == 3
+
+
+def test_the_reason_of_an_end_reaches_the_holder(table: PoolTable) -> None:
+    stream, reason = Stream(), LeaseError("for a reason")
+    pool = table.attach(hello(), stream).pool
+    assert table.holds(pool)
+    table.end(pool, reason)
+    assert stream.ending is reason
+    assert not table.holds(pool)

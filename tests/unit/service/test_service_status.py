@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import grpc
 import pytest
@@ -102,6 +104,16 @@ def test_every_code_of_the_wire_has_a_class() -> None:
     for code in set(types.ErrorCode.values()) - {types.ERROR_CODE_UNSPECIFIED, types.ERROR_CODE_INTERNAL}:
         proto = types.Error(code=types.ErrorCode.Name(code), message="m")
         assert type(error_from_proto(proto)) is not RadixKVError, code
+
+
+def test_the_page_of_a_holder_has_each_code_with_its_status() -> None:
+    page = (Path(__file__).resolve().parents[3] / "radixkv/client/README.md").read_text()
+    rows = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \| [^|]+ \| [^|]+ \|$", page, re.M)
+    codes = [types.ErrorCode.Name(code).removeprefix("ERROR_CODE_") for code in types.ErrorCode.values() if code]
+    assert sorted(code for code, _ in rows) == sorted(codes)
+    for code, status in rows:
+        proto = types.Error(code=types.ErrorCode.Value(f"ERROR_CODE_{code}"))
+        assert status_of(error_from_proto(proto)).name == status, code
 
 
 def test_an_error_of_a_later_version_is_still_an_error_of_ours() -> None:

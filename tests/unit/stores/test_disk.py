@@ -84,6 +84,7 @@ def test_a_history_longer_than_the_level_keeps_its_beginning(maker: BlockMaker, 
     num_stored = level.write(maker.chain(tokens))
     assert 6 <= num_stored <= 8
     assert maker.found(level, tokens) == num_stored
+    assert level.stats().unwritten == {"full": 20 - num_stored}
     level.check()
     assert level.write(maker.chain([40])) == 1
     assert maker.found(level, tokens) == num_stored - 2  # one for the block, one for the next
@@ -228,6 +229,7 @@ def test_after_closing_everything_is_a_miss_and_closing_again_is_harmless(maker:
     level.close()
     assert maker.found(level, [1]) == 0
     assert level.write(maker.chain([2])) == 0
+    assert level.stats().unwritten == {"closed": 1}
     assert not level.erase(bytes(16))
     level.use(maker.names([1]))
     assert level.stats().misses == {"closed": 1}

@@ -281,3 +281,5 @@ def test_a_request_that_is_over_a_rate_waits_and_is_no_error(default_model: str,
         batch = ended(client, create(client, *(line(name, body_of(f"{name}?")) for name in names)))
         assert (batch.status, batch.error_file_id) == ("completed", None)
         assert set(results(client, batch.output_file_id)) == set(names)
+        now = client.chat.completions.with_raw_response.create(model="gibberish", **body_of("Hi"))
+        assert int(now.headers["x-ratelimit-remaining-requests"]) < 60 - num_beyond_half + 10, "each has counted"

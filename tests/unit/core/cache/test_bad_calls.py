@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from radixkv import (
     AcquireOp,
+    AdoptOp,
+    AdoptSequenceOp,
     ExtendOp,
     ForkOp,
     InsertOp,
@@ -16,8 +22,10 @@ from radixkv import (
     PrefixCache,
     RadixKVError,
     ReleaseOp,
+    Retention,
     UnknownSequenceError,
 )
+from radixkv.core.api import AcquireOptions, StepOp
 
 TOKENS = [1, 2, 3, 4, 5]
 
@@ -108,3 +116,89 @@ def test_a_fork_of_what_has_computed_nothing_says_so() -> None:
     cache.acquire(TOKENS, seq_id=1)
     with pytest.raises(InvalidArgumentError, match="of which there is none yet"):
         cache.fork(1, 1)
+
+
+# -- of the wrong type altogether
+
+WRONG: list[Any] = [
+    None,
+    -1,
+    2**80,
+    1.5,
+    "x",
+    b"abc",
+    object(),
+    [object()],
+    (),
+    {"a": 1},
+    int,
+    np.zeros((2, 2)),
+    array("d", [1.0]),
+    AcquireOp(b"abcd"),
+    Retention(),
+]
+RIGHT: dict[str, Any] = {
+    "tokens": b"abcd",
+    "seq_id": 1,
+    "num_tokens": 7,
+    "num_computed": 5,
+    "position": 4,
+    "num_blocks": 1,
+    "ttl_s": 5.0,
+    "room": 1,
+    "retention": (Retention(),),
+    "block_ids": array("i", [9]),
+    "block_table": array("i", [9]),
+    "ops": [],
+    "op": AdoptSequenceOp(2, b"abcd", array("i", [9]), 0, 1),
+}
+CALLS = sorted(name for name, _ in inspect.getmembers(PrefixCache, inspect.isfunction) if not name.startswith("_"))
+
+
+def fails_by_name_alone(
+    call: Callable[[PrefixCache, dict[str, Any]], Any], needed: list[str], names: list[str]
+) -> None:
+    """With each wrong value for each argument."""
+    for name in names:
+        for wrong in WRONG:
+            cache = opened()
+            before = cache.stats()
+            try:
+                result = call(cache, {each: RIGHT[each] for each in needed} | {name: wrong})
+            except RadixKVError as error:
+                result = [error]
+            if isinstance(result, list) and result and isinstance(result[0], RadixKVError):
+                assert cache.stats() == before, (name, wrong)
+            cache.check()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_takes_no_argument_of_another_type(call: str) -> None:
+    arguments = list(inspect.signature(getattr(PrefixCache, call)).parameters.values())[1:]
+    named = [each for each in arguments if each.kind is not each.VAR_KEYWORD and each.name != "refused"]
+    needed = [each.name for each in named if each.default is each.empty]
+    options = AcquireOptions.__annotations__ if len(named) < len(arguments) and call != "step" else ()
+    names = [*(each.name for each in named), *options]
+    fails_by_name_alone(lambda cache, given: getattr(cache, call)(**given), needed, names)
+
+
+@pytest.mark.parametrize("kind", [*get_args(StepOp), AdoptOp, AdoptSequenceOp])
+def test_an_op_takes_no_argument_of_another_type(kind: Any) -> None:
+    fields = dataclasses.fields(kind)
+    needed = [each.name for each in fields if each.default is dataclasses.MISSING]
+    names = [each.name for each in fields]
+    fails_by_name_alone(lambda cache, given: cache.step([kind(**given)]), needed, names)
+
+
+@pytest.mark.parametrize("ops", [AcquireOp(b"abcd"), None, 5, "op", b"op", {"a": 1}, object()])
+def test_a_step_is_a_list_of_ops(ops: Any) -> None:
+    cache = opened()
+    for call in (cache.step, cache.submit):
+        with pytest.raises(InvalidArgumentError, match=r"ops is .* a list of ops"):
+            call(ops)
+    assert cache.step(iter([ReleaseOp(1)])) == [None]  # type: ignore[arg-type]  # as before
+
+
+def test_a_fork_of_more_children_than_can_be_is_refused_at_once() -> None:
+    with pytest.raises(InvalidArgumentError, match="n is"):
+        opened().fork(1, 5, 2**40)

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from radixkv.core.errors import (
+    AbortedError,
     DeadlineExceededError,
     InvalidArgumentError,
     LimitError,
@@ -20,6 +21,8 @@ from radixkv.core.errors import (
     RadixKVError,
     UnauthenticatedError,
     UnavailableError,
+    UnimplementedError,
+    UnknownSequenceError,
 )
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.openai.completions import CompletionRequest
@@ -61,6 +64,9 @@ def digest(key: str) -> str:
         (UnauthenticatedError("who calls is not known"), 502, "server_error"),
         (PermissionDeniedError("not there"), 502, "server_error"),
         (UnknownGenerationError("x"), 404, "invalid_request_error"),
+        (UnknownSequenceError(0), 404, "invalid_request_error"),  # so it comes over the wire
+        (AbortedError("meanwhile"), 409, "invalid_request_error"),
+        (UnimplementedError("op"), 501, "server_error"),
         (RadixKVError("odd"), 500, "server_error"),
         (ValueError("a bug, with a secret in it"), 500, "server_error"),
     ],

@@ -26,7 +26,7 @@ from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishRe
 
 MODEL = ServedModel("m", ModelInfo("m", 4096, 100, 16, (2,), True), "fp")
 PROMPT = b"\1\0\0\0" * 7
-USAGE = Usage(7, 5, 9, 11, 0.25)
+USAGE = Usage(7, 5, 9, 11, 0.25, 4)
 
 
 class Events:
@@ -242,6 +242,7 @@ def test_of_several_drafts_each_ends_by_itself_and_the_last_with_what_all_have_c
         ]
         details = [message.details or {} for message in told]
         assert [each["cached_tokens"] for each in details] == [5, 5, 5]
+        assert [each["loaded_tokens"] for each in details] == [4, 4, 4]
         assert [each["prompt_tokens"] for each in details] == [7, 7, 7]
         assert [each["generated_tokens"] for each in details] == [1, 1, 1]
         assert [each["finish_reason"] for each in details] == ["stop", None, "length"]

@@ -387,3 +387,84 @@ def made_tool(name: str, schema: dict[str, Any], *, strict: bool | None = None) 
     return ChatTool.model_validate(
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
     )
+
+
+STRING = {"type": "string"}
+KEYWORDS: list[tuple[dict[str, Any], set[str], list[Any], list[Any]]] = [
+    ({"type": "object", "properties": NAME, "required": "name"}, {"required"}, [{}, {"name": "a"}], [{"name": 1}]),
+    ({"type": "array", "prefixItems": [STRING], "unevaluatedItems": False}, set(), [["a"]], [["a", "b"]]),
+    ({"type": "array", "items": STRING, "unevaluatedItems": False}, {"unevaluatedItems"}, [["a", "b"]], [[1]]),
+    ({"type": "array", "prefixItems": [STRING], "unevaluatedItems": STRING}, {"unevaluatedItems"}, [["a", "b"]], [[1]]),
+    ({"type": "array", "items": STRING, "additionalItems": False}, set(), [["a", "b"]], [[1]]),
+    ({"type": "array", "items": [STRING], "additionalItems": {"type": "number"}}, set(), [["a", 1]], [["a", "b"]]),
+    ({"type": "object", "propertyNames": {"pattern": "^k"}}, set(), [{"k1": 1}], [{"x": 1}]),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^k"}, "additionalProperties": STRING},
+        set(),
+        [{"k1": "a"}],
+        [{"k1": 1}, {"x": "a"}],
+    ),
+    ({"type": "object", "propertyNames": {"pattern": "^(?=k)k"}}, {"propertyNames"}, [{"x": 1}], []),
+    ({"type": "object", "propertyNames": {"maxLength": 3}}, {"propertyNames"}, [{"long name": 1}], []),
+    ({"type": "object", "propertyNames": {"type": "string", "title": "t"}}, set(), [{"x": 1}], []),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, set(), [{"a": 1}, {}], [{"c": 1}]),
+    ({"type": "object", "propertyNames": {"const": "a"}}, set(), [{"a": 1}], [{"b": 1}]),
+    ({"type": "object", "propertyNames": {"enum": ["a", 1]}}, {"propertyNames"}, [{"c": 1}], []),
+    ({"anyOf": [{"type": "number"}, {"$ref": "#/anyOf/0"}]}, set(), [1], ["a"]),
+    ({"anyOf": [STRING, {"$ref": "#/anyOf/9"}]}, {"$ref"}, ["a"], []),
+    ({"anyOf": [STRING, {"$ref": "#/anyOf/x"}]}, {"$ref"}, ["a"], []),
+    ({"oneOf": [STRING, {"type": "integer"}]}, set(), ["a", 1], [1.5]),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, {"oneOf"}, [1, 1.5], ["a"]),
+    ({"oneOf": [{"type": ["string", "null"]}, {"type": "integer"}]}, set(), [None, 1], [True]),
+    ({"oneOf": [{"type": ["string", "null"]}, {"type": ["null", "integer"]}]}, {"oneOf"}, [None, 1], [True]),
+]
+
+
+def kinds(tags: list[list[Any]], required: list[str]) -> dict[str, Any]:
+    members = [{"type": "object", "properties": {"k": {"enum": tag}}, "required": required} for tag in tags]
+    return {"oneOf": members}
+
+
+KEYWORDS += [
+    (kinds([["a"], ["b", "c"]], ["k"]), set(), [{"k": "a"}, {"k": "c"}], [{"k": "d"}, {}]),
+    (kinds([["a"], ["a", "c"]], ["k"]), {"oneOf"}, [{"k": "a"}], [{"k": "d"}]),
+    (kinds([["a"], ["b"]], []), {"oneOf"}, [{"k": "a"}, {}], [{"k": "d"}]),
+    (kinds([["a"], [1]], ["k"]), {"oneOf"}, [{"k": "a"}, {"k": 1}], [{"k": "d"}]),
+]
+
+
+@pytest.mark.parametrize(("schema", "left_out", "allowed", "refused"), KEYWORDS, ids=lambda value: str(value)[:60])
+def test_a_keyword_holds_or_is_told_as_left_out(
+    schema: dict[str, Any], left_out: set[str], allowed: list[Any], refused: list[Any]
+) -> None:
+    constraint = schema_constraint(schema, "f")
+    assert {each.removeprefix("f.") for each in constraint.left_out} == left_out
+    for value in allowed:
+        assert allows(constraint, value), value
+    for value in refused:
+        assert not allows(constraint, value), value
+
+
+@pytest.mark.parametrize("schema", [None, {}])
+def test_without_a_schema_it_is_any_object(schema: dict[str, Any] | None) -> None:
+    constraint = schema_constraint(schema, "f")
+    assert allows(constraint, {"a": [1]})
+    assert not allows(constraint, [1])
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ({"type": "text"}, "type is 'text'; it must be one of"),
+        ({"type": ["string", "text"]}, "type is 'text'"),
+        ({"properties": []}, "properties must be an object"),
+        ({"anyOf": []}, "anyOf must be a list of schemas"),
+        ({"allOf": {}}, "allOf must be a list of schemas"),
+        ({"items": 3}, "3 stands where a schema must"),
+    ],
+)
+def test_what_is_no_schema_is_said(schema: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ApiError, match="f is no JSON schema") as refused:
+        schema_constraint(schema, "f")
+    assert complaint in refused.value.message
+    assert (refused.value.status, refused.value.param) == (400, "f")

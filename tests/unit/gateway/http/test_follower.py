@@ -63,3 +63,34 @@ def test_a_follower_that_is_dropped_has_left() -> None:
         assert list(followers) == [closed]
 
     run(story)
+
+
+def test_the_end_wakes_a_follower_that_waits() -> None:
+    async def story() -> None:
+        follower = Follower(b"")
+        waiting = asyncio.ensure_future(anext(follower, b"over"))
+        await asyncio.sleep(0)
+        assert not follower.over.is_set()
+        follower.end()
+        assert await waiting == b"over"
+        assert follower.over.is_set()
+
+    run(story)
+
+
+def test_a_follower_is_ended_once_more_than_its_bound_is_unread() -> None:
+    async def story() -> None:
+        follower = Follower(FIRST, max_bytes=3)
+        follower.put(b"123")
+        assert await anext(follower) == FIRST + b"123", "the first piece does not count"
+        for _ in range(3):
+            follower.put(b"12")
+            assert await anext(follower) == b"12", "what was read does not count"
+        follower.put(b"a frame by itself may be longer")
+        assert await anext(follower) == b"a frame by itself may be longer"
+        follower.put(b"12")
+        follower.put(b"34")
+        assert follower.over.is_set()
+        assert [piece async for piece in follower] == [], "half of the events would be worse than none"
+
+    run(story)

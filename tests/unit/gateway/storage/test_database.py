@@ -18,7 +18,7 @@ from stored_chats import add, body, item, run
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.responses.response_store import ResponseStore
-from radixkv.gateway.storage.database import MAX_WRITES, Database, DatabaseError
+from radixkv.gateway.storage.database import MAX_WRITES, Database, DatabaseError, is_in_use
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION
 
 
@@ -208,3 +208,74 @@ def test_changes_of_one_namespace_wait_for_one_another_and_not_for_each_other(da
 
     run(story())
     assert order.index("other") <= MAX_WRITES
+
+
+def test_a_file_is_in_use_while_its_database_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    assert not is_in_use(path)
+    with Database(path):
+        assert is_in_use(path)
+    assert not is_in_use(path)
+
+
+def test_a_closed_database_takes_no_job_and_may_be_closed_again(tmp_path: Path) -> None:
+    database = Database(tmp_path / "state.sqlite")
+    threads = threading.active_count()
+    with database:
+        answer = database.submit(lambda c: c.execute("SELECT 1").fetchone()[0])
+    assert answer.result(5) == 1, "what was queued is carried out"
+    database.close()
+    with pytest.raises(UnavailableError, match="the gateway's database is closed"):
+        database.submit(lambda _: None)
+    assert threading.active_count() <= threads
+
+
+@pytest.fixture
+def held(database: Database) -> threading.Event:
+    """The database's thread is busy until this is set: what is submitted before comes together."""
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def job(_: sqlite3.Connection) -> None:
+        has_begun.set()
+        is_over.wait(5)
+
+    database.submit(job)
+    has_begun.wait(5)
+    return is_over
+
+
+def test_a_job_that_nobody_waits_for_any_more_is_not_carried_out(database: Database, held: threading.Event) -> None:
+    carried_out: list[str] = []
+    given_up = database.submit(lambda _: carried_out.append("given up"))
+    last = database.submit(lambda _: carried_out.append("last"))
+    assert given_up.cancel()
+    held.set()
+    last.result(5)
+    assert carried_out == ["last"]
+
+
+def test_where_a_commit_fails_every_job_of_it_is_told_and_the_next_ones_go_on(
+    database: Database, held: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = (
+        "INSERT INTO transcripts (key, namespace, tokens, num_reply, decoded, created_s) VALUES (?, 'a', '', 0, '', 0)"
+    )
+    jobs = [
+        database.submit(lambda c: c.execute(write, (b"lost",))),
+        database.submit(lambda c: c.execute("ROLLBACK")),
+    ]
+    held.set()
+    for job in jobs:
+        with pytest.raises(UnavailableError, match="did not take the change"):
+            job.result(5)
+    assert "did not take 2 changes" in caplog.text
+    database.submit(lambda c: c.execute(write, (b"kept",))).result(5)
+    assert database.submit(lambda c: [row["key"] for row in c.execute("SELECT key FROM transcripts")]).result(5) == [
+        b"kept"
+    ]
+
+
+def test_more_jobs_than_one_transaction_holds_are_all_carried_out(database: Database, held: threading.Event) -> None:
+    jobs = [database.submit(lambda _, number=number: number) for number in range(1100)]  # type: ignore[misc]
+    held.set()
+    assert [job.result(5) for job in jobs] == list(range(1100))

@@ -218,6 +218,7 @@ class MessageTask(ReplyTask):
             "model": self.model.name,
             "prompt_tokens": len(self.prompt) // 4,
             "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
+            "loaded_tokens": usage.num_loaded_tokens if usage else None,
             "generated_tokens": len(reply.token_ids),
             "first_token_ms": self._since_start_ms(branch.first_text_s),
             "duration_ms": self._since_start_ms(branch.ended_s),

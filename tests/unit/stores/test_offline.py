@@ -1,0 +1,100 @@
+"""A folder of stored blocks without its worker: listed, checked, trimmed, erased."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sealed_blocks import FINGERPRINT, BlockMaker
+
+from radixkv import InvalidArgumentError
+from radixkv.stores import offline
+from radixkv.stores.errors import StoreError
+from radixkv.stores.keys import StoreKeys
+
+
+@pytest.fixture
+def maker(tmp_path: Path) -> BlockMaker:
+    return BlockMaker(tmp_path / "key")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, maker: BlockMaker) -> Path:
+    """Two models: one of a single block, then one of five blocks of two namespaces."""
+    other = BlockMaker(tmp_path / "key", 3000, b"\xee" * 32)
+    for made, histories in ((other, {"bob": [7]}), (maker, {"alice": [1, 2, 3], "bob": [1, 2]})):
+        disk = made.level(tmp_path / "disk")
+        for namespace, tokens in histories.items():
+            disk.write(made.chain(tokens, namespace))
+        disk.close()
+    return tmp_path / "disk"
+
+
+def test_models_are_listed_with_their_blocks_by_namespace_id(folder: Path, maker: BlockMaker) -> None:
+    alice, bob = maker.keys.of("alice").id.hex(), maker.keys.of("bob").id.hex()
+    other, ours = offline.list_models(folder)
+    assert (other.folder, other.num_blocks, other.namespaces) == ("ee" * 16, 1, {bob: 1})
+    assert (ours.fingerprint, ours.sealed_bytes, ours.num_blocks) == (FINGERPRINT, 1040, 5)
+    assert ours.namespaces == {alice: 3, bob: 2}
+    assert ours.num_slots >= 8
+    assert ours.file_bytes >= ours.num_slots * 1536
+    assert ours.used_s >= other.used_s
+    level = maker.level(folder)
+    assert maker.found(level, [1, 2, 3]) == 3
+    level.close()
+
+
+def test_a_check_opens_the_blocks_of_given_namespaces_and_counts_damage(folder: Path, maker: BlockMaker) -> None:
+    checked = {each.folder: each for each in offline.check(folder)}[FINGERPRINT.hex()[:32]]
+    assert (checked.num_blocks, checked.num_unopened, checked.num_damaged) == (5, 5, 0)
+    level = maker.level(folder)
+    slot = level._tree.entries[maker.names([1, 2, 3])[1]].slot
+    level.close()
+    with (folder / FINGERPRINT.hex()[:32] / "slots").open("r+b") as file:
+        file.seek(slot * 1536 + 300)
+        file.write(b"damage")
+    for _ in range(2):
+        checked = offline.check(folder, maker.keys, ["alice"])[-1]
+        assert (checked.num_blocks, checked.num_opened, checked.num_damaged, checked.num_unopened) == (5, 2, 1, 2)
+        assert (checked.num_erased, checked.is_intact) == (0, True)
+    maker.keys.erase("alice")
+    checked = offline.check(folder, maker.keys, ["alice", "bob"])[-1]
+    assert (checked.num_opened, checked.num_damaged, checked.num_erased) == (2, 0, 3)
+
+
+def test_an_erasure_destroys_the_keys_and_deletes_the_blocks(folder: Path, maker: BlockMaker, tmp_path: Path) -> None:
+    erased = maker.keys.of("bob").id
+    assert offline.erase(folder, StoreKeys(tmp_path / "key"), "bob") == {"ee" * 16: 1, FINGERPRINT.hex()[:32]: 2}
+    assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3]
+    assert maker.keys.erased_ids() == {erased}
+    maker.keys.erase("alice")
+    assert offline.erase(folder, maker.keys) == {"ee" * 16: 0, FINGERPRINT.hex()[:32]: 3}
+
+
+def test_a_trim_removes_other_models_first_and_then_the_oldest_leaves(folder: Path) -> None:
+    size = sum(model.file_bytes for model in offline.list_models(folder))
+    assert len(offline.trim(folder, size)) == 2
+    (left,) = offline.trim(folder, 8 * 1696)
+    assert (left.num_blocks, left.num_slots) == (5, 8)
+    with pytest.raises(InvalidArgumentError, match="at least 13,568 bytes"):
+        offline.trim(folder, 1000)
+
+
+def test_what_cannot_be_read_is_listed_as_such(folder: Path, maker: BlockMaker) -> None:
+    index = folder / FINGERPRINT.hex()[:32] / "index"
+    index.write_bytes(b"no index" * 1000)
+    unreadable = {model.folder: model for model in offline.list_models(folder)}[FINGERPRINT.hex()[:32]]
+    assert not unreadable.is_readable
+    assert unreadable.file_bytes > 0
+    assert index.read_bytes().startswith(b"no index"), "listing changes nothing"
+    assert [each.folder for each in offline.check(folder, maker.keys)] == ["ee" * 16]
+
+
+def test_a_folder_in_use_or_missing_is_refused(folder: Path, maker: BlockMaker, tmp_path: Path) -> None:
+    level = maker.level(folder)
+    with pytest.raises(StoreError, match="in use by a worker"):
+        offline.list_models(folder)
+    level.close()
+    with pytest.raises(StoreError, match="is no folder"):
+        offline.check(tmp_path / "none")
+    assert offline.list_models(tmp_path) == []
