@@ -28,7 +28,7 @@ LONGEST_DELAY_S = 1.5
 
 
 class Trial(NamedTuple):
-    """What all users found after one mishap, in tokens of whole blocks, and their replies that differ from the expected ones."""
+    """Tokens of whole blocks that all users found after one mishap, and their replies that differ from the expected ones."""
 
     name: str
     num_whole: int

@@ -9,7 +9,7 @@ processes, the same requests token by token with and without the store.
     llama        two conversations in turns on one slot, and restarts, compared with llama.cpp's server
     damage       kill -9 in the midst of saves; slots flipped, cut, swapped, the index overwritten
 
-    python -m bench.tiers --peer fetch      all of it, files of llama.cpp fetched if missing: about an hour
+    python -m bench.tiers --peer fetch      all of it, files of llama.cpp fetched if missing: less than an hour
     python -m bench.tiers --part llama      one part
     python -m bench.tiers --quick           small sizes
 
