@@ -248,7 +248,7 @@ class Worker:
         config.on_stage("block store")
         try:
             store = open_store(config, config.store, self.runner, model, first_row=plan.num_host_blocks)
-        except StoreError as error:
+        except (StoreError, InvalidArgumentError) as error:
             if not config.store.is_optional:
                 raise
             self.store = f"none: {error}"

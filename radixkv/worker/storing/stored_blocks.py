@@ -35,6 +35,9 @@ from radixkv.worker.scheduling.batch import Row as BatchRow
 __all__ = ["StoredBlocks"]
 
 _SAVED_AT_ONCE = 8
+_NO_ROW_S = 0.05
+"""An idle worker tries again after this time where all rows are in use."""
+
 _BUSY_SHARE = 0.05
 """Most of a busy worker's time that saves take."""
 
@@ -58,13 +61,15 @@ class _Held(NamedTuple):
 class _Loading(NamedTuple):
     """Blocks of a sequence of a branch that are loaded.
 
-    `indices`: in the table, of each name of the load. `chain`: names of the blocks from index `first` on, after that of the
-    block before them. The branch waits `idle_s` seconds, and `block_s` more for each block that has landed.
+    `start`: computed positions when it began. `indices`: in the table, of each name of the load. `chain`: names of the blocks
+    from index `first` on, after that of the block before them. The branch waits `idle_s` seconds, and `block_s` more for each
+    block that has landed.
     """
 
     branch: Branch
     seq_id: int
     load: Load
+    start: int
     indices: Sequence[int]
     first: int
     chain: Sequence[bytes]
@@ -130,6 +135,7 @@ class StoredBlocks:
         self._prefill = PrefillMeter(clock)
         self._meters = {is_remote: LoadMeter(is_remote=is_remote, clock=clock) for is_remote in (False, True)}
         self._ran: Sequence[BatchRow] = ()
+        self._own: set[int] = set()  # blocks of the last answer
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
         self.runner = StoringRunner(runner, self._held)
@@ -202,6 +208,7 @@ class StoredBlocks:
 
     def handed_out(self, block_ids: Sequence[int]) -> None:
         """Sequences are going to write these blocks: save what they hold, before anything queued later on the device."""
+        self._own = set(block_ids)
         unsaved: list[tuple[int, _Held]] = []
         for block_id in block_ids:
             held = self._held[block_id]
@@ -220,7 +227,8 @@ class StoredBlocks:
         if batch_s is None:
             if now_s >= self._next_save_s:
                 num_saved = self._save(self._take_unsaved(_SAVED_AT_ONCE))
-                self._next_save_s = now_s + max(1, num_saved) * self._store.block_bytes / self._store.save_rate
+                rest_s = num_saved * self._store.block_bytes / self._store.save_rate if num_saved else _NO_ROW_S
+                self._next_save_s = now_s + rest_s
             return
         self._busy_s = min(batch_s, self._busy_s + _BUSY_SHARE * batch_s)
         if self._busy_s > 0:
@@ -293,8 +301,9 @@ class StoredBlocks:
         if not self._is_stored(branch) or branch.is_line:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
-        first = -(-branch.num_computed // self._block_size)
-        end = min(len(branch.tokens) // self._block_size, branch.first_logit // self._block_size + 1)
+        first, rest = divmod(branch.num_computed, self._block_size)
+        first += rest > 0 and branch.block_table[first] not in self._own  # a copy of a part of a block may be replaced
+        end = min(len(branch.tokens) // self._block_size, -(-branch.first_logit // self._block_size))
         if first >= end:
             return
         keys, names = self._names(branch, first, end)
@@ -323,7 +332,9 @@ class StoredBlocks:
         names = [chain[index - first + 1] for index in indices]
         load = self._store.load(names, keys, max(LEAST_WAIT_S, 2 * compute_s), is_remote=is_remote)
         block_s = compute_s / num_blocks
-        self._loading.append(_Loading(branch, branch.seq_id, load, indices, first, chain, idle_s, block_s))
+        self._loading.append(
+            _Loading(branch, branch.seq_id, load, branch.num_computed, indices, first, chain, idle_s, block_s)
+        )
         branch.is_loading |= idle_s > 0
 
     def take_landed(self) -> bool:
@@ -353,7 +364,8 @@ class StoredBlocks:
         useful: list[tuple[int, Landed]] = []
         for block in landed:
             start = one.indices[block.place] * self._block_size
-            if is_wanted and start >= branch.num_computed:
+            is_next = branch.num_computed == one.start and start + self._block_size > one.start
+            if is_wanted and (is_next or start >= branch.num_computed):
                 useful.append((one.indices[block.place], block))
                 branch.loaded.add(start)
         if useful:
@@ -371,9 +383,9 @@ class StoredBlocks:
     def _skip_loaded(self, branch: Branch) -> None:
         """Count loaded blocks that follow the computed positions as computed."""
         generation, before = branch.generation, branch.num_computed
-        while branch.num_computed in branch.loaded:
-            branch.loaded.remove(branch.num_computed)
-            branch.num_computed += self._block_size
+        while (start := branch.num_computed // self._block_size * self._block_size) in branch.loaded:
+            branch.loaded.remove(start)
+            branch.num_computed = start + self._block_size
         if branch.num_computed > before:
             branch.num_computed = min(branch.num_computed, branch.first_logit)
             if generation.num_cached_tokens is not None and branch.seq_id == generation.first_seq_id:

@@ -215,14 +215,17 @@ def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(tmp_path: Path) -> None:
-    prompts = [draw(seed, 40) for seed in (30, 31, 32)]
-    limits = SchedulerLimits(max_batch_tokens=64, chunk_tokens=64)  # few rounds, in each of which a block may be saved
-    with serving(tmp_path, 30, limits, save_rate=1.0) as engine:  # a full pool
+    prompts = [draw(seed, 80) for seed in (30, 31, 32)]
+    limits = SchedulerLimits(max_batch_tokens=128, chunk_tokens=128)
+    with serving(
+        tmp_path, 60, limits, save_rate=1.0
+    ) as engine:  # a full pool, of which a dozen blocks are saved so far
         for prompt in prompts:
             ask(engine, prompt, 1)
-        assert engine.verify_block(prompts[2][:40]).verdict is BlockVerdict.AGREES
+        assert engine.verify_block(prompts[2]).verdict is BlockVerdict.AGREES
     with serving(tmp_path) as engine:
-        assert sum(ask(engine, prompt, 4).usage.num_cached_tokens for prompt in prompts) >= 2 * 39
+        for prompt in prompts:
+            assert ask(engine, prompt, 4).usage.num_cached_tokens >= 76
 
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
@@ -372,3 +375,15 @@ def test_erasing_without_a_store_or_a_derived_namespace_is_rejected(tmp_path: Pa
         pytest.raises(UnavailableError, match="--disk-cache"),
     ):
         engine.erase("team")
+
+
+def test_a_copy_of_a_part_of_a_block_is_replaced_by_the_stored_block(tmp_path: Path) -> None:
+    base = draw(26, 10)
+    first, second = base + draw(27, 30), base + draw(28, 31)
+    with serving(tmp_path) as engine:
+        for prompt in (first, second):
+            ask(engine, prompt)
+    with serving(tmp_path) as engine:
+        ask(engine, first)
+        assert ask(engine, second, 1).usage.num_cached_tokens == 40
+        ask(engine, first)
