@@ -10,6 +10,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,11 +111,15 @@ def play_damage(
             trials.append(users.next_day("kill -9 in the midst of saves", namespace))
         users.first_day(NAMESPACE)
         for name, damage in list(DAMAGES.items())[:num_damages]:
-            _rested_restart(deployment, lambda damage=damage: damage(stored(deployment.blocks), source))
+            _rested_restart(deployment, partial(_damage, deployment, damage, source))
             trials.append(users.next_day(name, NAMESPACE))
             _rested_restart(deployment)
             trials.append(users.next_day(f"the next restart after: {name}", NAMESPACE))
         return trials
+
+
+def _damage(deployment: Deployment, damage: Callable[[Stored, random.Random], None], source: random.Random) -> None:
+    damage(stored(deployment.blocks), source)
 
 
 def _restart(deployment: Deployment, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -164,7 +169,8 @@ class _Users:
 def report_damage(trials: Sequence[Trial]) -> Part:
     """Figures, table and bars."""
     names = list(dict.fromkeys(trial.name for trial in trials))
-    rows, figures = [], {}
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, object] = {}
     for name in names:
         group = [trial for trial in trials if trial.name == name]
         found, whole = sum(trial.num_found for trial in group), sum(trial.num_whole for trial in group)

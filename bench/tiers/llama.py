@@ -179,7 +179,9 @@ def play_beside_llama(
 
 def report_beside_llama(found: dict[str, dict[str, Any]], why_missing: str) -> Part:
     """Figures, table and bars."""
-    rows, figures, bars = [], {}, []
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, Any] = {}
+    bars: list[Bar] = []
     for kind in KINDS:
         medians = {name: summarise(each["first_s"][kind], 1e3) for name, each in found.items()}
         figures[kind] = {name: each._asdict() for name, each in medians.items()}

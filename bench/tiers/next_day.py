@@ -160,12 +160,13 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
     name = f"next day, {setting.name}"
     least = min(each.share_found for each in returns)
     checks = [Bar(f"{name}: tokens of whole blocks found, least of a user", least, FOUND_BOUND, at_least=True)]
-    bars = []
+    bars: list[Bar] = []
     kinds: dict[str, list[Return]] = {}
     for each in returns:
         kind = each.story.partition(" ")[0] + (", pages dropped" if each.is_dropped else "")
         kinds.setdefault(kind, []).append(each)
-    rows, figures = [], {}
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, Any] = {}
     for kind, group in kinds.items():
         times = {
             way: summarise(seconds, 1e3)._asdict()
@@ -194,17 +195,13 @@ def report_next_day(setting: NextDay, returns: Sequence[Return]) -> Part:
             bars.append(Bar(f"{name}: first token of {kind}, by the pool's, median", ratios["pool"], POOL_BOUND, "x"))
         if setting.is_timed and "cold" in ratios:
             bars.append(Bar(f"{name}: first token of {kind}, by cold, median", ratios["cold"], COLD_BOUND, "x"))
-    figures["same_replies"] = _share([each.is_same_reply for each in returns])
-    figures["same_bits"] = _share([each.is_same_bits for each in returns])
-    if setting.is_compared:
-        checks.append(Bar(f"{name}: replies that differ from cold ones", 1 - figures["same_replies"], 0))
-        if "--deterministic" in setting.arguments:
-            checks.append(Bar(f"{name}: log probabilities that differ by a bit", 1 - figures["same_bits"], 0))
+    compared = {
+        "replies": [each.is_same_reply for each in returns if each.is_same_reply is not None],
+        "log probabilities to the bit": [each.is_same_bits for each in returns if each.is_same_bits is not None],
+    }
+    for what, facts in compared.items():
+        figures[what] = {"compared": len(facts), "different": facts.count(False)}
+        if setting.is_compared and (what == "replies" or "--deterministic" in setting.arguments):
+            checks.append(Bar(f"{name}: {what}, different from cold ones", facts.count(False), 0))
     columns = ("users", "n", "tokens found", "first token ms: stored", "pool", "cold", "stored / pool", "/ cold")
     return Part({setting.name: figures}, [Table(name, columns, rows)], bars, checks)
-
-
-def _share(facts: Sequence[bool | None]) -> float | None:
-    """Of the known ones, those that hold; None: none is known."""
-    known = [fact for fact in facts if fact is not None]
-    return sum(known) / len(known) if known else None

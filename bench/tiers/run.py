@@ -70,7 +70,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         model = Path(resolve_model())
-        self._ingredients = Ingredients(Material(options.workloads), ChatText(model), options.seed, options.quick)
+        self._ingredients = Ingredients(Material(options.workloads), ChatText(str(model)), options.seed, options.quick)
         self._sizes = Sizes(is_quick=options.quick)
         self._options = options
         self._token_bytes = kv_token_bytes(model)  # in 16 bits

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.common.report import Bar, Progress, Table
 from bench.common.stacks import BLOCK_SIZE
@@ -132,7 +132,8 @@ def _pool_hits(system: Deployment) -> int:
 def report_small_pool(load: Load, runs: Runs) -> Part:
     """Figures, table and bars of a load."""
     num_rounds = len(runs[WITH][0])
-    rows, figures = [], {}
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, Any] = {}
     for number in range(num_rounds):
         for name, repeats in runs.items():
             visits = [repeat[number] for repeat in repeats]

@@ -52,7 +52,7 @@ def sessions(from_: Ingredients, count: int, num_tokens: int, num_calls: int, lo
     one, not from the reply here.
     """
     assert isinstance(from_.material, Material)
-    stories = []
+    stories: list[Story] = []
     for number, session in enumerate(from_.material.agent_sessions):
         prompts = [tuple(from_.text.encode(prompt)) for prompt in session[:num_calls]]
         if len(prompts) == num_calls and max(map(len, prompts)) <= longest and len(stories) < count:
