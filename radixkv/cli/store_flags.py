@@ -7,7 +7,7 @@ from pathlib import Path
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner.sizes import parse_bytes
-from radixkv.stores.settings import DEFAULT_SAVE_RATE, StoreSettings
+from radixkv.stores.settings import StoreSettings
 from radixkv.util.folders import cache_folder
 
 __all__ = ["add_store_flags", "store_settings"]
@@ -44,8 +44,8 @@ def add_store_flags(command: argparse.ArgumentParser, *, has_disk: bool) -> None
     flags.add_argument(
         "--save-rate",
         metavar="SIZE",
-        default=str(DEFAULT_SAVE_RATE),
-        help="most bytes per second that an idle worker saves (default 256MiB)",
+        default="256MiB",
+        help="most bytes per second that an idle worker saves (default %(default)s)",
     )
 
 

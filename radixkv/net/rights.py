@@ -107,6 +107,7 @@ _GENERATION = {
     "Detokenize": _Rule(_EVERYBODY, _nothing),
     "SpellTokens": _Rule(_EVERYBODY, _nothing),
     "GetStats": _Rule(_EVERYBODY, _nothing),
+    "FindStored": _Rule(("reader",), _one),
     "Erase": _Rule(("client",), _one),
     "VerifyBlock": _Rule((), _one),  # it reveals whether another tenant's prompt is cached
 }

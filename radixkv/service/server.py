@@ -126,6 +126,7 @@ class CacheService:
             self._publisher = self._open_publisher()
             self.metrics_address = self._open_metrics()
         except (RadixKVError, ImportError):
+            await server.start()  # gRPC gives the ports of a server that never started back with the process alone
             await server.stop(None)
             self._unlink_paths()
             raise

@@ -436,6 +436,22 @@ class SpellTokensResponse(_message.Message):
     spellings: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, spellings: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class FindStoredRequest(_message.Message):
+    __slots__ = ("token_ids", "namespace", "num_cached_tokens")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    namespace: str
+    num_cached_tokens: int
+    def __init__(self, token_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class FindStoredResponse(_message.Message):
+    __slots__ = ("num_tokens",)
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
+
 class EraseRequest(_message.Message):
     __slots__ = ("namespace",)
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]

@@ -76,6 +76,11 @@ class GenerationStub:
                 request_serializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.FromString,
                 _registered_method=True)
+        self.FindStored = channel.unary_unary(
+                '/radixkv.v1.Generation/FindStored',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.FindStoredRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.FindStoredResponse.FromString,
+                _registered_method=True)
         self.Erase = channel.unary_unary(
                 '/radixkv.v1.Generation/Erase',
                 request_serializer=radixkv_dot_v1_dot_generation__pb2.EraseRequest.SerializeToString,
@@ -151,6 +156,13 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindStored(self, request, context):
+        """Returns how much of a prompt the worker's block store holds after its cached tokens, a pure read. Errors: INVALID_ARGUMENT.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Erase(self, request, context):
         """Destroys the keys of a namespace in the worker's block store, then deletes its blocks there. The keys are gone, durably, when
         it returns: no copy of a level can be read again with this worker's key file. The pool is not changed: clear the namespace
@@ -203,6 +215,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.VerifyBlock,
                     request_deserializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.SerializeToString,
+            ),
+            'FindStored': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindStored,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.FindStoredRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.FindStoredResponse.SerializeToString,
             ),
             'Erase': grpc.unary_unary_rpc_method_handler(
                     servicer.Erase,
@@ -428,6 +445,33 @@ class Generation:
             '/radixkv.v1.Generation/VerifyBlock',
             radixkv_dot_v1_dot_generation__pb2.VerifyBlockRequest.SerializeToString,
             radixkv_dot_v1_dot_generation__pb2.VerifyBlockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindStored(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.Generation/FindStored',
+            radixkv_dot_v1_dot_generation__pb2.FindStoredRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.FindStoredResponse.FromString,
             options,
             channel_credentials,
             insecure,

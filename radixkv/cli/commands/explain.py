@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from radixkv.cli.amounts import count
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
 from radixkv.cli.security_flags import add_client_flags, client_credentials
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from radixkv.generation.client import GenerationClient
@@ -67,8 +68,8 @@ def add(commands: Any) -> None:
     explain.add_argument(
         "--worker",
         metavar="ADDRESS",
-        help=f"a worker of that model, which decodes tokens (with a text or messages, default {DEFAULT_WORKER_ADDRESS}; "
-        "otherwise ids are shown)",
+        help="a worker of that model, which decodes tokens and looks into its block store (with a text or messages, default "
+        f"{DEFAULT_WORKER_ADDRESS}; otherwise ids are shown)",
     )
     add_client_flags(explain)
     explain.add_argument("--json", action="store_true", help="print a line of JSON for each pool instead")
@@ -96,12 +97,19 @@ def _run(options: argparse.Namespace) -> int:
         else:
             pools = {options.pool: reader.explain(tokens, namespace=options.namespace, other_namespaces=options.also)}
         for name, explanation in pools.items():
+            num_stored = None
+            if worker is not None:
+                with suppress(UnimplementedError):  # a worker of an earlier release
+                    num_stored = worker.find_stored(tokens, options.namespace, explanation.num_tokens)
             if options.json:
-                say(json.dumps({"pool": name, "namespace": options.namespace, **as_dict(explanation)}))
+                told = {"pool": name, "namespace": options.namespace, **as_dict(explanation)}
+                say(json.dumps(told | {"num_stored_after": num_stored}))
             else:
                 say(f"pool {name}, namespace {options.namespace}")
                 known = (worker.detokenize, worker.model().thinking) if worker is not None else (None, None)
                 say("\n".join(lines(explanation, *known)))
+                if num_stored:
+                    say(f"  the worker's block store holds {count(num_stored, 'token')} after the cached ones")
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     return 0

@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="with check: open its blocks, too; with erase: the one to erase (default: what the key file has erased already)",
+        help="with check: open its blocks, too; with erase: the one to erase (default: those erased in the key file)",
     )
     store.add_argument("--store-key", metavar="FILE", help="the key file (default: in the state folder)")
 

@@ -60,7 +60,7 @@ class Server:
 
     def borrow(self, until_s: float) -> Wire | None:
         """A connection, to be given back or closed; None where none can be had by `until_s` of the monotonic clock."""
-        while True:
+        for _ in range(self._max_idle + 2):  # each kept one may have been closed by the server meanwhile
             with self._changed:
                 self._num_waiting += 1
                 try:
@@ -78,10 +78,13 @@ class Server:
             if wire.is_clean():
                 return wire
             wire.close()
+        self.failed("protocol")  # a new one, too, had bytes that no command asked for
+        return None
 
-    def give_back(self, wire: Wire) -> None:
-        """Return a connection on which every reply was read, and report that the server works."""
-        self.breaker.succeeded()
+    def give_back(self, wire: Wire, *, is_proof: bool = True) -> None:
+        """Return a connection on which every reply was read. `is_proof`: blocks were; other commands prove little."""
+        if is_proof:
+            self.breaker.succeeded()
         with self._changed:
             if not self.is_usable or len(self._idle) >= self._max_idle:
                 wire.close()
@@ -121,13 +124,13 @@ class Server:
         try:
             replies = wire.call(until_s, *commands)
         except ReplyError:
-            self.give_back(wire)
+            self.give_back(wire, is_proof=False)
             raise
         except WireError as error:
             wire.close()
             self.failed(error.cause)
             raise
-        self.give_back(wire)
+        self.give_back(wire, is_proof=False)
         return replies
 
     def close(self) -> None:
@@ -152,7 +155,7 @@ class Server:
             except Exception as error:  # whatever happens, the thread goes on
                 self.failed(_cause_of(error))
             else:
-                if self.breaker.succeeded():
+                if not self.breaker.is_closed and self.breaker.succeeded():
                     _LOG.warning("remote cache %s is in use again", self.url.place)
                 with self._changed:
                     if self._is_closed:

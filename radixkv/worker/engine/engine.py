@@ -256,6 +256,19 @@ class Engine:
         self._post(lambda: self._loop.call_later(run))
         return answer.result()
 
+    def find_stored(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0) -> int:
+        """Tokens of whole blocks of a prompt, after its cached tokens, on the disk level of the block store, up to the first
+        that is missing. 0 without a store. O(tokens).
+
+        Raises:
+            InvalidArgumentError: not whole tokens, or `num_cached_tokens` is below 0.
+        """
+        check_namespace(namespace)
+        if num_cached_tokens < 0:
+            raise InvalidArgumentError("num_cached_tokens", num_cached_tokens, "at least 0")
+        packed, stored = pack_tokens(tokens), self._loop.stored
+        return stored.count_on_disk(packed, namespace, num_cached_tokens) if stored else 0
+
     def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]:
         """Destroy the keys of a namespace in the block store, durably, and delete its blocks there. The pool is not changed.
 

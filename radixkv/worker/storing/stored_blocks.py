@@ -337,6 +337,14 @@ class StoredBlocks:
         )
         branch.is_loading |= idle_s > 0
 
+    def count_on_disk(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> int:
+        """Tokens of whole blocks, after the cached tokens, on the disk level, up to the first that is missing. Any thread."""
+        if self._store.is_clearing(namespace):
+            return 0
+        keys = self._store.keys.of(namespace)
+        names = names_of(keys, self._store.root(keys, adapter_of(namespace)), tokens, self._block_bytes)
+        return self._block_size * self._store.count_on_disk(names[-(-num_cached_tokens // self._block_size) :])
+
     def take_landed(self) -> bool:
         """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""
         has_news = False

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from byte_model import VOCAB_SIZE, save_byte_model
 from live_service import Clock
+from resp_servers import wait_until
+from stored_engine import open_store
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.cli import main
 from radixkv.client import RemoteHolder
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
@@ -91,6 +96,30 @@ def test_what_was_evicted_and_where_it_is_cached_besides_is_told(bench: Bench) -
     assert "0 of 3 tokens are cached: nothing is cached in this namespace" in bench.explain(
         "1", "2", "3", "--namespace", "c"
     )
+
+
+def test_what_the_workers_block_store_holds_after_the_cached_tokens_is_told(bench: Bench, tmp_path: Path) -> None:
+    prompt = "AAAABBBBCCCCDDDD"
+    text, runner = ChatText(save_byte_model(tmp_path / "model")), HashRunner(16, 4, max_model_len=60)
+    runner.vocab_size = VOCAB_SIZE
+    with (
+        closing(open_store(tmp_path, runner)) as store,
+        Engine(runner, PrefixCache(16, 4), text=text, store=store) as engine,
+        GenerationServer(engine, "127.0.0.1:0") as server,
+    ):
+        sampling = SamplingParams(max_tokens=1)
+        list(engine.generate(GenerateParams(token_ids=list(prompt.encode()), namespace="b", sampling=sampling)))
+        wait_until(lambda: engine.stats().levels[0].num_written == 4)
+        bench.store(prompt[:6], "b")
+        asked = ("--text", prompt + "EE", "--worker", server.address, "--namespace")
+        out = bench.explain(*asked, "b")
+        assert "6 of 18 tokens are cached" in out
+        assert out.endswith("  the worker's block store holds 8 tokens after the cached ones\n")
+        assert json.loads(bench.explain(*asked, "b", "--json"))["num_stored_after"] == 8
+        assert "block store" not in bench.explain(*asked, "c")
+        assert json.loads(bench.explain(*asked, "c", "--json"))["num_stored_after"] == 0
+    ids = [str(code) for code in prompt.encode()]
+    assert json.loads(bench.explain(*ids, "--json"))["num_stored_after"] is None
 
 
 def test_a_text_is_encoded_and_shown_by_a_worker(bench: Bench, worker: str) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from answers import collect
-from resp_servers import wait_until
+from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
 from radixkv import PrefixCache
 from radixkv.core.api import StepOp, StepResult
-from radixkv.core.errors import LeaseError
+from radixkv.core.errors import InvalidArgumentError, LeaseError
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.metrics import worker_metrics
 from radixkv.generation.params import SamplingParams
@@ -28,6 +28,7 @@ from radixkv.stores.breaker import BreakerState
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.slots import SlotFile
+from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.stats import LevelStats
 from radixkv.testing.hash_model import HashRunner, generate
@@ -46,6 +47,15 @@ def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
+def redis_server(folder: Path) -> Iterator[RedisServer]:
+    server = RedisServer(folder)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
 def client_of(engine: Engine) -> Iterator[GenerationClient]:
     with GenerationServer(engine, "127.0.0.1:0") as server, GenerationClient(server.address) as client:
         yield client
@@ -60,6 +70,12 @@ def settled(engine: Engine) -> WorkerStats:
 def disk_of(stats: WorkerStats) -> LevelStats:
     level = stats.levels[0]
     assert level.level == "disk"
+    return level
+
+
+def remote_of(engine: Engine) -> LevelStats:
+    level = engine.stats().levels[-1]
+    assert level.level == "remote"
     return level
 
 
@@ -162,8 +178,42 @@ def test_damaged_blocks_are_faults(tmp_path: Path) -> None:
     with serving(tmp_path) as engine:
         assert ask(engine, prompt).usage.num_loaded_tokens == 0
         stats = settled(engine)
-        assert disk_of(stats).faults == {"damaged": 15}
+        assert disk_of(stats).faults == {"seal": 15}
         assert (stats.engine.num_store_loaded_blocks, stats.engine.num_loaded_tokens) == (0, 0)
+
+
+@needs_redis
+def test_blocks_of_a_remote_level_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [draw(seed, 60) for seed in range(8)]  # 65 positions with the replies, 16 whole blocks
+    write, may_write = RemoteLevel.write_many, threading.Event()
+
+    def write_late(level: RemoteLevel, *arguments: Any) -> int:
+        may_write.wait(30)
+        return write(level, *arguments)
+
+    monkeypatch.setattr(RemoteLevel, "write_many", write_late)
+    with redis_server(tmp_path) as server:
+        with serving(tmp_path, 200, remote=server.url) as engine:
+            wait_until(lambda: engine.store.remote.is_usable)  # type: ignore[attr-defined]
+            for prompt in prompts:
+                ask(engine, prompt)
+            assert disk_of(settled(engine)).num_written == 128
+            assert remote_of(engine).unwritten["queue"] > 0
+            may_write.set()
+            wait_until(lambda: sum(remote_of(engine).unwritten.values()) + remote_of(engine).num_written == 128)
+            remote = remote_of(engine)
+            assert remote.unwritten.keys() == {"queue"}
+            assert remote.written_bytes == remote.num_written * SEALED
+            assert remote.write_s > 0
+        with serving(tmp_path, remote=server.url, has_disk=False) as engine:
+            wait_until(lambda: engine.store.remote.is_usable)  # type: ignore[attr-defined]
+            usage = ask(engine, prompts[-1]).usage  # the last ones waited
+            assert (usage.num_cached_tokens, usage.num_loaded_tokens) == (59, 59)
+            ask(engine, draw(9, 20))
+            remote = remote_of(engine)
+            assert (remote.num_hits, remote.read_bytes, remote.misses) == (15, 15 * SEALED, {"absent": 5})
+            assert remote.read_s > 0
+            assert (remote.num_blocks, remote.faults, remote.breaker) == (0, {}, BreakerState.CLOSED)
 
 
 class LosableCache(PrefixCache):
@@ -221,9 +271,25 @@ def test_over_grpc_stats_and_usage_are_those_of_the_engine(tmp_path: Path) -> No
         assert (told.levels[1].size_bytes, told.levels[1].num_hits) == (0, 0)
 
 
+def test_what_the_disk_holds_after_the_cached_tokens_is_found(tmp_path: Path) -> None:
+    prompt = draw(3, 50)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, namespace="one")
+    with serving(tmp_path) as engine, client_of(engine) as client:
+        for find in (engine.find_stored, client.find_stored):
+            assert [find(prompt, "one", cached) for cached in (0, 1, 4, 47, 48, 50)] == [48, 44, 44, 0, 0, 0]
+            assert find([*prompt[:21], 39, *prompt[22:]], "one") == 20
+            assert find(prompt, "two") == find(prompt) == find([], "one") == 0
+            with pytest.raises(InvalidArgumentError, match="num_cached_tokens"):
+                find(prompt, "one", -1)
+        assert disk_of(engine.stats()).num_hits == 0
+        assert ask(engine, prompt, namespace="one").usage.num_loaded_tokens == 48
+
+
 def test_without_a_block_store_there_are_no_levels() -> None:
     with Engine(HashRunner(20, BLOCK), PrefixCache(20, BLOCK)) as engine, client_of(engine) as client:
         assert client.stats().levels == engine.stats().levels == ()
+        assert client.find_stored([1, 2, 3, 4, 5]) == 0
         names = {metric.name for metric in worker_metrics(client.stats())}
         assert "radixkv:store_loaded_tokens" in names
         assert "radixkv:store_breaker" not in names

@@ -391,11 +391,14 @@ def test_an_erasure_that_fails_is_completed_later(redis_server: Start, open_leve
 def test_a_cluster_is_read_and_written_by_slots_and_followed_when_they_move(
     redis_server: Start, open_level: Open
 ) -> None:
-    options = ("--cluster-enabled", "yes", "--cluster-config-file")
-    first, second = redis_server(*options, "first.conf"), redis_server(*options, "second.conf")
+    first, second = (
+        redis_server("--cluster-enabled", "yes", "--cluster-config-file", name, "--cluster-port", str(free_port()))
+        for name in ("first.conf", "second.conf")
+    )
     first.command("CLUSTER", "ADDSLOTSRANGE", "0", "8000")
     second.command("CLUSTER", "ADDSLOTSRANGE", "8001", "16383")
-    first.command("CLUSTER", "MEET", "127.0.0.1", str(second.port))
+    bus = second.command("CONFIG", "GET", "cluster-port").split(b"\r\n")[-2]
+    first.command("CLUSTER", "MEET", "127.0.0.1", str(second.port), bus)
     both = (first, second)
     wait_until(lambda: all(b"cluster_state:ok" in each.command("CLUSTER", "INFO") for each in both))
     remote = open_level(f"{first.url}?cluster=1")

@@ -8,10 +8,11 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from resp_servers import LyingServer
+from resp_servers import LyingServer, wait_until
 from stores_calls import BLOCK_BYTES, block, names, reads_again, timed_read
 
-from radixkv.stores.remote import RemoteLevel
+from radixkv.stores.breaker import BreakerState
+from radixkv.stores.remote import RemoteLevel, server
 
 Open = Callable[..., RemoteLevel]
 HEAD = b"$%d\r\n" % BLOCK_BYTES
@@ -103,6 +104,38 @@ def test_a_lie_costs_misses(
     liar.lie = None
     reads_again(remote)
     assert SECRET.decode() not in caplog.text + repr(remote) + repr(remote.stats())
+
+
+@pytest.mark.parametrize("pieces", [[], [b""], [b":5\r\n"]], ids=["silence", "the end", "nonsense"])
+def test_a_server_that_answers_all_but_reads_is_left_alone_for_longer_and_longer(
+    liar: LyingServer, open_level: Open, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
+) -> None:
+    monkeypatch.setattr(server, "LONGEST_WAIT_S", 60.0)
+    remote = open_level(liar.url)
+    liar.lie = lambda words: pieces if words[0] == b"GET" else None
+
+    def num_tried() -> int:
+        return liar.commands.count(b"GET")
+
+    wait_until(
+        lambda: timed_read(remote, names(1), 0.1) == [None] and remote.stats().breaker is not BreakerState.CLOSED
+    )
+    until_s = time.monotonic() + 2.0
+    while time.monotonic() < until_s:
+        timed_read(remote, names(1), 0.1)
+        time.sleep(0.01)
+    assert num_tried() < 60  # of 200 reads, with up to three connections each
+
+
+def test_a_server_that_greets_with_nonsense_is_left_alone(liar: LyingServer, open_level: Open) -> None:
+    liar.lie = lambda words: [b"+PONG\r\n", b"hello\r\n"] if words[0] == b"PING" else None
+    remote = open_level(liar.url)
+    for _ in range(20):
+        assert timed_read(remote, names(1), 0.1) == [None]
+    assert remote.stats().faults.keys() == {"protocol"}
+    assert liar.commands.count(b"PING") < 100
+    liar.lie = None
+    reads_again(remote)
 
 
 def test_lists_of_a_million_and_lists_in_lists_are_not_read(liar: LyingServer, open_level: Open) -> None:

@@ -83,6 +83,7 @@ class RedisServer:
         self.socket_path.unlink(missing_ok=True)
 
     def _answers(self) -> bool:
+        assert self._process.poll() is None, "the server ended"
         with contextlib.suppress(OSError):
             return self.command("PING")[:1] in b"+-"
         return False

@@ -76,6 +76,7 @@ def test_a_last_answer_that_was_cut_off_is_removed_and_asked_again(source: Path,
         (jsonl({**asked("a"), "method": "GET"}), "it must be a request: "),
         (jsonl(asked("a", stream=True)), "line 1: stream is True; it must be false or left out"),
         (b"[" * 100_000, "it must be a JSON object"),
+        (b"\xff{}", "line 1 is '\ufffd{}'; it must be a JSON object"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(source: Path, output: Path, content: bytes, complaint: str) -> None:

@@ -28,6 +28,7 @@ from radixkv.net.channel import Credentials
 from radixkv.net.tenants import TenantLimits
 from radixkv.net.tls import ServerTls
 from radixkv.service import Quota, ServiceConfig
+from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import WorkerConfig
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
@@ -56,7 +57,7 @@ READERS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 def settings(value: Any, name: str = "") -> dict[str, Any]:
     """Every setting below, by its path."""
-    if is_dataclass(value) and not isinstance(value, (Quota, ServerTls)):
+    if is_dataclass(value) and not isinstance(value, (Quota, ServerTls, StoreSettings)):
         return {
             path: below
             for one in fields(value)
@@ -158,6 +159,12 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("worker", ("--max-wait", "0"), {"limits.max_wait_s": 0.0}),
     ("worker", ("--preemption", "swap"), {"limits.preemption": "swap"}),
     ("worker", ("--no-prefix-sharing",), {"share_prefixes": False}),
+    ("worker", ("--disk-cache", "/d:1GiB"), {"store": StoreSettings((Path("/d"), 1 << 30))}),
+    (
+        "worker",
+        ("--remote", "redis://h", "--store-key", "k", "--save-rate", "1MiB"),
+        {"store": StoreSettings(None, "redis://h", Path("k"), 1 << 20)},
+    ),
     (
         "worker",
         ("--no-prefix-sharing-for", "a", "--no-prefix-sharing-for", "b"),
@@ -209,6 +216,10 @@ REFUSED: list[tuple[str, Flags, str]] = [
     ("worker", ("--kv-memory", "much"), "--kv-memory"),
     ("worker", ("--swap-space", "much"), "--swap-space"),
     ("worker", ("--adapter", "a=/x", "--adapter", "a=/y"), "--adapter"),
+    ("worker", ("--disk-cache", "/d"), "--disk-cache"),
+    ("worker", ("--disk-cache", "/d:0"), "--disk-cache"),
+    ("worker", ("--disk-cache", "/d:1GiB", "--save-rate", "0"), "--save-rate"),
+    ("worker", ("--store-key", "k"), "--store-key"),
     ("serve", ("--tls-cert", "c.pem"), "--tls-cert is 'c.pem'; it must be given along with --tls-key"),
     ("serve", ("--tls-key", "k.pem"), "--tls-cert is None"),
     ("serve", ("--tls-client-ca", "a.pem"), "--tls-client-ca is 'a.pem'; it must be given along with --tls-cert"),

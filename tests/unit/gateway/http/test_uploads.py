@@ -81,6 +81,12 @@ def test_a_file_has_a_name_of_a_bounded_length(given: str, kept: str) -> None:
     assert upload.filename == kept
 
 
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    named = part(b'form-data; name="b\xff"', b"\xfe!")
+    upload, _ = read(form(named, part(b'form-data; name="file"; filename="c\xff.txt"', b"x")))
+    assert (upload.fields, upload.filename) == ({"b\ufffd": "\ufffd!"}, "c\ufffd.txt")
+
+
 BOUNDS = [
     ([field(str(number)) for number in range(MAX_PARTS - 1)], field("more")),
     ([field("a", b"x" * MAX_FIELD_BYTES)], field("b", b"x" * (MAX_FIELD_BYTES + 1))),

@@ -279,3 +279,13 @@ def test_more_jobs_than_one_transaction_holds_are_all_carried_out(database: Data
     jobs = [database.submit(lambda _, number=number: number) for number in range(1100)]  # type: ignore[misc]
     held.set()
     assert [job.result(5) for job in jobs] == list(range(1100))
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, None])
+def test_a_file_that_could_not_be_opened_is_free_and_no_thread_is_left(content: bytes | None, tmp_path: Path) -> None:
+    path, threads = tmp_path / "state.sqlite", set(threading.enumerate())
+    path.write_bytes(content) if content is not None else path.mkdir()
+    with pytest.raises(DatabaseError, match="cannot be opened"):
+        Database(path)
+    assert not is_in_use(path)
+    assert set(threading.enumerate()) <= threads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,3 +147,51 @@ def test_a_bound_of_nothing_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         TranscriptCacheLimits(**{name: 0})
     assert getattr(TranscriptCacheLimits(**{name: 1}), name) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_and_goes_what_is_counted_and_linked_is_what_is_there(seed: int, tmp_path: Path) -> None:
+    rng, now_s = random.Random(seed), [0.0]
+    limits = TranscriptCacheLimits(
+        max_tokens=60, max_entries=12, max_total_tokens=100, max_total_entries=20, ttl_s=50.0
+    )
+    with Database(tmp_path / "state.sqlite") as database:
+        cache = TranscriptCache(database, limits, clock=lambda: now_s[0])
+        known: dict[tuple[str, bytes], Remembered] = {}
+        for number in range(150):
+            now_s[0] += rng.random() * 2
+            there = [entry for entry in known.values() if cache.find(entry.namespace, entry.key) is entry]
+            chance = rng.random()
+            if there and chance < 0.15:
+                cache.use(rng.choice(there))
+            elif there and chance < 0.3:
+                cache.forget(rng.choice(there))
+            elif chance < 0.35:
+                num_before = len(cache)
+                assert cache.sweep() == num_before - len(cache)
+                assert not any(entry.created_s <= now_s[0] - 50.0 for entry in known.values() if held_by(cache, entry))
+            else:
+                parent = rng.choice([None, *there])
+                namespace = parent.namespace if parent is not None else rng.choice("ab")
+                before = parent.all_tokens() if parent is not None else b""
+                reply = pack_tokens(range(rng.randrange(4)))
+                prompt = before + pack_tokens([number] * rng.randint(1, 6))
+                entry = cache.put(namespace, bytes([number]), prompt, reply, parent)
+                if entry is not None:
+                    known[namespace, entry.key] = entry
+                    assert entry.all_tokens() == prompt + reply
+            there = [entry for entry in known.values() if held_by(cache, entry)]
+            assert len(cache) == len(there)
+            assert cache.num_tokens == sum(len(entry.tokens) // 4 for entry in there)
+            for entry in there:
+                assert all(held_by(cache, reply) for reply in entry.replies.values())
+                assert not entry.num_reply or entry.parent is None or entry.parent.replies[entry.key] is entry
+            for namespace in "ab":
+                own = [entry for entry in there if entry.namespace == namespace]
+                assert len(own) <= 12
+                assert sum(len(entry.tokens) // 4 for entry in own) <= 60
+            assert len(there) <= 20
+
+
+def held_by(cache: TranscriptCache, entry: Remembered) -> bool:
+    return cache.find(entry.namespace, entry.key) is entry

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from bench.hostile_grammars import HOSTILE
 from llguidance import LLTokenizer
 
+from bench.grammar.hostile_grammars import HOSTILE
 from radixkv.generation.params import Grammar
 from radixkv.worker.sampling import grammar_trial
 from radixkv.worker.sampling.grammar_source import grammar_source, new_matcher

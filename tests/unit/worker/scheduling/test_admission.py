@@ -151,3 +151,38 @@ def test_what_was_refused_before_blocks_came_free_is_tried_again_at_once() -> No
     assert desk.admission.num_queued == 1
     desk.admission.discard(branch)
     assert desk.admission.num_queued == 0
+
+
+@pytest.mark.parametrize("has_held_up", [True, False])
+def test_one_that_others_waited_for_is_charged_though_it_leaves(has_held_up: bool) -> None:
+    """An owner that queues what cannot begin, and cancels it, would otherwise hold up others for nothing."""
+    desk = Desk()
+    for owner in ("b", "a"):
+        branch = desk.queue(owner)
+        assert desk.next() is branch
+    refused = desk.queue("a", due_s=10.0, prompt=40)
+    others = desk.queue("b")
+    assert desk.next(full="b") is refused
+    desk.refuse(refused)
+    if has_held_up:
+        assert desk.next(10.0) is None
+    assert refused.held_up_others is has_held_up
+    served = desk.admission.queue._lines.served
+    before = served("a")
+    desk.admission.discard(refused)
+    assert (served("a") > before) is has_held_up
+    assert desk.next(10.0) is others
+
+
+def test_a_branch_leaves_wherever_it_waits() -> None:
+    desk = Desk()
+    queued, pending, aside = desk.queue("a"), desk.queue("b"), desk.queue("c")
+    for branch in (pending, aside):
+        desk.admission.queue.take(branch)
+    desk.admission.pending.add(pending, 7, 4)
+    desk.refuse(aside)
+    assert (desk.admission.num_queued, len(desk.admission.pending)) == (2, 1)
+    for branch in (queued, pending, aside):
+        desk.admission.discard(branch)
+    assert (desk.admission.num_queued, len(desk.admission.pending)) == (0, 0)
+    assert desk.next(is_idle=True) is None

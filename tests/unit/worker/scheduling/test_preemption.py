@@ -8,6 +8,7 @@ import pytest
 from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
 from radixkv.core.api import AcquireOp, Retention
+from radixkv.core.errors import OutOfBlocksError
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.preemption import least_wanted
@@ -192,3 +193,22 @@ def test_what_is_parked_is_given_up_from_the_latest_come_and_from_its_end() -> N
         swapped.unpark(branch)
     assert swapped.space.num_free == 8
     assert swapped.unpark(branches[0]) == 0, "once"
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_one_that_runs_alone_and_can_never_go_on_fails_with_what_it_needs_and_has(num_blocks: int) -> None:
+    bench = Bench(num_blocks, growth=no_growth())
+    branch = make_branch(0, [1] * (4 * num_blocks), 20)
+    bench.scheduler.add(branch)
+    failures: list[tuple[Branch, Any]] = []
+    for _ in range(10):
+        ops = bench.scheduler.plan_step()
+        failures += bench.scheduler.take_failures()
+        failures += bench.scheduler.apply(bench.cache.step(ops)).failures if ops else []
+        if failures:
+            break
+        bench.run()
+    ((failed, error),) = failures
+    assert failed is branch
+    assert isinstance(error, OutOfBlocksError)
+    assert (error.num_needed, error.num_available) == (num_blocks + 1, num_blocks)
