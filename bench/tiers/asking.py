@@ -19,12 +19,15 @@ _Result = TypeVar("_Result")
 
 
 class Answer(NamedTuple):
-    """A greedy reply. `num_cached`: prompt tokens found in pool or store. `first_s`: until the first token, in seconds."""
+    """A greedy reply. `num_cached`: prompt tokens found in pool or store; `num_loaded`: of these, in the store. `first_s`: until
+    the first token, in seconds.
+    """
 
     prompt: list[int]
     reply: list[int]
     logprobs: list[SampledToken]
     num_cached: int
+    num_loaded: int
     first_s: float
 
 
@@ -45,7 +48,8 @@ def ask(client: GenerationClient, prompt: Sequence[int], num_tokens: int, **para
             logprobs += event.logprobs
     if stream.usage is None or len(reply) != num_tokens:
         raise AssertionError(f"{len(reply)} tokens in place of {num_tokens}, usage {stream.usage}")
-    return Answer(list(prompt), reply, logprobs, stream.usage.num_cached_tokens, first_s)
+    usage = stream.usage
+    return Answer(list(prompt), reply, logprobs, usage.num_cached_tokens, usage.num_loaded_tokens, first_s)
 
 
 def together(items: Sequence[_T], at_once: int, work: Callable[[_T], _Result]) -> list[_Result]:

@@ -20,7 +20,6 @@ __all__ = ["Deployment", "Stored", "drop_pages", "stored"]
 
 LEASE_TTL_S = 2.0
 START_S = 600.0
-_QUIET_S = 1.5
 _REST_S = 300.0
 _LOOK_S = 0.1
 
@@ -97,30 +96,17 @@ class Deployment:
         self._worker.kill()
 
     def rest(self, idle_s: float = 0.0) -> None:
-        """Wait for `idle_s`, and until the worker saves nothing more.
+        """Wait for `idle_s`, and until the worker has saved everything.
 
         Raises:
-            AssertionError: it still does after five minutes.
+            AssertionError: it has not after five minutes.
         """
         time.sleep(idle_s)
         deadline_s = time.monotonic() + _REST_S
-        quiet_s, last = time.monotonic(), self._times()
-        while time.monotonic() - quiet_s < _QUIET_S:
-            time.sleep(_LOOK_S)
-            if (now := self._times()) != last:
-                quiet_s, last = time.monotonic(), now
+        while num_left := self.client.stats().engine.num_store_unsaved_blocks:
             if time.monotonic() > deadline_s:
-                raise AssertionError(f"the worker still saves blocks after {_REST_S:g} s")
-
-    def _times(self) -> list[int]:
-        """Times of the last changes, in nanoseconds."""
-        times = []
-        for path in self.blocks.rglob("*"):
-            try:
-                times.append(path.stat().st_mtime_ns)
-            except OSError:  # removed meanwhile
-                continue
-        return times
+                raise AssertionError(f"{num_left} blocks are not saved after {_REST_S:g} s")
+            time.sleep(_LOOK_S)
 
     def _kill(self) -> None:
         self._worker.kill()

@@ -4,8 +4,7 @@ Every user sends a first call, then every user a second one, and so on: by the t
 nothing of him. The first round repeats nothing, so that it shows what saving costs. Both systems run at the same time and are
 used in turns, in a namespace of their own per repeat.
 
-    found in the pool    of the prompts' tokens, by the cache's own counter
-    found in the store   the other tokens that a request reports as cached
+Tokens found in pool and store are those that every request's usage reports.
 """
 
 from __future__ import annotations
@@ -102,11 +101,9 @@ def _play(system: Deployment, load: Load, namespace: str) -> list[Visits]:
             user = f"{namespace}-{story.name.replace(' ', '-')}"  # users of one agent share its instructions, not these
             return ask(system.client, prompt, story.calls[number].num_tokens, namespace=user)
 
-        before = _pool_hits(system)
         start_s = time.monotonic()
         answers = together(load.stories, load.at_once, visit)
         wall_s = time.monotonic() - start_s
-        num_in_pool = _pool_hits(system) - before
         for story, answer in zip(load.stories, answers, strict=True):
             replies[story.name].append(answer.reply)
         num_prompt_tokens = sum(len(answer.prompt) for answer in answers)
@@ -114,19 +111,13 @@ def _play(system: Deployment, load: Load, namespace: str) -> list[Visits]:
             Visits(
                 num_prompt_tokens + sum(len(answer.reply) for answer in answers),
                 num_prompt_tokens,
-                num_in_pool,
-                sum(answer.num_cached for answer in answers) - num_in_pool,
+                sum(answer.num_cached - answer.num_loaded for answer in answers),
+                sum(answer.num_loaded for answer in answers),
                 median(answer.first_s for answer in answers),
                 wall_s,
             )
         )
     return rounds
-
-
-def _pool_hits(system: Deployment) -> int:
-    cache = system.client.stats().cache
-    assert cache is not None, "the service runs"
-    return cache.num_hit_tokens
 
 
 def report_small_pool(load: Load, runs: Runs) -> Part:
