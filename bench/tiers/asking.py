@@ -19,8 +19,8 @@ _Result = TypeVar("_Result")
 
 
 class Answer(NamedTuple):
-    """A greedy reply. `num_cached`: prompt tokens found in pool or store; `num_loaded`: of these, in the store. `first_s`: until
-    the first token, in seconds.
+    """A greedy reply. `num_cached`: prompt tokens found in pool or store; `num_loaded`: of these, in the store.
+    `first_s`: until the first token, in seconds.
     """
 
     prompt: list[int]
