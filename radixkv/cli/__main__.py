@@ -1,8 +1,6 @@
 """`python -m radixkv.cli`, where the script `radixkv` is not on the path."""
 
-import sys
-
-from radixkv.cli.program import main
+from radixkv.cli.program import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from radixkv.cli.commands import (
     batch,
@@ -28,7 +30,7 @@ from radixkv.cli.commands.sizing import plan, replay
 from radixkv.core.errors import RadixKVError
 from radixkv.net.signals import EXIT_INTERRUPTED
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 EXIT_ERROR = 1
 EXIT_BROKEN_PIPE = 141
@@ -111,6 +113,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return status
+
+
+def run() -> NoReturn:
+    """The program: `main`, and the end of the process.
+
+    Triton's bindings print a long list of their own leaks while an interpreter ends, so with them it ends before.
+    """
+    status = main()
+    if "triton" in sys.modules:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

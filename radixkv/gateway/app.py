@@ -17,7 +17,7 @@ from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api import engine_routes, forks, me
+from radixkv.gateway.api import engine_routes, forks, instructions, me
 from radixkv.gateway.api.anthropic import routes as anthropic_routes
 from radixkv.gateway.api.conversations import message_routes as kept_messages
 from radixkv.gateway.api.conversations import routes as conversations
@@ -73,6 +73,7 @@ _ROUTERS = (
     prompt_routes.router,
     replay.router,
     me.router,
+    instructions.router,
     pages.router,
 )
 _SCHEMAS = threading.Lock()

@@ -25,7 +25,7 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.generation import wire
-from radixkv.generation.erasure import ErasedLevel
+from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt, UnknownGenerationError
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import GenerationStream, Started, StreamItem
@@ -138,13 +138,14 @@ class GenerationClient:
         request = pb.VerifyBlockRequest(token_ids=pack_tokens(tokens), namespace=namespace)
         return wire.VERIFICATION.read(self._ask(self._stub.VerifyBlock, request))
 
-    def find_stored(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0) -> int:
+    def find_stored(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0
+    ) -> StoredPrefix:
         """Tokens of a prompt on the disk level of the worker's block store; see `Engine.find_stored`."""
         request = pb.FindStoredRequest(
             token_ids=pack_tokens(tokens), namespace=namespace, num_cached_tokens=num_cached_tokens
         )
-        num_tokens: int = self._ask(self._stub.FindStored, request).num_tokens
-        return num_tokens
+        return wire.STORED_PREFIX.read(self._ask(self._stub.FindStored, request))
 
     def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]:
         """Destroy a namespace's keys in the worker's block store, and delete its blocks there; see `Engine.erase`."""

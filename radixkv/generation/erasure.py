@@ -1,10 +1,10 @@
-"""Result of erasing a namespace's stored blocks; see `Engine.erase`."""
+"""A worker's block store, as its clients see it; see `Engine.find_stored` and `Engine.erase`."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ErasedLevel"]
+__all__ = ["ErasedLevel", "StoredPrefix"]
 
 
 class ErasedLevel(NamedTuple):
@@ -12,3 +12,16 @@ class ErasedLevel(NamedTuple):
 
     level: str
     is_erased: bool
+
+
+class StoredPrefix(NamedTuple):
+    """Stored tokens of a prompt after its cached ones.
+
+    `load_s`, `compute_s`: expected times of either way, in seconds; None: unknown. `way`: of a request that comes now:
+    ``"load"``, ``"compute"``, ``"both"``; empty where there are none.
+    """
+
+    num_tokens: int = 0
+    load_s: float | None = None
+    compute_s: float | None = None
+    way: str = ""

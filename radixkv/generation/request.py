@@ -18,7 +18,7 @@ from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.namespaces import check_salt
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_ttl, check_unicode
-from radixkv.generation.erasure import ErasedLevel
+from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import GenerationStream
@@ -278,6 +278,6 @@ class Generator(Protocol):
 
     def find_stored(
         self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0
-    ) -> int: ...
+    ) -> StoredPrefix: ...
 
     def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]: ...

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
-from radixkv.generation.erasure import ErasedLevel
+from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
     MAX_BAD_WORDS,
@@ -50,6 +50,7 @@ from radixkv.wire.values import RETENTION
 __all__ = [
     "ERASED_LEVEL",
     "MODEL",
+    "STORED_PREFIX",
     "VERIFICATION",
     "event_from_proto",
     "event_to_proto",
@@ -268,6 +269,7 @@ VERIFICATION = Codec(
     verdict=BlockVerdict,
     difference=Codec(BlockDifference, pb.BlockDifference),
 )
+STORED_PREFIX = Codec(StoredPrefix, pb.FindStoredResponse)
 ERASED_LEVEL = Codec(ErasedLevel, pb.ErasedLevel)
 
 

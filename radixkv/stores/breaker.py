@@ -4,7 +4,7 @@
                                      ^                                        │
                                      └───────── failed, or no answer ─────────┘
 
-The wait doubles with each opening up to a bound, and begins again once the level has worked for as long as the last wait.
+The wait doubles with each opening up to a bound, and begins again once the level has worked, for as long as the last wait.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._state = BreakerState.CLOSED
         self._num_failed = 0
+        self._has_worked = False  # since it closed: a trial may be of less than what fails
         self._wait_s = 0.0  # of the last opening; 0 before the first
         self._since_s = clock()  # when the state began
         self._due_s = 0.0  # when the next trial may begin
@@ -83,12 +84,14 @@ class Breaker:
     def succeeded(self) -> bool:
         """Report a use that worked; returns whether this closed the breaker. While it is open nothing changes."""
         if self._state is BreakerState.CLOSED and not self._num_failed:
+            self._has_worked = True
             return False
         with self._lock:
             if self._state is BreakerState.OPEN:
                 return False
             closes = self._state is BreakerState.TRIAL
             self._num_failed = 0
+            self._has_worked = not closes
             if closes:
                 self._enter(BreakerState.CLOSED, self._clock())
             return closes
@@ -103,7 +106,7 @@ class Breaker:
             self._num_failed += 1
             if was_closed and self._num_failed < self._failures:
                 return False
-            worked = was_closed and now_s - self._since_s >= self._wait_s
+            worked = was_closed and self._has_worked and now_s - self._since_s >= self._wait_s
             self._wait_s = (
                 self._first_wait_s if worked or not self._wait_s else min(2 * self._wait_s, self._longest_wait_s)
             )

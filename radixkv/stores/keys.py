@@ -16,6 +16,7 @@ An erased namespace adds up to 2.5 KiB, and repeated erasures of one namespace l
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import threading
 from collections.abc import Iterator
@@ -167,6 +168,18 @@ class StoreKeys:
                 return None
             self._replace(state, number, _id_of(leaf))
         return _id_of(leaf)
+
+    def tombstone(self, point: bytes) -> bytes:
+        """A point for other hosts with a copy of this file: without one, none can be made that `point_of` takes."""
+        return point + self._tag(point)
+
+    def point_of(self, tombstone: bytes) -> bytes | None:
+        """The point of a tombstone; None where it was made with another file."""
+        point, tag = tombstone[:POINT_BYTES], tombstone[POINT_BYTES:]
+        return point if len(point) == POINT_BYTES and hmac.compare_digest(tag, self._tag(point)) else None
+
+    def _tag(self, point: bytes) -> bytes:
+        return blake2b(point, digest_size=ID_BYTES, key=self._state.secret, person=b"radixkv tomb").digest()
 
     def erased_ids(self) -> frozenset[bytes]:
         """Ids of all erased generations: a level may hold blocks of them from before, and deletes them."""

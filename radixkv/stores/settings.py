@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["DEFAULT_SAVE_RATE", "StoreSettings"]
@@ -24,7 +24,7 @@ class StoreSettings:
     """
 
     disk: tuple[Path, int] | None = None
-    remote: str | None = None
+    remote: str | None = field(default=None, repr=False)  # it may hold a password
     key_file: Path | None = None
     save_rate: float = DEFAULT_SAVE_RATE
     is_optional: bool = False

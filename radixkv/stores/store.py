@@ -419,7 +419,7 @@ class BlockStore:
         keys = self.keys.erase(namespace)
         erased = self._forget(keys.id)
         if self.remote is not None:
-            erased["remote"] = self.remote.erase(keys.id, keys.point)
+            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point))
         return erased
 
     def clear(self, namespace: str) -> None:
@@ -454,9 +454,12 @@ class BlockStore:
         if self.disk is not None:
             self.disk.forget_below(parents)
 
-    def take_tombstones(self, points: Sequence[bytes]) -> None:
-        """Carry out erasures of other workers, found in the remote level."""
-        for point in points:
+    def take_tombstones(self, tombstones: Sequence[bytes]) -> None:
+        """Carry out erasures of other workers with this key file, found in the remote level."""
+        for tombstone in tombstones:
+            point = self.keys.point_of(tombstone)
+            if point is None:
+                continue
             try:
                 namespace_id = self.keys.puncture(point)
             except StoreError:

@@ -19,6 +19,7 @@ class Fault(StrEnum):
     DELAY = "delay"  # the answer is late, by less than a sixth of the TTL
     RESTART = "restart"  # the service restarts after the answer is written, and knows no pool
     LOSE_AND_RESTART = "lose-and-restart"  # the Step is applied, its answer lost, the service restarted
+    RESTART_A_WAIT = "restart-a-wait"  # the service restarts after the next answer by which an acquire waits
     CLEAR = "clear"  # another client clears a namespace
     PIN = "pin"  # another client pins a cached prefix
     QUOTA = "quota"  # another client sets a quota, which leaves the holder all the room that it may want

@@ -25,6 +25,7 @@ _EXPECTED = {
     "Notices": "no Notices were delivered",
     "Pending": "no acquire waited for another sequence",
     "restarts to adopt after": "no restart of the service met an attached holder that can adopt",
+    "Pendings at a restart": "no acquire waited while the service restarted",
     "quotas at a restart": "no quota was to be given back",
     "pins at a restart": "no pin was to be given back",
     "retained blocks at a restart": "no retention was to be given back",

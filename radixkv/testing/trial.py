@@ -38,6 +38,8 @@ _SETTLE_S = 5.0
 _VERIFY_S = 0.05
 _HASTE_S = 0.05
 """How long Attached is held back, for a Step that does not wait for it to show."""
+_PIN_S = (1.0, 8.0)
+"""Times of pins: some expire during a trial."""
 _WIDE = (100_000, 1_000_000)
 """Bounds of the sequences that a quota allows."""
 _LOST = {types.ERROR_CODE_STALE_INCARNATION}
@@ -89,6 +91,8 @@ class _WatchedContext:
             self._trial.soon(self._trial.call_as_another(fault))
         elif fault is Fault.LOSE_LEASE:
             self._trial.expire()
+        elif fault is Fault.RESTART_A_WAIT:
+            self._trial.restarts_a_wait = True
         else:
             self._fault, self._step = fault, number
 
@@ -101,6 +105,9 @@ class _WatchedContext:
         fault = None
         if response.HasField("step_answer") and response.step_answer.number >= self._step:
             fault, self._fault = self._fault, None
+        waits = any(result.HasField("pending") for result in response.step_answer.results)
+        if waits and fault is None and self._trial.restarts_a_wait:
+            fault, self._trial.restarts_a_wait = Fault.RESTART, False
         if fault in (Fault.LOSE_ANSWER, Fault.LOSE_AND_RESTART):
             if fault is Fault.LOSE_AND_RESTART:
                 self._trial.soon(self._trial.restart())
@@ -174,12 +181,14 @@ class Trial:
         address: where the holder attaches; the same over restarts.
         observer: the breaches so far, and the counts of what was exercised.
         attached: set once a holder was attached.
+        restarts_a_wait: whether the service restarts after the next answer with a Pending.
     """
 
     def __init__(self, plan: FaultPlan, config: ServiceConfig, *, seed: int = 0, worker: str | None = None) -> None:
         self.config = config
         self.observer = Observer()
         self.attached = asyncio.Event()
+        self.restarts_a_wait = False
         self.random = random.Random(seed)
         self.address = ""
         self._plan = plan
@@ -269,14 +278,16 @@ class Trial:
         life, cache = self._life(), self._cache
         if life is None:
             return
-        known = _cached(life)
+        known = (_cached(life, is_unlocked=True) if fault is Fault.EVICT_BRANCH else []) or _cached(life)
         namespace, tokens = self.random.choice(known) if known else ("default", b"")
         pool = life.hello.pool.name
         retention = [types.Retention(priority=self.random.randint(36, 100), duration_s=60.0)]
         calls: dict[Fault, Callable[[], Any]] = {
             Fault.CLEAR: lambda: cache.Clear(prefix_cache_pb2.ClearRequest(pool=pool, namespace=namespace)),
             Fault.PIN: lambda: cache.Pin(
-                prefix_cache_pb2.PinRequest(pool=pool, namespace=namespace, tokens=tokens, ttl_s=1.0)
+                prefix_cache_pb2.PinRequest(
+                    pool=pool, namespace=namespace, tokens=tokens, ttl_s=self.random.choice(_PIN_S)
+                )
             ),
             Fault.QUOTA: lambda: cache.SetQuota(
                 prefix_cache_pb2.SetQuotaRequest(pool=pool, namespace=namespace, sequences=self.random.randint(*_WIDE))
@@ -337,10 +348,15 @@ def _at(config: ServiceConfig, address: str) -> ServiceConfig:
     return replace(config, addresses=(address,))
 
 
-def _cached(life: Life) -> list[tuple[str, bytes]]:
-    """Namespace and history up to its end of each block that may be cached."""
+def _cached(life: Life, *, is_unlocked: bool = False) -> list[tuple[str, bytes]]:
+    """Namespace and history up to its end of each block that may be cached. `is_unlocked`: no open sequence has it."""
     names = {tree: namespace for namespace, tree in life.record.trees.items()}
-    return [(names[held.tree], held.history) for held in life.record.held.values() if held.tree in names]
+    locked = {block_id for opened in life.record.open.values() for block_id in opened.table} if is_unlocked else ()
+    return [
+        (names[held.tree], held.history)
+        for block_id, held in life.record.held.items()
+        if held.tree in names and block_id not in locked
+    ]
 
 
 def _is_full(life: Life, history: bytes) -> bool:

@@ -447,10 +447,16 @@ class FindStoredRequest(_message.Message):
     def __init__(self, token_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FindStoredResponse(_message.Message):
-    __slots__ = ("num_tokens",)
+    __slots__ = ("num_tokens", "load_s", "compute_s", "way")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
-    def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
+    load_s: float
+    compute_s: float
+    way: str
+    def __init__(self, num_tokens: _Optional[int] = ..., load_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., way: _Optional[str] = ...) -> None: ...
 
 class EraseRequest(_message.Message):
     __slots__ = ("namespace",)

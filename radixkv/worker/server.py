@@ -300,7 +300,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
     async def FindStored(self, request: Any, context: Any) -> pb.FindStoredResponse:  # noqa: ARG002, N802
         namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
         find = partial(self._generator.find_stored, _ids(request), namespace, request.num_cached_tokens)
-        return pb.FindStoredResponse(num_tokens=await self._on_thread(find, namespace))
+        return wire.STORED_PREFIX.to_proto(await self._on_thread(find, namespace))
 
     async def Erase(self, request: Any, context: Any) -> pb.EraseResponse:  # noqa: ARG002, N802
         namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE

@@ -16,6 +16,7 @@ from radixkv.core.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from radixkv.generation.client import GenerationClient
+    from radixkv.generation.erasure import StoredPrefix
 
 __all__ = ["add"]
 
@@ -97,22 +98,33 @@ def _run(options: argparse.Namespace) -> int:
         else:
             pools = {options.pool: reader.explain(tokens, namespace=options.namespace, other_namespaces=options.also)}
         for name, explanation in pools.items():
-            num_stored = None
+            stored = None
             if worker is not None:
                 with suppress(UnimplementedError):  # a worker of an earlier release
-                    num_stored = worker.find_stored(tokens, options.namespace, explanation.num_tokens)
+                    stored = worker.find_stored(tokens, options.namespace, explanation.num_tokens)
             if options.json:
                 told = {"pool": name, "namespace": options.namespace, **as_dict(explanation)}
-                say(json.dumps(told | {"num_stored_after": num_stored}))
+                say(json.dumps(told | {"stored_after": None if stored is None else stored._asdict()}))
             else:
                 say(f"pool {name}, namespace {options.namespace}")
                 known = (worker.detokenize, worker.model().thinking) if worker is not None else (None, None)
                 say("\n".join(lines(explanation, *known)))
-                if num_stored:
-                    say(f"  the worker's block store holds {count(num_stored, 'token')} after the cached ones")
+                if stored is not None and stored.num_tokens:
+                    say(f"  {_describe_stored(stored)}")
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     return 0
+
+
+def _describe_stored(stored: StoredPrefix) -> str:
+    """The stored tokens of a prompt, and how a request gets them."""
+    times = ((stored.load_s, "load"), (stored.compute_s, "compute"))
+    known = [f"{seconds * 1000:,.0f} ms to {verb}" for seconds, verb in times if seconds is not None]
+    way = {"load": "loads them", "compute": "computes them", "both": "loads the last and computes the first"}[
+        stored.way
+    ]
+    tokens = count(stored.num_tokens, "token")
+    return f"the worker's block store holds {tokens} after the cached ones: {', '.join([*known, f'a request {way}'])}"
 
 
 def _read_prompt(options: argparse.Namespace) -> Any:

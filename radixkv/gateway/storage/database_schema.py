@@ -262,7 +262,15 @@ _SOURCES = """
 ALTER TABLE conversations ADD COLUMN source TEXT;    -- names it where it was imported from
 CREATE INDEX conversations_by_source ON conversations (namespace, source) WHERE source IS NOT NULL;
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES)
+_INSTRUCTIONS = """
+CREATE TABLE instructions (
+    namespace TEXT NOT NULL,
+    name TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (namespace, name)
+) WITHOUT ROWID;
+"""
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES, _INSTRUCTIONS)
 """Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 
 SCHEMA_VERSION = len(STEPS)

@@ -30,7 +30,7 @@ from radixkv.core.namespaces import adapter_of, derived_namespace, is_derived, o
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.core.tree.journal import Dropped, JournalEntry
 from radixkv.core.validation import check_namespace
-from radixkv.generation.erasure import ErasedLevel
+from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
 from radixkv.generation.stats import WorkerStats
@@ -256,9 +256,11 @@ class Engine:
         self._post(lambda: self._loop.call_later(run))
         return answer.result()
 
-    def find_stored(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0) -> int:
+    def find_stored(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0
+    ) -> StoredPrefix:
         """Tokens of whole blocks of a prompt, after its cached tokens, on the disk level of the block store, up to the first
-        that is missing. 0 without a store. O(tokens).
+        that is missing, and whether loading or computing them is expected to be faster. None without a store. O(tokens).
 
         Raises:
             InvalidArgumentError: not whole tokens, or `num_cached_tokens` is below 0.
@@ -267,7 +269,7 @@ class Engine:
         if num_cached_tokens < 0:
             raise InvalidArgumentError("num_cached_tokens", num_cached_tokens, "at least 0")
         packed, stored = pack_tokens(tokens), self._loop.stored
-        return stored.count_on_disk(packed, namespace, num_cached_tokens) if stored else 0
+        return stored.find(packed, namespace, num_cached_tokens) if stored else StoredPrefix()
 
     def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]:
         """Destroy the keys of a namespace in the block store, durably, and delete its blocks there. The pool is not changed.

@@ -22,8 +22,9 @@ from radixkv.core.api import Copy
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.journal import Dropped
+from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.stats import EngineCounters
-from radixkv.stores.costs import MAX_IDLE_SHARE, Kind, LoadMeter, PrefillMeter, choose
+from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
 from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
@@ -318,13 +319,13 @@ class StoredBlocks:
         """Load blocks from index `first` on, or the last of them, as costs are; `chain` begins with the block before them."""
         if len(chain) < 2:
             return
-        num_blocks, size, meter = len(chain) - 1, self._block_size, self._meters[is_remote]
+        num_blocks, size = len(chain) - 1, self._block_size
         indices: Sequence[int] = range(first, first + num_blocks)
         prefill = self._prefill.cost()
         compute_s = _FIRST_WAIT_S if prefill is None else prefill.seconds(first * size, num_blocks * size)
         idle_s = max(LEAST_WAIT_S, MAX_IDLE_SHARE * compute_s)
         if not is_remote:
-            choice = choose(num_blocks, size, first * size, meter.cost(), prefill, is_careful=meter.is_careful)
+            choice = self._choose(num_blocks, first)
             if choice.kind is Kind.COMPUTE:
                 return
             if choice.kind is Kind.BOTH:
@@ -337,13 +338,23 @@ class StoredBlocks:
         )
         branch.is_loading |= idle_s > 0
 
-    def count_on_disk(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> int:
+    def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> StoredPrefix:
         """Tokens of whole blocks, after the cached tokens, on the disk level, up to the first that is missing. Any thread."""
         if self._store.is_clearing(namespace):
-            return 0
+            return StoredPrefix()
         keys = self._store.keys.of(namespace)
         names = names_of(keys, self._store.root(keys, adapter_of(namespace)), tokens, self._block_bytes)
-        return self._block_size * self._store.count_on_disk(names[-(-num_cached_tokens // self._block_size) :])
+        first = -(-num_cached_tokens // self._block_size)
+        num_blocks = self._store.count_on_disk(names[first:])
+        choice = self._choose(num_blocks, first)
+        return StoredPrefix(
+            num_blocks * self._block_size, choice.load_s, choice.compute_s, choice.kind.value if num_blocks else ""
+        )
+
+    def _choose(self, num_blocks: int, first: int) -> Choice:
+        """How to get so many blocks of the disk level, from index `first` on."""
+        size, meter = self._block_size, self._meters[False]
+        return choose(num_blocks, size, first * size, meter.cost(), self._prefill.cost(), is_careful=meter.is_careful)
 
     def take_landed(self) -> bool:
         """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""

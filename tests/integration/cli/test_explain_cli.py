@@ -114,12 +114,12 @@ def test_what_the_workers_block_store_holds_after_the_cached_tokens_is_told(benc
         asked = ("--text", prompt + "EE", "--worker", server.address, "--namespace")
         out = bench.explain(*asked, "b")
         assert "6 of 18 tokens are cached" in out
-        assert out.endswith("  the worker's block store holds 8 tokens after the cached ones\n")
-        assert json.loads(bench.explain(*asked, "b", "--json"))["num_stored_after"] == 8
+        assert "  the worker's block store holds 8 tokens after the cached ones: " in out
+        assert json.loads(bench.explain(*asked, "b", "--json"))["stored_after"]["num_tokens"] == 8
         assert "block store" not in bench.explain(*asked, "c")
-        assert json.loads(bench.explain(*asked, "c", "--json"))["num_stored_after"] == 0
+        assert json.loads(bench.explain(*asked, "c", "--json"))["stored_after"]["num_tokens"] == 0
     ids = [str(code) for code in prompt.encode()]
-    assert json.loads(bench.explain(*ids, "--json"))["num_stored_after"] is None
+    assert json.loads(bench.explain(*ids, "--json"))["stored_after"] is None
 
 
 def test_a_text_is_encoded_and_shown_by_a_worker(bench: Bench, worker: str) -> None:

@@ -25,6 +25,7 @@ from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.keys import StoreKeys
 from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
@@ -201,6 +202,31 @@ def test_a_second_worker_loads_from_the_remote_level_and_a_dead_server_costs_not
         server.stop()
     with serving(tmp_path / "b", remote=server.url, has_disk=False) as engine:
         assert ask(engine, prompt).usage.num_cached_tokens == 0
+
+
+@needs_redis
+def test_an_erasure_reaches_another_worker_and_a_forged_tombstone_does_not(tmp_path: Path) -> None:
+    prompt = draw(44, 60)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    StoreKeys(tmp_path / "a" / "store.key")
+    shutil.copy(tmp_path / "a" / "store.key", tmp_path / "b" / "store.key")
+    server = RedisServer(tmp_path)
+    try:
+        with serving(tmp_path / "b", remote=server.url) as engine:
+            ask(engine, prompt, namespace="one")
+            ask(engine, prompt, namespace="two")
+            point = engine.store.keys.of("two").point  # type: ignore[attr-defined]
+        with serving(tmp_path / "a", remote=server.url) as engine:
+            wait_until(lambda: engine.store.remote.is_usable)  # type: ignore[attr-defined]
+            engine.store.remote.erase(b"n" * 16, point)  # type: ignore[attr-defined]
+            assert [tuple(level) for level in engine.erase("one")] == [("disk", True), ("remote", True)]
+        with serving(tmp_path / "b", remote=server.url) as engine:
+            wait_until(lambda: engine.store.remote.is_usable)  # type: ignore[attr-defined]
+            assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
+            assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 59
+    finally:
+        server.stop()
 
 
 def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from radixkv import PrefixCache
 from radixkv.core.api import StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, LeaseError
 from radixkv.generation.client import GenerationClient
+from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.metrics import worker_metrics
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
@@ -277,19 +278,24 @@ def test_what_the_disk_holds_after_the_cached_tokens_is_found(tmp_path: Path) ->
         ask(engine, prompt, namespace="one")
     with serving(tmp_path) as engine, client_of(engine) as client:
         for find in (engine.find_stored, client.find_stored):
-            assert [find(prompt, "one", cached) for cached in (0, 1, 4, 47, 48, 50)] == [48, 44, 44, 0, 0, 0]
-            assert find([*prompt[:21], 39, *prompt[22:]], "one") == 20
-            assert find(prompt, "two") == find(prompt) == find([], "one") == 0
+            found = [find(prompt, "one", cached).num_tokens for cached in (0, 1, 4, 47, 48, 50)]
+            assert found == [48, 44, 44, 0, 0, 0]
+            assert find([*prompt[:21], 39, *prompt[22:]], "one").num_tokens == 20
+            assert find(prompt, "two").num_tokens == find(prompt).num_tokens == find([], "one").num_tokens == 0
+            assert find(prompt, "one").way == "load"
             with pytest.raises(InvalidArgumentError, match="num_cached_tokens"):
                 find(prompt, "one", -1)
         assert disk_of(engine.stats()).num_hits == 0
         assert ask(engine, prompt, namespace="one").usage.num_loaded_tokens == 48
+        known = client.find_stored(prompt, "one")
+        assert known == engine.find_stored(prompt, "one")
+        assert (known.load_s or 0) > 0 < (known.compute_s or 0)
 
 
 def test_without_a_block_store_there_are_no_levels() -> None:
     with Engine(HashRunner(20, BLOCK), PrefixCache(20, BLOCK)) as engine, client_of(engine) as client:
         assert client.stats().levels == engine.stats().levels == ()
-        assert client.find_stored([1, 2, 3, 4, 5]) == 0
+        assert client.find_stored([1, 2, 3, 4, 5]) == StoredPrefix()
         names = {metric.name for metric in worker_metrics(client.stats())}
         assert "radixkv:store_loaded_tokens" in names
         assert "radixkv:store_breaker" not in names

@@ -48,7 +48,7 @@ def conform(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_example_passes_over_every_fault() -> None:
-    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "6", "--", *EXAMPLE, "{address}", "--steps", "120")
+    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "6", "--", *EXAMPLE, "{address}", "--steps", "200")
     assert not report["breaches"]
     assert status == 0
     assert report["not_seen"] == []

@@ -95,7 +95,7 @@ BUGS: list[tuple[str, Any, str, Any, tuple[Fault, ...], float]] = [
     ("quotas-back", Ledger, "noted", _forgetting(SetQuotaOp), (*RESTARTS, Fault.QUOTA), 6.0),
     ("retention-back", Ledger, "noted", _forgetting(Retained), (*RESTARTS, Fault.RETAIN), 6.0),
     ("adopt-sequence", Ledger, "_forked", _fork_without_promised_copies, RESTARTS, 6.0),
-    ("awaited", NoticeBox, "awaited", property(lambda _: []), (*RESTARTS, *BREAKS), 6.0),
+    ("awaited", NoticeBox, "awaited", property(lambda _: []), (Fault.RESTART_A_WAIT,), 6.0),
     ("adopt-content", Ledger, "_hand_out", _nothing, RESTARTS, 6.0),
     ("adopt-sequence", Ledger, "_extended", _extend_without_room, RESTARTS, 6.0),
     ("adopt-first", Ledger, "adoption", lambda _: iter(()), RESTARTS, 6.0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from browser import check_accessible, open_page
 from chat_site import THREE, Site, converse, regenerate, shown
@@ -53,6 +55,34 @@ def test_actions_stand_in_one_row_on_the_narrowest_screen(site: Site, browser: B
             assert len(boxes) >= 4
             middles = {round(box["y"] + box["height"] / 2) for box in boxes if box}
             assert max(middles) - min(middles) <= 1, boxes
+
+
+@pytest.mark.parametrize("width", _WIDTHS)
+def test_nothing_wraps_is_cut_or_opens_at_its_end(site: Site, browser: Browser, width: int) -> None:
+    with open_page(browser, site.url, viewport={"width": width, "height": 740}) as page:
+        ideas = [box for button in page.locator(".ideas button").all() if (box := button.bounding_box())]
+        assert len({box["x"] for box in ideas}) == 1
+        assert all(below["y"] >= above["y"] + above["height"] + 8 for above, below in pairwise(ideas))
+        converse(site, page, THREE[0])
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Keys", exact=True).click()
+        dialog = page.get_by_role("dialog", name="Keys")
+        for part in (dialog.get_by_role("heading", name="Anywhere"), dialog.get_by_role("button", name="Close")):
+            expect(part).to_be_in_viewport(ratio=1)
+        dialog.get_by_text("delete it").scroll_into_view_if_needed()
+        check_accessible(page)
+        page.keyboard.press("Escape")
+        if width <= 900:
+            page.get_by_role("button", name="Conversations", exact=True).click()
+        page.get_by_role("button", name="Choose several").click()
+        page.get_by_role("checkbox").first.check()
+        bar = page.get_by_role("toolbar", name="Chosen conversations")
+        expect(bar).to_contain_text("1 chosen")
+        boxes = [box for button in bar.get_by_role("button").all() if (box := button.bounding_box())]
+        assert len({round(box["y"] + box["height"] / 2) for box in boxes}) == 1
+        side = page.locator(".sidebar").bounding_box()
+        assert side is not None
+        assert max(box["x"] + box["width"] for box in boxes) <= side["width"]
 
 
 def test_type_has_four_sizes(site: Site, browser: Browser) -> None:

@@ -296,4 +296,5 @@ def test_of_many_branches_those_in_sight_are_there_and_a_reply_draws_few(site: S
     expect(page.get_by_text(f"{NUM_NODES + 2:,} messages")).to_be_visible()
     drawn = page.evaluate("window.drawn")
     assert drawn.count("Row") < 4 * FEW
+    assert drawn.count("Thread") <= 4  # what the server tells at once is shown at once
     assert rows.count() < FEW

@@ -111,6 +111,55 @@ def test_instructions_typed_for_a_new_chat_stay_until_it_begins(site: Site, page
     expect(page.get_by_label("Instructions", exact=True)).to_have_value("")
 
 
+def test_instructions_are_kept_under_names_picked_changed_and_deleted(site: Site, browser: Browser) -> None:
+    kept = "Kept instructions"
+    with open_page(browser, site.url, viewport={"width": 360, "height": 740}) as page:
+        page.get_by_text("Instructions for the model").click()
+        written = page.get_by_label("Instructions", exact=True)
+        expect(page.get_by_label(kept)).to_have_count(0)
+        written.fill("Speak like a sailor.")
+        keep_under(page, "Sailor")
+        expect(page.get_by_label(kept)).to_have_value("Sailor")
+        written.fill("Speak like a poet.")
+        keep_under(page, "Poet")
+        expect(page.get_by_label(kept).locator("option")).to_have_text([kept, "Poet", "Sailor"])
+        check_accessible(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    with open_page(browser, site.url) as page:  # in another browser
+        page.get_by_text("Instructions for the model").click()
+        page.get_by_label(kept).select_option("Sailor")
+        expect(page.get_by_label("Instructions", exact=True)).to_have_value("Speak like a sailor.")
+        site.dictate("Ahoy.")
+        say(page, "Hello")
+        expect(shown(page)).to_have_count(3)
+        expect(shown(page).first).to_contain_text("Speak like a sailor.")
+        shown(page).first.get_by_role("button", name="Edit").click()
+        page.get_by_label(kept).select_option("Poet")
+        editor = page.get_by_label("Edit: Instructions")
+        expect(editor).to_have_value("Speak like a poet.")
+        editor.fill("Speak in verse.")
+        keep_under(page, None)  # the one that was picked is changed
+        check_accessible(page)
+        page.get_by_label(kept).select_option("Sailor")
+        page.locator(".editor").get_by_role("button", name="Delete").click()
+        page.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
+        expect(page.get_by_label(kept).locator("option")).to_have_text([kept, "Poet"])
+        page.get_by_label(kept).select_option("Poet")
+        expect(editor).to_have_value("Speak in verse.")
+        page.get_by_role("button", name="Save and keep what follows").click()
+        expect(shown(page).first).to_contain_text("Speak in verse.")
+        expect(shown(page)).to_have_count(3)
+
+
+def keep_under(page: Page, name: str | None) -> None:
+    """Keep the instructions that are written under a name; None: the one that is there."""
+    page.get_by_role("button", name="Keep under a name").click()
+    if name is not None:
+        page.get_by_label("Name of these instructions").last.fill(name)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 def test_an_edit_outlives_escape_and_not_cancel(site: Site, page: Page) -> None:
     converse(site, page, THREE[0])
     edit = shown(page).first.get_by_role("button", name="Edit")

@@ -81,6 +81,13 @@ def test_waits_double_up_to_their_bound_and_begin_again_after_a_time_that_worked
     assert breaker.allows()
     breaker.succeeded()
     clock.now_s += 5.0
+    breaker.failed()  # nothing but the trial worked
+    assert breaker.wait_s() >= 4.0
+    clock.now_s += breaker.wait_s()
+    assert breaker.allows()
+    breaker.succeeded()
+    breaker.succeeded()
+    clock.now_s += 5.0
     breaker.failed()
     assert breaker.wait_s() <= 1.2
 

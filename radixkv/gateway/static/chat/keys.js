@@ -25,10 +25,10 @@ const KEYS = {
 export const showKeys = () =>
   ask("keys-title", (close) => html`
     <h2 id="keys-title">Keys</h2>
-    <div class="keys">
+    <div class="keys" tabindex="0" role="group" aria-labelledby="keys-title"><div>
       ${Object.entries(KEYS).map(([where, keys]) => html`<section><h3>${where}</h3>
         <dl>${keys.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl></section>`)}
-    </div>
+    </div></div>
     <button class="main" autofocus onClick=${() => close()}>Close</button>
   `);
 

@@ -277,6 +277,39 @@ def test_what_is_gone_for_good_is_remembered_no_more(stack: Stack, talk: Talk) -
     assert len(transcripts._cache) == before
 
 
+# -- instructions under names
+
+
+def test_instructions_are_kept_under_names_changed_and_deleted(stack: Stack) -> None:
+    url = f"{stack.server.url}/radixkv/instructions"
+
+    def call(method: str, body: Any = None, key: str = "red") -> httpx.Response:
+        return httpx.request(method, url, json=body, headers={"x-api-key": key}, timeout=60)
+
+    def names(key: str = "red") -> list[tuple[str, str]]:
+        return [(each["name"], each["text"]) for each in call("GET", key=key).json()["instructions"]]
+
+    assert names() == []
+    call("POST", {"name": " Poet ", "text": "Answer in verse."}).raise_for_status()
+    call("POST", {"name": "Clerk", "text": "Answer in lists."}).raise_for_status()
+    assert names() == [("Clerk", "Answer in lists."), ("Poet", "Answer in verse.")]
+    call("POST", {"name": "Poet", "text": "Answer in rhyme."}).raise_for_status()
+    assert names()[1] == ("Poet", "Answer in rhyme.")
+    assert names("blue") == []
+    assert call("DELETE", {"name": "Poet"}, "blue").status_code == 404
+    for bad in ({"name": " ", "text": "x"}, {"name": "x", "text": " "}, {"name": "x" * 65, "text": "x"}, {"name": "x"}):
+        assert call("POST", bad).status_code == 400
+    assert call("POST", {"name": "x", "text": "x" * 32_769}).json()["error"]["param"] == "text"
+    for number in range(98):
+        call("POST", {"name": f"{number}", "text": "x"}).raise_for_status()
+    full = call("POST", {"name": "One more", "text": "x"})
+    assert (full.status_code, full.json()["error"]["code"]) == (409, "instructions_full")
+    call("POST", {"name": "Poet", "text": "Answer in prose."}).raise_for_status()
+    for name, _ in names():
+        assert call("DELETE", {"name": name}).status_code == 204
+    assert names() == []
+
+
 # -- who calls
 
 

@@ -5,6 +5,7 @@ import { replyIds } from "./conversation.js";
 
 const ROOT = "/v1/radixkv/conversations";
 const PINS = "/v1/radixkv/pins";
+const INSTRUCTIONS = "/v1/radixkv/instructions";
 
 /** Conversations by what was changed last: `{conversations, has_more}`. */
 export const list = (query) => call("GET", `${ROOT}?${new URLSearchParams(query)}`);
@@ -40,6 +41,13 @@ const branch = (conversation, message) => ({ branch: { conversation, message } }
 export const pins = () => call("GET", PINS);
 export const pin = (id, message, ttl_s) => call("POST", PINS, { ...branch(id, message), ttl_s });
 export const unpin = (id, message) => call("DELETE", PINS, branch(id, message));
+
+// -- instructions under names
+
+/** `{instructions: [{name, text}]}`, by name. */
+export const instructions = () => call("GET", INSTRUCTIONS);
+export const keepInstructions = (name, text) => call("POST", INSTRUCTIONS, { name, text });
+export const deleteInstructions = (name) => call("DELETE", INSTRUCTIONS, { name });
 
 // -- messages
 

@@ -7,13 +7,13 @@ import { Conversation } from "./conversation.js";
 import * as view from "./view.js";
 
 let stop = null; // ends what is followed now
-let grown = []; // what messages under way have gained since the page was drawn last
+let told = []; // what the server has told since the page was drawn last
 
-const grow = paced(() => {
-  const all = grown;
-  grown = [];
+const takeIn = paced(() => {
+  const all = told;
+  told = [];
   batch(() => {
-    for (const delta of all) view.conversation.peek()?.grow(delta);
+    for (const [name, data] of all) heard(name, data);
   });
 });
 
@@ -25,7 +25,7 @@ export async function open(id) {
   view.followed.value = id;
   const onState = (state) => (view.isLost.value = state === "lost");
   try {
-    await api.events(id, { onEvent: heard, onState, signal: own.signal });
+    await api.events(id, { onEvent, onState, signal: own.signal });
   } catch (error) {
     if (own.signal.aborted) return;
     close({ text: error.status === 404 ? "That conversation is not there any more." : error.message, status: error.status });
@@ -36,7 +36,7 @@ export async function open(id) {
 export function leave() {
   stop?.abort();
   stop = null;
-  grown = [];
+  told = [];
   view.leave();
 }
 
@@ -48,15 +48,23 @@ export function close(notice = null) {
   view.listVersion.value += 1;
 }
 
+/** The first one is shown at once, what follows with the frames. */
+function onEvent(name, data) {
+  if (!view.conversation.peek()) {
+    heard(name, data);
+    return;
+  }
+  told.push([name, data]);
+  takeIn();
+}
+
 function heard(name, data) {
   const shown = view.conversation.peek();
   if (name === "snapshot") heardSnapshot(data);
   else if (!shown) return;
   else if (name === "message") heardMessage(data);
-  else if (name === "delta") {
-    grown.push(data);
-    grow();
-  } else if (name === "conversation") {
+  else if (name === "delta") shown.grow(data);
+  else if (name === "conversation") {
     shown.info = data;
     view.listVersion.value += 1;
   } else if (name === "removed") {

@@ -4,7 +4,7 @@
 // a person does is a step that the browser's Back undoes; what the server tells changes the address in place.
 
 import { batch, effect, signal } from "../../vendor/htm-preact.js";
-import { afterRender, crossFade } from "../shared/motion.js";
+import { afterRender, fadeIn } from "../shared/motion.js";
 
 /** Id of the conversation that is open or being fetched; null: none, a new one may begin. */
 export const followed = signal(null);
@@ -73,9 +73,7 @@ export function arrive({ isFirst = false } = {}) {
   const link = ends.length === 1 && !history.state?.isOwn ? first : null;
   const current = shown.has(tip.peek()) ? tip.peek() : shown.start();
   const end = ends.length === 1 || (isFirst && first) ? shown.tip(first) : shown.tip(current);
-  const address = location.hash;
   fade(end, () => {
-    if (location.hash !== address) return; // one has gone on meanwhile
     batch(() => {
       compared.value = ends.length > 1 ? ends : null;
       linked.value = link;
@@ -89,15 +87,13 @@ export function arrive({ isFirst = false } = {}) {
   });
 }
 
-/** Do a change that shows the branch with this end: what that has instead of what is shown now is faded in. */
+/** Do a change that shows the branch with this end: what that has instead of what is shown now fades in. */
 function fade(end, change) {
   const shown = conversation.peek();
   const before = shown.lineage(tip.peek());
   const after = shown.lineage(end);
   const first = before.findIndex((message, index) => message.id !== after[index]?.id);
-  crossFade(before[first]?.id ?? null, after[first]?.id ?? null, () => {
-    if (conversation.peek() === shown) change();
-  });
+  return fadeIn(before[first]?.id ?? null, after[first]?.id ?? null, change);
 }
 
 /**
@@ -119,10 +115,7 @@ export function show(end, { isStep = false, keepsBranching = false } = {}) {
 
 /** A person goes to the branch that ends with `end`; `then` is done once it is on the page. */
 export function goTo(end, then = () => {}) {
-  fade(end, () => {
-    show(end, { isStep: true });
-    afterRender(then);
-  });
+  fade(end, () => show(end, { isStep: true })).then(then);
 }
 
 /** Show the branch through a message, with that in sight. */

@@ -1,9 +1,10 @@
 // A field to edit a message in. What stands in it stays until it is sent or cancelled, also while the field is closed.
 
-import { Component, html } from "../../vendor/htm-preact.js";
+import { Component, createRef, html } from "../../vendor/htm-preact.js";
 import { edit } from "../conversation/actions.js";
 import * as view from "../conversation/view.js";
 import { Price, retell } from "../weaving/retelling.js";
+import { NamedInstructions } from "./named_instructions.js";
 
 const MOST_ROWS = 16;
 const edits = new Map(); // what has been written, by message id
@@ -14,6 +15,12 @@ export const isEdited = (id) => edits.has(id);
 /** A message to be edited, or instructions that are not there yet. `onClose()`: the field is not needed any more, or not now. */
 export class Editor extends Component {
   state = { isSaving: false, text: edits.get(this.props.message.id) ?? this.props.message.text };
+
+  place = createRef();
+
+  get field() {
+    return this.place.current;
+  }
 
   componentDidMount() {
     this.field.focus();
@@ -80,8 +87,9 @@ export class Editor extends Component {
       <div class="editor">
         <textarea
           aria-label=${`Edit: ${name}`} rows=${Math.min(MOST_ROWS, 2 + text.split("\n").length)} onKeyDown=${this.onKey} onInput=${this.write}
-          ref=${(field) => (this.field = field)} defaultValue=${text}
+          ref=${this.place} defaultValue=${text}
         ></textarea>
+        ${this.props.message.role === "system" && html`<${NamedInstructions} field=${this.place} />`}
         <div class="choices">
           ${ways.map((way, index) => html`<button class=${index ? "" : "main"} aria-disabled=${isSaving} onClick=${() => this.save(way)}>${way.name}</button>`)}
           <button onClick=${this.cancel}>Cancel</button>

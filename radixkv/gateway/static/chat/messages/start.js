@@ -5,12 +5,14 @@ import { writeInstead } from "../composer/composer.js";
 import { playBranching } from "../conversation/actions.js";
 import { instructionsWritten, keepInstructions } from "../conversation/instructions.js";
 import { model, sizeOf } from "../conversation/model.js";
+import { NamedInstructions } from "./named_instructions.js";
 
 const IDEAS = ["Explain why the sky is blue to a child of six.", "Write a short poem about branches."];
 
 /** `isNew`: the conversation is not there yet. */
 export function Start({ isNew }) {
   const first = useRef(instructionsWritten()).current;
+  const field = useRef(null);
   return html`
     <div class="thread start-page">
       <h2>Start a conversation</h2>
@@ -23,7 +25,7 @@ export function Start({ isNew }) {
       ${isNew && html`<details class="instructions" open=${Boolean(first)}><summary>Instructions for the model</summary>
         <label class="hidden-text" for="instructions">Instructions</label>
         <textarea id="instructions" rows="3" defaultValue=${first} onInput=${(event) => keepInstructions(event.target.value)}
-          placeholder="You are a helpful assistant"></textarea></details>`}
+          placeholder="You are a helpful assistant" ref=${field}></textarea><${NamedInstructions} field=${field} /></details>`}
     </div>
   `;
 }

@@ -39,7 +39,7 @@ export class Thread extends Component {
   componentDidUpdate() {
     if (this.element && this.#tip !== view.tip.peek()) takeRoomBack(this.element.firstElementChild);
     this.#tip = view.tip.peek();
-    this.keepAtEnd();
+    requestAnimationFrame(() => this.keepAtEnd()); // where it is laid out anyway
   }
 
   onScroll = () => {

@@ -3,6 +3,7 @@
 import { coloursOf } from "../../colours.js";
 import { Component, effect, html } from "../../vendor/htm-preact.js";
 import * as view from "../conversation/view.js";
+import { afterRender } from "../shared/motion.js";
 import { beside } from "./actions.js";
 import { runs } from "./state.js";
 
@@ -58,7 +59,7 @@ export class Dots extends Component {
   drawSoon = () => {
     if (this.#isDue) return;
     this.#isDue = true;
-    requestAnimationFrame(() => {
+    afterRender(() => {
       this.#isDue = false;
       if (this.canvas?.isConnected) this.draw();
     });

@@ -13,7 +13,7 @@ import { OutlineTree } from "./tree.js";
 const PAUSE_MS = 150;
 
 export function Outline() {
-  const isFound = seen.value?.all.length > 0;
+  const isFound = seen.value?.length > 0;
   return html`
     <aside class="map outline" id="map" aria-label="Branches">
       <div class="outline-head">

@@ -61,87 +61,137 @@ export class Runs {
   }
 }
 
+const REST = -1; // of a run: the row that stands for all but its first message
+
 /**
  * The rows that are seen. `isOpen(key, isByItself)`: whether what is below a row is. Of a search, `found`: the messages that are
- * seen alone, below what leads to them, by id. O(rows), without recursion.
+ * seen alone, below what leads to them, by id. O(rows), without recursion; a row is made when it is asked for, since few of
+ * thousands are in sight.
  */
 export class Rows {
-  /** @type {Row[]} */
-  all = [];
   #runs;
   #isOpen;
-  #isFolding; // rows can be folded and unfolded
-  #places = new Map();
-  #open = [];
+  #found;
+  #leading;
+  /** Of each row: the run, and which of its messages it shows, from 0, or REST. */
+  #runOf = [];
+  #turnOf = [];
+  #places = new Map(); // of the rows that show one message, by its id
+  #rests = new Map(); // of the others, by run
 
   constructor(runs, isOpen, found = null) {
     this.#runs = runs;
     this.#isOpen = isOpen;
-    this.#isFolding = !found;
-    const leading = found && runs.leadingTo(found.keys());
-    const seen = (below) => (found ? below.filter((run) => leading.has(run)) : below);
-    this.#push(seen(runs.roots), 0);
-    while (this.#open.length) {
-      const { run, place, count } = this.#open.pop();
-      const inner = run.ids.slice(1).filter((id) => !found || found.has(id));
-      this.#addRun(run, { inner, below: seen(run.below), place, count, isFolded: !found && inner.length > 1 });
+    this.#found = found;
+    this.#leading = found && runs.leadingTo(found.keys());
+    const open = this.#seen(runs.roots).toReversed();
+    while (open.length) {
+      const run = open.pop();
+      this.#add(run, 0, this.#places, run.ids[0]);
+      if (!this.#opens(run)) continue;
+      const isFolded = this.#isFolded(run);
+      if (isFolded) this.#add(run, REST, this.#rests, run);
+      if (!isFolded || this.#isOpen(restOf(run), false)) this.#inner(run).forEach((id, at) => this.#add(run, at + 1, this.#places, id));
+      const below = this.#seen(run.below);
+      for (let at = below.length - 1; at >= 0; at--) open.push(below[at]);
     }
+  }
+
+  get length() {
+    return this.#runOf.length;
+  }
+
+  /**
+   * The row at a place.
+   *
+   * @returns {Row | undefined}
+   */
+  at(place) {
+    const run = this.#runOf[place];
+    if (!run) return undefined;
+    const turn = this.#turnOf[place];
+    const inner = this.#inner(run);
+    const end = run.ids.at(-1);
+    const level = this.#levelOf(place);
+    if (turn === 0) {
+      const isOpen = this.#opens(run);
+      const beside = this.#seen(run.above ? run.above.below : this.#runs.roots);
+      const numBefore = run.above ? this.#numInner(run.above) : 0;
+      return {
+        key: run.ids[0], kind: "run", id: run.ids[0], end: isOpen ? run.ids[0] : end, level, place: numBefore + beside.indexOf(run) + 1,
+        count: numBefore + beside.length, isOpen: this.#found ? null : isOpen, numTurns: run.ids.length,
+        numForks: run.ids.length === 1 ? run.below.length : 0,
+      };
+    }
+    const count = this.#numInner(run) + this.#seen(run.below).length;
+    const key = restOf(run);
+    if (turn === REST) {
+      const isOpen = this.#isOpen(key, false);
+      return { key, kind: "rest", id: end, end, level, place: 1, count, isOpen, numTurns: inner.length, numForks: run.below.length };
+    }
+    const id = inner[turn - 1];
+    return {
+      key: id, kind: "turn", id, end: id, level, place: turn, count: this.#isFolded(run) ? inner.length : count, isOpen: null, numTurns: 1,
+      numForks: id === end ? run.below.length : 0,
+    };
   }
 
   /** The place among all rows of the one that shows a message, or what that is folded into; -1: it is not seen. */
   placeOf(id) {
     let run = this.#runs.holding(id);
-    for (const key of run ? [id, restOf(run)] : []) if (this.#places.has(key)) return this.#places.get(key);
-    for (; run; run = run.above) if (this.#places.has(run.ids[0])) return this.#places.get(run.ids[0]);
-    return -1;
+    let place = this.#places.get(id) ?? this.#rests.get(run);
+    for (; place === undefined && run; run = run.above) place = this.#places.get(run.ids[0]);
+    return place ?? -1;
   }
 
   /** The place of a row, or of what it has been folded into; -1: it is not seen. */
   placeOfKey(key) {
-    return this.#places.get(key) ?? this.placeOf(messageOf(key));
+    const id = messageOf(key);
+    return (id === key ? undefined : this.#rests.get(this.#runs.holding(id))) ?? this.placeOf(id);
   }
 
   /** The place of the row that the one at a place hangs below; -1: below none. */
   above(place) {
-    const { level } = this.all[place];
+    const level = this.#levelOf(place);
     let at = place - 1;
-    while (at >= 0 && this.all[at].level >= level) at--;
+    while (at >= 0 && this.#levelOf(at) >= level) at--;
     return at;
   }
 
-  #push(runs, numBefore) {
-    const count = numBefore + runs.length;
-    for (let at = runs.length - 1; at >= 0; at--) this.#open.push({ run: runs[at], place: numBefore + at + 1, count });
+  #add(run, turn, places, key) {
+    places.set(key, this.length);
+    this.#runOf.push(run);
+    this.#turnOf.push(turn);
   }
 
-  #add(row) {
-    this.#places.set(row.key, this.all.length);
-    this.all.push(row);
+  #levelOf(place) {
+    const { level } = this.#runOf[place];
+    const turn = this.#turnOf[place];
+    return turn === 0 ? level : level + (turn !== REST && this.#isFolded(this.#runOf[place]) ? 2 : 1);
   }
 
-  /** `inner`: its messages but the first, as far as they are seen. */
-  #addRun(run, { inner, below, place, count, isFolded }) {
-    const [first] = run.ids;
-    const end = run.ids.at(-1);
-    const numInner = isFolded ? 1 : inner.length;
-    const own = { place: 1, count: numInner + below.length, numTurns: 1, isOpen: null };
-    const isOpen = own.count > 0 ? this.#isOpen(first, true) : null;
-    const told = this.#isFolding ? isOpen : null;
-    const numForks = run.ids.length === 1 ? run.below.length : 0;
-    this.#add({ key: first, kind: "run", id: first, end: isOpen ? first : end, level: run.level, place, count, isOpen: told, numTurns: run.ids.length, numForks });
-    if (!isOpen) return;
-    let level = run.level + 1;
-    if (isFolded) {
-      const rest = { key: restOf(run), kind: "rest", id: end, end, level, numForks: run.below.length };
-      this.#add({ ...own, ...rest, numTurns: inner.length, isOpen: this.#isOpen(rest.key, false) });
-      level += 1;
-      own.count = inner.length;
-    }
-    if (!isFolded || this.#isOpen(restOf(run), false)) {
-      inner.forEach((id, at) => {
-        this.#add({ ...own, key: id, kind: "turn", id, end: id, level, place: at + 1, numForks: id === end ? run.below.length : 0 });
-      });
-    }
-    this.#push(below, numInner);
+  #seen(below) {
+    return this.#found ? below.filter((run) => this.#leading.has(run)) : below;
+  }
+
+  /** The messages of a run but the first, as far as they are seen. */
+  #inner(run) {
+    const inner = run.ids.slice(1);
+    return this.#found ? inner.filter((id) => this.#found.has(id)) : inner;
+  }
+
+  /** Whether those have a row that stands for them. */
+  #isFolded(run) {
+    return !this.#found && run.ids.length > 2;
+  }
+
+  /** How many rows hang below a run's first one, besides its runs. */
+  #numInner(run) {
+    return this.#found ? this.#inner(run).length : Math.min(1, run.ids.length - 1);
+  }
+
+  /** Whether what is below a run is seen; null where nothing is. */
+  #opens(run) {
+    return this.#numInner(run) + this.#seen(run.below).length > 0 ? this.#isOpen(run.ids[0], true) : null;
   }
 }

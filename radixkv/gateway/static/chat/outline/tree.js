@@ -46,7 +46,8 @@ export class OutlineTree extends Component {
   inSight = () => {
     if (!this.element?.checkVisibility({ visibilityProperty: true })) return [];
     const { from, number } = this.window.peek();
-    return [...new Set(seen.peek()?.all.slice(from, from + number).map((row) => row.end))];
+    const rows = Array.from({ length: number }, (_, at) => seen.peek()?.at(from + at));
+    return [...new Set(rows.filter(Boolean).map((row) => row.end))];
   };
 
   look = () => {
@@ -65,7 +66,7 @@ export class OutlineTree extends Component {
   }
 
   go(place) {
-    const row = seen.peek().all[place];
+    const row = seen.peek().at(place);
     if (!row) return;
     active.value = row.key;
     this.bringIntoSight(place);
@@ -73,13 +74,13 @@ export class OutlineTree extends Component {
 
   openMenu = (key, button) => {
     active.value = key;
-    this.menu.value = { row: seen.peek().all[activePlace()], button };
+    this.menu.value = { row: seen.peek().at(activePlace()), button };
   };
 
   onKey = (event) => {
     if (event.altKey || (event.ctrlKey || event.metaKey) !== (event.key === "z")) return;
     const place = activePlace();
-    const action = this.doings(place, seen.peek().all[place])[event.key === "F10" && event.shiftKey ? "ContextMenu" : event.key];
+    const action = this.doings(place, seen.peek().at(place))[event.key === "F10" && event.shiftKey ? "ContextMenu" : event.key];
     if (!action) return;
     event.preventDefault();
     event.stopPropagation();
@@ -90,7 +91,7 @@ export class OutlineTree extends Component {
     const message = view.conversation.peek().get(row.id);
     const starIt = () => star(message);
     const page = Math.max(1, this.window.peek().number - 2);
-    const last = seen.peek().all.length - 1;
+    const last = seen.peek().length - 1;
     return {
       ArrowUp: () => this.go(place - 1),
       ArrowDown: () => this.go(place + 1),
@@ -116,8 +117,8 @@ export class OutlineTree extends Component {
     const shown = view.conversation.value;
     const { from, number } = this.window.value;
     view.panel.value; // the outline comes into sight with it
-    const first = Math.max(0, Math.min(from, rows.all.length - number) - FURTHER);
-    const places = rows.all.slice(first, first + number + 2 * FURTHER).map((_, at) => first + at);
+    const first = Math.max(0, Math.min(from, rows.length - number) - FURTHER);
+    const places = Array.from({ length: Math.min(number + 2 * FURTHER, rows.length - first) }, (_, at) => first + at);
     const at = activePlace();
     if (!places.includes(at)) places.push(at); // a reader is led to it
     const running = numRunning(rows, shown);
@@ -125,11 +126,11 @@ export class OutlineTree extends Component {
     const current = rows.placeOf(view.tip.value);
     return html`
       <div class="outline-rows" role="tree" aria-label="Branches of this conversation" aria-description=${KEYS} tabindex="0"
-        aria-activedescendant=${elementId(rows.all[at].key)}
+        aria-activedescendant=${elementId(rows.at(at).key)}
         ref=${(element) => (this.element = element)} onKeyDown=${this.onKey} onScroll=${this.look}>
-        <div class="outline-all" role="none" style=${{ height: `${rows.all.length * ROW_PX}px` }}>
+        <div class="outline-all" role="none" style=${{ height: `${rows.length * ROW_PX}px` }}>
           ${places.map((place) => {
-            const row = rows.all[place];
+            const row = rows.at(place);
             return html`<${Row} ...${row} key=${`${row.key} ${row.id}`} rowKey=${row.key} index=${place} cell=${shown.cell(row.id)}
               isActive=${place === at} isCurrent=${place === current}
               isShown=${path.has(place)} numRunning=${running.get(place) ?? 0} onMenu=${this.openMenu} />`;

@@ -1,6 +1,8 @@
-// What changes on the page is cross-faded where the browser can, and stays where it was.
+// What changes on the page fades in, and stays where it was.
 
 const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
+const FADE_MS = 120;
+const FADING = { opacity: [0.3, 1] };
 
 /** Do it once what has changed is on the page. */
 export function afterRender(action) {
@@ -9,17 +11,16 @@ export function afterRender(action) {
 
 /**
  * Do `change`, which replaces what the element `from` is the first of by what `to` is the first of (ids, or null): its top stays
- * where it is. With nothing to replace, or where motion is unwanted, it is done at once; else with the next frame.
+ * where it is, and it fades in, unless motion is unwanted. Over once it is on the page.
  */
-export function crossFade(from, to, change) {
-  const update = async () => {
-    const top = topOf(from);
-    change();
-    await null; // what has changed is drawn before that
-    if (top !== null) holdAt(document.getElementById(to), top);
-  };
-  if (!document.getElementById(from) || !document.startViewTransition || isCalm.matches) update();
-  else document.startViewTransition(update).ready.catch(() => {}); // another change came before it was shown
+export async function fadeIn(from, to, change) {
+  const top = topOf(from);
+  change();
+  await null; // what has changed is drawn before that
+  const first = top === null ? null : document.getElementById(to);
+  if (first) holdAt(first, top);
+  if (isCalm.matches) return;
+  for (let each = /** @type {Element} */ (first); each && topOf(each.id) < innerHeight; each = each.nextElementSibling) each.animate(FADING, FADE_MS);
 }
 
 const topOf = (id) => document.getElementById(id)?.getBoundingClientRect().top ?? null;

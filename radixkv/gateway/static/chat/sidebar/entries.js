@@ -1,4 +1,4 @@
-// The list of conversations: one stop of the Tab key, within it the arrow keys.
+// The list of conversations: one stop of the Tab key, within it the arrow keys. What is far from sight is not there.
 
 import { Component, createRef, html, signal } from "../../vendor/htm-preact.js";
 import { Icon } from "../../icons.js";
@@ -11,10 +11,20 @@ import { deleteForGood, throwAway } from "./keeping.js";
 import { groups, hasMore, listed, loadMore, place } from "./list.js";
 import { choose, chosen, chosenOnes, toggleChoosing } from "./selection.js";
 
-const EARLY_PX = 600; // before the end of what is listed the next page is asked for
+const EARLY_PX = 600; // before they come into sight conversations are there, and the next page is asked for
+const TOGETHER = 25; // that come and go at once
+const FIRST = 50; // that are there before it is known what is in sight
+const ENTRY_PX = 36; // of one that has not been there yet
 
 const stop = signal(null); // id of the one that the Tab key leads to
 const leave = () => (panel.value = null);
+
+/** Have `look` told whether an element of the list is in sight or near. */
+function watch(element, look) {
+  const seen = new IntersectionObserver((told) => look(told.at(-1)), { root: element.closest(".conversations"), rootMargin: `${EARLY_PX}px` });
+  seen.observe(element);
+  return seen;
+}
 
 export class Entries extends Component {
   end = createRef();
@@ -22,8 +32,7 @@ export class Entries extends Component {
   #id = null; // its
 
   componentDidMount() {
-    const seen = new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && loadMore(), { root: this.element, rootMargin: `${EARLY_PX}px` });
-    seen.observe(this.end.current);
+    const seen = watch(this.end.current, ({ isIntersecting }) => isIntersecting && loadMore());
     this.watchEnd = () => {
       seen.unobserve(this.end.current); // so that one that stays in sight is told again
       seen.observe(this.end.current);
@@ -33,16 +42,19 @@ export class Entries extends Component {
 
   componentDidUpdate() {
     this.watchEnd();
-    if (this.#place < 0 || document.activeElement !== document.body) return;
-    const now = listed.peek().findIndex((one) => one.id === this.#id);
-    this.focus(now < 0 ? Math.min(this.#place, listed.peek().length - 1) : now); // what had the focus has moved, or has gone
+    if (this.#place < 0) return;
+    const now = listed.peek().findIndex((one) => one.id === this.#id); // what had the focus has moved, or has gone
+    this.#place = now < 0 ? Math.min(this.#place, listed.peek().length - 1) : now;
+    if (document.activeElement === document.body) this.focus(this.#place);
   }
 
   /** Focus the entry at a place of the list. */
-  focus(place) {
+  async focus(place) {
     const one = listed.peek()[place];
-    if (one) this.element.querySelector(`[data-id="${one.id}"] [data-main]`)?.focus();
-    else document.getElementById("search").focus();
+    if (one) stop.value = one.id;
+    await null; // it is there then
+    const entry = one ? this.element.querySelector(`[data-id="${one.id}"] [data-main]`) : document.getElementById("search");
+    entry?.focus();
   }
 
   onFocus = ({ target }) => {
@@ -76,18 +88,17 @@ export class Entries extends Component {
     const all = listed.value;
     const current = followed.value;
     const tabbed = [stop.value, current].find((id) => all.some((one) => one.id === id)) ?? all[0]?.id;
+    let numBefore = 0;
     return html`
       <div class=${`conversations ${chosen.value ? "choosing" : ""}`} ref=${(element) => (this.element = element)} onFocusIn=${this.onFocus} onFocusOut=${this.onBlur} onKeyDown=${this.onKey}>
         ${groups.value.map(
           ({ name, conversations }) => html`
             <section key=${name} aria-label=${name}>
               ${place.value !== "trash" && html`<h2 class="group soft" aria-hidden="true">${name}</h2>`}
-              <ul>
-                ${conversations.map((one) => {
-                  const isChosen = chosen.value?.has(one.id) ?? false;
-                  return html`<${Entry} key=${one.id} one=${one} isCurrent=${one.id === current} isTabbed=${one.id === tabbed} isChosen=${isChosen} />`;
-                })}
-              </ul>
+              ${Array.from({ length: Math.ceil(conversations.length / TOGETHER) }, (_, at) => {
+                const from = at * TOGETHER;
+                return html`<${Some} key=${at} all=${conversations} from=${from} isFirst=${(numBefore += TOGETHER) <= FIRST} current=${current} tabbed=${tabbed} />`;
+              })}
             </section>
           `,
         )}
@@ -97,17 +108,44 @@ export class Entries extends Component {
   }
 }
 
-/** Its box is in sight while one chooses. */
+/** Conversations that stand together in a part of the list: there while they are near, or one of them has the stop of the Tab key. */
+class Some extends Component {
+  state = { isNear: this.props.isFirst, height_px: null };
+
+  componentDidMount() {
+    const seen = watch(this.element, ({ isIntersecting, boundingClientRect: { height } }) => {
+      const isMeasured = this.element.childElementCount > 0;
+      this.setState({ isNear: isIntersecting, height_px: isMeasured ? height : this.state.height_px });
+    });
+    this.componentWillUnmount = () => seen.disconnect();
+  }
+
+  render({ all, from, current, tabbed }, { isNear, height_px }) {
+    const some = all.slice(from, from + TOGETHER);
+    const isThere = isNear || some.some((one) => one.id === tabbed);
+    const height = isThere ? "" : `${height_px ?? some.length * ENTRY_PX}px`;
+    return html`<ul style=${{ height }} ref=${(element) => (this.element = element)}>
+      ${isThere &&
+      some.map((one, at) => {
+        const isChosen = chosen.value?.has(one.id) ?? false;
+        return html`<${Entry} key=${one.id} one=${one} nth=${from + at + 1} count=${all.length} isCurrent=${one.id === current}
+          isTabbed=${one.id === tabbed} isChosen=${isChosen} />`;
+      })}
+    </ul>`;
+  }
+}
+
+/** The `nth` of `count` in its part of the list. Its box is in sight while one chooses. */
 class Entry extends Component {
   shouldComponentUpdate(next) {
     return Object.keys(next).some((name) => next[name] !== this.props[name]);
   }
 
-  render({ one, isCurrent, isTabbed, isChosen }) {
+  render({ one, nth, count, isCurrent, isTabbed, isChosen }) {
     const { id, title, hits, has_more_hits } = one;
     const tab = isTabbed ? 0 : -1;
     return html`
-      <li data-id=${id}>
+      <li data-id=${id} aria-posinset=${nth} aria-setsize=${count}>
         <div class=${`row ${isCurrent ? "current" : ""}`}>
           <input type="checkbox" aria-label=${`Choose “${title}”`} tabindex=${tab} checked=${isChosen} onClick=${(event) => choose(id, event.shiftKey)} />
           <${Title} one=${one} isCurrent=${isCurrent} tab=${tab} />

@@ -3,6 +3,7 @@
 import { batch, computed, effect, signal } from "../../vendor/htm-preact.js";
 import * as api from "../conversation/api.js";
 import * as view from "../conversation/view.js";
+import { paced } from "../shared/pace.js";
 import { groupOf } from "./dates.js";
 
 const PAGE = 50;
@@ -183,9 +184,7 @@ export async function loadTags() {
 
 /** Keep what is listed as it is on the server, from now on. */
 export function keepListed() {
-  view.listVersion.subscribe(() => {
-    load();
-  });
+  view.listVersion.subscribe(paced(load));
   let told = [];
   effect(() => {
     const info = view.conversation.value?.info;

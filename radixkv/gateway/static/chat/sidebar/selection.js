@@ -52,7 +52,7 @@ export function SelectionBar() {
     html`<button class=${`bare icon-button ${more}`} aria-label=${name} title=${name} disabled=${!all.length} onClick=${act(does)}><${Icon} name=${icon} /></button>`;
   return html`
     <div class="selection" role="toolbar" aria-label="Chosen conversations">
-      <span class="small numbers" role="status">${all.length} chosen</span>
+      <span class="small numbers" role="status" title="Chosen">${all.length}<span class="hidden-text"> chosen</span></span>
       <button class="bare small" onClick=${chooseAll}>All</button>
       <span class="spring"></span>
       ${isTrash
