@@ -44,6 +44,9 @@ LOADS = {"184,320 B": (184_320, 24), "16 KiB": (16_384, 60)}
 """Bytes of a block, and batches in a full run."""
 
 BATCH, QUICK_ROUNDS = 32, 3
+SLICE = 8
+"""Blocks that a reader of the block store takes at a time; the disk level is asked to read them ahead."""
+
 WAYS = ("write", "read from disk", "read from cache")
 BOUNDS = {"write": 2.0, "read from disk": 0.8}
 FINGERPRINT = bytes(32)
@@ -66,6 +69,9 @@ class Ours:
 
     def read(self, name: bytes, buffer: memoryview) -> None:
         assert self._level.read(name, buffer)
+
+    def prefetch(self, names: Sequence[bytes]) -> None:
+        self._level.prefetch(names)
 
     def close(self) -> None:
         self._level.close()
@@ -227,20 +233,26 @@ def measure(folder: Path, data_bytes: int, num_rounds: int, seed: int, skipped: 
     buffer = memoryview(bytearray(sealed_bytes))
 
     def read(names: Sequence[bytes], store: Store) -> None:
-        for each in names:
-            store.read(each, buffer)
+        for start in range(0, BATCH, SLICE):
+            part = names[start : start + SLICE]
+            if isinstance(store, Ours):
+                store.prefetch(part)
+            for each in part:
+                store.read(each, buffer)
 
-    for number in range(2 * num_rounds):
-        if number < num_rounds:
-            for name, store in list(stores.items()):
-                store.close()
-                leave_page_cache(folder / name.replace(" ", "-"))
-                stores[name] = opened(name)
-        take_turns(WAYS[1 + number // num_rounds], partial(read, draw.sample(list(blocks), BATCH)))
+    for _ in range(num_rounds):
+        for name, store in list(stores.items()):
+            store.close()
+            leave_page_cache(folder / name.replace(" ", "-"))
+            stores[name] = opened(name)
+        take_turns(WAYS[1], partial(read, draw.sample(list(blocks), BATCH)))
     for name, store in stores.items():
         for each, sealed in blocks.items():
             store.read(each, buffer)
             assert buffer == sealed, f"{name} returned another block than was written"
+    for _ in range(num_rounds):
+        take_turns(WAYS[2], partial(read, draw.sample(list(blocks), BATCH)))
+    for store in stores.values():
         store.close()
     return speeds
 

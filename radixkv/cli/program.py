@@ -20,13 +20,13 @@ from radixkv.cli.commands import (
     quota,
     serve,
     stats,
-    store,
     top,
     tree,
     up,
     worker,
 )
 from radixkv.cli.commands.sizing import plan, replay
+from radixkv.cli.commands.stored import block_files, store
 from radixkv.core.errors import RadixKVError
 from radixkv.net.signals import EXIT_INTERRUPTED
 
@@ -49,6 +49,7 @@ COMMANDS = (
     explain,
     quota,
     store,
+    block_files,
     check,
     key,
     plan,
@@ -80,6 +81,8 @@ examples:
   radixkv explain --text "Once upon a time"      why a prompt is cached or is not, and since when
   radixkv quota tenant --blocks 25%              a quarter of the pool for one namespace, whatever the others do
   radixkv erase team-a                           all that is cached and stored of a namespace, keys first
+  radixkv export chat.safetensors chat.json      what is cached of a chat, for another worker of that model
+  radixkv import chat.safetensors                the same, into a worker's block store
   radixkv key team-a --keys keys.toml --token-file team-a.key
                                                  a new key, and its digest in the file that servers take with --keys
   radixkv plan llama-3-8b --memory 24GiB         where the memory would go, and how many sequences fit

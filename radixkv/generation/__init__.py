@@ -8,6 +8,8 @@ cost              tokens counted for a tenant's limit
 metrics           Prometheus: a worker
 thinking          marks around a reply's thoughts
 thought_splitter  a streaming reply split into thoughts and text
+erasure           result of erasing a namespace's stored blocks
+block_file        exported files on their way
 verification      result of verifying a cached block
 client            a worker in another process
 wire              messages of the Generation service, both ways

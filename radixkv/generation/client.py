@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,7 @@ from radixkv.core.errors import (
 )
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.generation import wire
+from radixkv.generation.block_file import ImportedBlocks, chunks
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt, UnknownGenerationError
 from radixkv.generation.stats import WorkerStats
@@ -39,6 +41,9 @@ from radixkv.wire.errors import error_from_rpc
 __all__ = ["GenerationClient"]
 
 DEFAULT_TIMEOUT_S = 30.0
+FILE_TIMEOUT_S = 900.0
+"""For an export or import as a whole."""
+
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -151,6 +156,25 @@ class GenerationClient:
         """Destroy a namespace's keys in the worker's block store, and delete its blocks there; see `Engine.erase`."""
         response = self._ask(self._stub.Erase, pb.EraseRequest(namespace=namespace))
         return [wire.ERASED_LEVEL.read(level) for level in response.levels]
+
+    def export(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Iterator[bytes]:
+        """The KV of a history as one file, in pieces as they come; see `Engine.export`."""
+        request = pb.ExportRequest(token_ids=pack_tokens(tokens), namespace=namespace)
+        try:
+            for response in self._stub.Export(request, timeout=FILE_TIMEOUT_S):
+                yield response.chunk
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.address) from None
+
+    def import_(self, file: bytes | Iterable[bytes], namespace: str = DEFAULT_NAMESPACE) -> ImportedBlocks:
+        """Store an exported file's blocks in the worker's block store; see `Engine.import_`."""
+        pieces = chunks((file,) if isinstance(file, bytes) else file)
+        first = pb.ImportRequest(namespace=namespace)
+        requests = chain((first,), (pb.ImportRequest(chunk=piece) for piece in pieces))
+        try:
+            return wire.IMPORTED.read(self._stub.Import(requests, timeout=FILE_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, self.address) from None
 
     def generate(self, params: GenerateParams) -> GenerationStream:
         """Continue or score a prompt; see `Engine.generate`. Returns once the worker has accepted it."""

@@ -9,7 +9,7 @@ stream.usage                              # its cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
 from radixkv.core.namespaces import check_salt
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_ttl, check_unicode
+from radixkv.generation.block_file import ImportedBlocks
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.stats import WorkerStats
@@ -281,3 +282,7 @@ class Generator(Protocol):
     ) -> StoredPrefix: ...
 
     def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]: ...
+
+    def export(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> Iterable[bytes]: ...
+
+    def import_(self, file: bytes | Iterable[bytes], namespace: str = DEFAULT_NAMESPACE) -> ImportedBlocks: ...

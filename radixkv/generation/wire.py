@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import num_tokens, pack_tokens, unpack_tokens
+from radixkv.generation.block_file import ImportedBlocks
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import (
     MAX_ALLOWED_IDS,
@@ -49,6 +50,7 @@ from radixkv.wire.values import RETENTION
 
 __all__ = [
     "ERASED_LEVEL",
+    "IMPORTED",
     "MODEL",
     "STORED_PREFIX",
     "VERIFICATION",
@@ -271,6 +273,7 @@ VERIFICATION = Codec(
 )
 STORED_PREFIX = Codec(StoredPrefix, pb.FindStoredResponse)
 ERASED_LEVEL = Codec(ErasedLevel, pb.ErasedLevel)
+IMPORTED = Codec(ImportedBlocks, pb.ImportResponse)
 
 
 def stats_to_proto(stats: WorkerStats) -> pb.GetStatsResponse:

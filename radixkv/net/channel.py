@@ -146,6 +146,7 @@ class _Details(NamedTuple):
 class _Bearer(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
     """Sends a token with every call."""
@@ -160,6 +161,10 @@ class _Bearer(
     def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         """See `grpc.UnaryStreamClientInterceptor`."""
         return continuation(self._signed(client_call_details), request)
+
+    def intercept_stream_unary(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        """See `grpc.StreamUnaryClientInterceptor`."""
+        return continuation(self._signed(client_call_details), request_iterator)
 
     def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
         """See `grpc.StreamStreamClientInterceptor`."""

@@ -109,6 +109,8 @@ _GENERATION = {
     "GetStats": _Rule(_EVERYBODY, _nothing),
     "FindStored": _Rule(("reader",), _one),
     "Erase": _Rule(("client",), _one),
+    "Export": _Rule(("holder",), _one),
+    "Import": _Rule(("holder",), _nothing),  # the first of its messages names the namespace, and is checked there
     "VerifyBlock": _Rule((), _one),  # it reveals whether another tenant's prompt is cached
 }
 _RULES = {

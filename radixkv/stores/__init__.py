@@ -7,6 +7,7 @@ remote      the remote level: any RESP server
 block       a sealed block with its name, parent and namespace
 keys        the key file: keys per namespace, and their erasure
 cover       the seeds of all keys that are not erased
+block_file  the file of an export
 names       names of blocks
 sealing     encryption of a block; its tag is the checksum
 leaf_first  the order of eviction: leaves first, the least recently used of them first

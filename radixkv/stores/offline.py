@@ -19,7 +19,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.folder import LOCK, model_folders
 from radixkv.stores.disk.index import Index, Row
-from radixkv.stores.disk.level import ROW_BYTES
+from radixkv.stores.disk.level import ROW_BYTES, unlisted
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
 from radixkv.stores.errors import SealError, StoreError
 from radixkv.stores.keys import NamespaceKeys, StoreKeys
@@ -171,8 +171,7 @@ def _describe(model: Path) -> StoredModel:
     if head is None:
         return unreadable
     fingerprint, sealed_bytes = head
-    with _rows(model, fingerprint, sealed_bytes) as (rows, _):
-        slots = model / "slots"
+    with _opened(model, fingerprint, sealed_bytes) as (rows, slots, _):
         return StoredModel(
             folder=model.name,
             is_readable=True,
@@ -181,7 +180,7 @@ def _describe(model: Path) -> StoredModel:
             fingerprint=fingerprint,
             sealed_bytes=sealed_bytes,
             num_blocks=len(rows),
-            num_slots=(slots.stat().st_size if slots.exists() else 0) // slot_bytes_of(sealed_bytes),
+            num_slots=slots.num_slots,
             namespaces=dict(Counter(row.namespace_id.hex() for row in rows)),
         )
 
@@ -203,10 +202,16 @@ def _head_of(index: Path) -> tuple[bytes, int] | None:
 
 
 @contextlib.contextmanager
-def _rows(model: Path, fingerprint: bytes, sealed_bytes: int) -> Iterator[tuple[list[Row], bool]]:
+def _opened(model: Path, fingerprint: bytes, sealed_bytes: int) -> Iterator[tuple[list[Row], SlotFile, bool]]:
+    """The rows of all blocks, the slot file, and whether the index was readable to the end."""
     index = Index(model / "index", fingerprint, sealed_bytes)
     try:
-        yield index.rows, index.is_intact
+        slots = SlotFile(model / "slots", sealed_bytes, 0)
+        try:
+            rows = index.rows + unlisted(index, slots, {row.slot for row in index.rows})
+            yield rows, slots, index.is_intact
+        finally:
+            slots.close()
     finally:
         index.close()
 
@@ -218,13 +223,9 @@ def _check_model(
     sealed = memoryview(bytearray(stored.sealed_bytes))
     out = memoryview(bytearray(stored.sealed_bytes - SEAL_BYTES))
     found: Counter[str] = Counter()
-    with _rows(model, stored.fingerprint, stored.sealed_bytes) as (rows, is_intact):
-        slots = SlotFile(model / "slots", stored.sealed_bytes, 0)
-        try:
-            for row in rows:
-                found[_verdict(row, slots, sealer, by_id, erased, sealed, out)] += 1
-        finally:
-            slots.close()
+    with _opened(model, stored.fingerprint, stored.sealed_bytes) as (rows, slots, is_intact):
+        for row in rows:
+            found[_verdict(row, slots, sealer, by_id, erased, sealed, out)] += 1
     return CheckedModel(
         folder=model.name,
         is_intact=is_intact,

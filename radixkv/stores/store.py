@@ -207,7 +207,11 @@ class BlockStore:
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
-        return root_name(keys, self._fingerprint + self._adapters.get(adapter, b""))
+        return root_name(keys, self.fingerprint_of(adapter))
+
+    def fingerprint_of(self, adapter: str) -> bytes:
+        """All that a block depends on but its tokens and namespace."""
+        return self._fingerprint + self._adapters.get(adapter, b"")
 
     def __str__(self) -> str:
         return ", ".join(map(str, self._levels))
@@ -360,6 +364,7 @@ class BlockStore:
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
             buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
+        self.disk.prefetch([load.names[index] for index in indices])
         for index in indices:
             if load.is_cancelled:
                 return
@@ -407,6 +412,55 @@ class BlockStore:
             with suppress(Empty):
                 return self._rows.get(timeout=_ROW_WAIT_S)
         return None
+
+    # -- on the caller's thread ----------------------------------------------------------------------------------------
+
+    def read_now(self, names: Sequence[bytes], keys: NamespaceKeys, wait_s: float) -> dict[bytes, bytes]:
+        """The blocks of these names that the store has, by name. Waits for the disk, and `wait_s` for the remote level."""
+        found: dict[bytes, bytes] = {}
+
+        def keep(name: bytes, sealed: memoryview) -> bool:
+            data = bytearray(self.block_bytes)
+            try:
+                self._sealer.open_into(keys, name, sealed, memoryview(data))
+            except SealError:
+                return False
+            found[name] = bytes(data)
+            return True
+
+        if self.disk is not None:
+            buffer = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
+            for name in names:
+                if self.disk.read(name, buffer) and not keep(name, buffer):
+                    self.disk.forget(name)
+        missing = [name for name in names if name not in found]
+
+        def receive(index: int, sealed: memoryview) -> None:
+            keep(missing[index], sealed)
+
+        if self.remote is not None:
+            self.remote.read_each(missing, keys.id, wait_s, receive)
+        return found
+
+    def save_now(self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview]) -> int:
+        """Store successive blocks of a history; `chain`: the name of the block before them, then theirs.
+
+        Returns:
+            how many are stored, durably where there is a disk level; those of the end are left out first.
+        """
+        num_stored = 0
+        for start in range(0, len(blocks), _WRITE_BATCH):
+            batch = [
+                SealedBlock(chain[index + 1], chain[index], keys.id, self._sealer.seal(keys, chain[index + 1], block))
+                for index, block in enumerate(blocks[start : start + _WRITE_BATCH], start)
+            ]
+            count = 0 if self.disk is None else self.disk.write(batch)
+            if self.remote is not None:
+                count = max(count, self.remote.write_many(batch))
+            num_stored += count
+            if count < len(batch):
+                break
+        return num_stored
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
@@ -473,8 +527,7 @@ class BlockStore:
         self.on_erased(namespace_id)
         if self.disk is None:
             return {}
-        self.disk.erase(namespace_id)
-        return {"disk": True}
+        return {"disk": self.disk.erase(namespace_id)}
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels."""

@@ -478,6 +478,36 @@ class ErasedLevel(_message.Message):
     is_erased: bool
     def __init__(self, level: _Optional[str] = ..., is_erased: _Optional[bool] = ...) -> None: ...
 
+class ExportRequest(_message.Message):
+    __slots__ = ("token_ids", "namespace")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    namespace: str
+    def __init__(self, token_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
+
+class ExportResponse(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
+class ImportRequest(_message.Message):
+    __slots__ = ("namespace", "chunk")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    chunk: bytes
+    def __init__(self, namespace: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class ImportResponse(_message.Message):
+    __slots__ = ("num_tokens", "num_stored_tokens")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_stored_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_stored_tokens: _Optional[int] = ...) -> None: ...
+
 class VerifyBlockRequest(_message.Message):
     __slots__ = ("token_ids", "namespace")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]

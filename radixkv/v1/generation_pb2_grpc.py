@@ -86,6 +86,16 @@ class GenerationStub:
                 request_serializer=radixkv_dot_v1_dot_generation__pb2.EraseRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_generation__pb2.EraseResponse.FromString,
                 _registered_method=True)
+        self.Export = channel.unary_stream(
+                '/radixkv.v1.Generation/Export',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.ExportRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.ExportResponse.FromString,
+                _registered_method=True)
+        self.Import = channel.stream_unary(
+                '/radixkv.v1.Generation/Import',
+                request_serializer=radixkv_dot_v1_dot_generation__pb2.ImportRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_generation__pb2.ImportResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer:
@@ -173,6 +183,27 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Export(self, request, context):
+        """Returns the KV of a history, as far as the worker's pool and block store have it in whole blocks, as one safetensors file. A
+        pure read. The file holds the tokens and nothing of the namespace; keep it as secret as the text. For holders. Errors:
+        INVALID_ARGUMENT for tokens outside their bound, and where not even the first block is cached; RESOURCE_EXHAUSTED where too
+        many files are exported and imported; UNAVAILABLE when the worker has no block store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Import(self, request_iterator, context):
+        """Stores the blocks of an exported file in the worker's block store, under the keys of a namespace: requests with the file's
+        tokens load them from then on. All is checked before anything is stored. A file that is rejected by its header is not read
+        further. It may be repeated. The checksum shows damage and no forgery, and replies depend on what a file holds. For holders.
+        Errors: INVALID_ARGUMENT for a file that is cut, altered, of another model, format or version, or longer than the model's
+        length; RESOURCE_EXHAUSTED and UNAVAILABLE as Export; DEADLINE_EXCEEDED when a message takes over a minute to come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -225,6 +256,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Erase,
                     request_deserializer=radixkv_dot_v1_dot_generation__pb2.EraseRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_generation__pb2.EraseResponse.SerializeToString,
+            ),
+            'Export': grpc.unary_stream_rpc_method_handler(
+                    servicer.Export,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.ExportRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.ExportResponse.SerializeToString,
+            ),
+            'Import': grpc.stream_unary_rpc_method_handler(
+                    servicer.Import,
+                    request_deserializer=radixkv_dot_v1_dot_generation__pb2.ImportRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_generation__pb2.ImportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -499,6 +540,60 @@ class Generation:
             '/radixkv.v1.Generation/Erase',
             radixkv_dot_v1_dot_generation__pb2.EraseRequest.SerializeToString,
             radixkv_dot_v1_dot_generation__pb2.EraseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Export(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/radixkv.v1.Generation/Export',
+            radixkv_dot_v1_dot_generation__pb2.ExportRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.ExportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Import(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/radixkv.v1.Generation/Import',
+            radixkv_dot_v1_dot_generation__pb2.ImportRequest.SerializeToString,
+            radixkv_dot_v1_dot_generation__pb2.ImportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,9 +21,10 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import UnavailableError
+from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from radixkv.core.namespaces import owner_of
 from radixkv.generation import wire
+from radixkv.generation.block_file import chunks
 from radixkv.generation.cost import GenerationCost
 from radixkv.generation.request import ForkParams, GenerateParams, Generator
 from radixkv.generation.stream import GenerationStream
@@ -31,6 +32,7 @@ from radixkv.net.addresses import Address, parse_address
 from radixkv.net.calls.auth import REQUEST_S, Guard, leave_calls
 from radixkv.net.calls.callers import current_caller
 from radixkv.net.calls.health import Health
+from radixkv.net.calls.malformed import Malformed
 from radixkv.net.keepalive import server_keepalive
 from radixkv.net.limits import Limiter, Slot
 from radixkv.net.loop_thread import LoopThread
@@ -57,6 +59,8 @@ NUM_THREADS, ONE_CALLERS_THREADS = 32, 16
 
 Grammars of one namespace take at most nine.
 """
+MAX_FILES = 4
+"""Exports and imports at the same time, each with a file in memory."""
 UNREAD_S = 60.0
 """Default of `unread_s`."""
 MAX_UNSEEN = 16_384
@@ -226,6 +230,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         self._limiter = limiter
         self._calls = Calls(NUM_THREADS, ONE_CALLERS_THREADS)
         self._places = Shares(max_streams, "generations stream")
+        self._files = Shares(MAX_FILES, "files are exported or imported")
         self._streams: set[GenerationStream] = set()
         self._num_admitted = 0
         self._is_empty = asyncio.Event()
@@ -306,6 +311,60 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
         levels = await self._on_thread(partial(self._generator.erase, namespace))
         return pb.EraseResponse(levels=map(wire.ERASED_LEVEL.to_proto, levels))
+
+    async def Export(self, request: Any, context: Any) -> AsyncGenerator[pb.ExportResponse, None]:  # noqa: ARG002, N802
+        namespace, caller = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE, current_caller()
+        export = partial(self._generator.export, request.token_ids, namespace)
+        async with self._carried(export, namespace) as file:
+            for chunk in chunks(file):
+                if caller is not None:
+                    caller.check_alive()
+                yield pb.ExportResponse(chunk=chunk)
+
+    async def Import(self, requests: Any, context: Any) -> pb.ImportResponse:  # noqa: ARG002, N802
+        loop, caller = asyncio.get_running_loop(), current_caller()
+
+        async def read() -> Any:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    request = await context.read()
+            except TimeoutError:
+                raise DeadlineExceededError(f"a part of the file did not come within {REQUEST_S:g} s") from None
+            if isinstance(request, Malformed):
+                raise request.error
+            return None if request is grpc.aio.EOF else request
+
+        def pieces() -> Iterator[bytes]:
+            request = first
+            while request is not None:
+                yield request.chunk
+                request = asyncio.run_coroutine_threadsafe(read(), loop).result()
+
+        first = await read()
+        if first is None:
+            raise InvalidArgumentError("request", "none", "at least one message")
+        namespace = first.namespace if first.HasField("namespace") else DEFAULT_NAMESPACE
+        if caller is not None and (denial := caller.denial(namespace)) is not None:
+            raise denial
+        load = partial(self._generator.import_, pieces(), namespace)
+        async with self._carried(load, namespace) as imported:
+            return wire.IMPORTED.to_proto(imported)
+
+    @contextlib.asynccontextmanager
+    async def _carried(self, function: Callable[[], _Result], namespace: str) -> AsyncGenerator[_Result, None]:
+        """Result of an export or import. Its place is free once both the context and the thread have ended."""
+        with self._limited():
+            place = self._files.take(_share_key(namespace))
+            _take_own_turns(namespace)
+            try:
+                running = await self._calls.submit(function)
+            except BaseException:
+                place.close()
+                raise
+            try:
+                yield await asyncio.wrap_future(running)
+            finally:
+                running.add_done_callback(lambda _: place.close())
 
     async def _on_thread(self, function: Callable[[], _Result], namespace: str = "") -> _Result:
         _take_own_turns(namespace)

@@ -158,7 +158,7 @@ class DiskLevelMachine(RuleBasedStateMachine):
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    @rule(tokens=HISTORIES, namespace=st.sampled_from(NAMESPACES), start=st.sampled_from([0, 0, 0, 1, 2]))
+    @rule(tokens=HISTORIES, namespace=st.sampled_from(NAMESPACES), start=st.sampled_from([0, 0, 1, 2, 3]))
     def write(self, tokens: list[int], namespace: str, start: int) -> None:
         chain = self.chain(tokens, namespace)[start:]
         before = self.stored()
@@ -385,6 +385,14 @@ def evict_what_is_being_extended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DiskLevel, "_evict", lambda self, num_blocks, _: evict(self, num_blocks, set()))
 
 
+def read_labels_of_past_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotFile, "begin", lambda *_: None)
+
+
+def read_no_labels_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level, "unlisted", lambda *_: [])
+
+
 def leave_the_log_after_an_erasure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Index, "truncate_log", lambda _: None)
 
@@ -431,6 +439,8 @@ MISTAKES = [
     touch_no_parents,
     free_slots_before_the_commit,
     evict_what_is_being_extended,
+    read_labels_of_past_epochs,
+    read_no_labels_at_a_start,
     leave_the_log_after_an_erasure,
     leave_deleted_rows_readable,
     erase_from_memory_alone,
@@ -439,10 +449,11 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("plant", MISTAKES, ids=[plant.__name__ for plant in MISTAKES])
 def test_a_planted_mistake_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, sqlite3.Error)):
-        run(100)
+        run(200)

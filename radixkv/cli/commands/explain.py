@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.amounts import count
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
+from radixkv.cli.prompts import PROMPT, add_prompt, are_ids, encode, read_prompt
 from radixkv.cli.security_flags import add_client_flags, client_credentials
-from radixkv.core.errors import InvalidArgumentError, UnimplementedError
+from radixkv.core.errors import UnimplementedError
 
 if TYPE_CHECKING:
-    from radixkv.generation.client import GenerationClient
     from radixkv.generation.erasure import StoredPrefix
 
 __all__ = ["add"]
 
-EPILOG = """\
-PROMPT is one of:
-  token ids             as arguments
-  a JSON file, or -     a list of token ids, or of messages with role and content, which go through the chat template;
-                        - reads it from standard input
-and --text TEXT is a plain-text prompt. Texts and messages are encoded by a worker of that model. Explain a prompt before it is
+EPILOG = f"""\
+{PROMPT} Explain a prompt before it is
 sent again: once it has been computed, it is cached.
 
 causes:
@@ -52,8 +46,7 @@ def add(commands: Any) -> None:
     )
     explain.formatter_class = argparse.RawDescriptionHelpFormatter
     explain.epilog = EPILOG
-    explain.add_argument("prompt", nargs="*", metavar="PROMPT", help="token ids, a JSON file, or -; see below")
-    explain.add_argument("--text", metavar="TEXT", help="a plain-text prompt, instead of PROMPT")
+    add_prompt(explain)
     add_service_flag(explain)
     explain.add_argument("--pool", metavar="NAME", help="only this pool (default: all of that service)")
     explain.add_argument(
@@ -80,16 +73,16 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.cli.views.explain_view import as_dict, lines
     from radixkv.client import connect
 
-    prompt, credentials = _read_prompt(options), client_credentials(options)
+    prompt, credentials = read_prompt(options), client_credentials(options)
     with ExitStack() as stack:
         worker = None
-        if options.worker is not None or not _are_ids(prompt):
+        if options.worker is not None or not are_ids(prompt):
             from radixkv.generation.client import GenerationClient
 
             worker = stack.enter_context(
                 GenerationClient(options.worker or DEFAULT_WORKER_ADDRESS, credentials=credentials)
             )
-        tokens = prompt if worker is None else _encode(prompt, worker)
+        tokens = prompt if worker is None else encode(prompt, worker)
         reader = stack.enter_context(
             connect(options.service, pool_name=options.pool or "default", credentials=credentials)
         )
@@ -125,43 +118,3 @@ def _describe_stored(stored: StoredPrefix) -> str:
     ]
     tokens = count(stored.num_tokens, "token")
     return f"the worker's block store holds {tokens} after the cached ones: {', '.join([*known, f'a request {way}'])}"
-
-
-def _read_prompt(options: argparse.Namespace) -> Any:
-    """A text, a list of ids, or a list of messages."""
-    words: list[str] = options.prompt
-    if (options.text is not None) == bool(words):
-        raise InvalidArgumentError("PROMPT", " ".join(words), "token ids, a JSON file or -, or else --text TEXT")
-    if options.text is not None:
-        return options.text
-    if all(word.isdecimal() for word in words):
-        return [int(word) for word in words]
-    if len(words) > 1:
-        raise InvalidArgumentError("PROMPT", next(word for word in words if not word.isdecimal()), "a token id")
-    return _read_json(words[0])
-
-
-def _read_json(name: str) -> Any:
-    try:
-        content = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgumentError("PROMPT", name, f"a file that can be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidArgumentError("PROMPT", name, f"JSON: {error}") from None
-    is_messages = isinstance(content, list) and all(isinstance(item, dict) for item in content)
-    if not content or not (_are_ids(content) or is_messages):
-        raise InvalidArgumentError("PROMPT", name, "a JSON list of token ids or of messages, not empty")
-    return content
-
-
-def _are_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(type(item) is int for item in prompt)
-
-
-def _encode(prompt: Any, worker: GenerationClient) -> Any:
-    """The prompt's token ids, with the worker's tokenizer and chat template for a text or messages."""
-    from radixkv.generation.request import Prompt
-
-    if _are_ids(prompt):
-        return prompt
-    return worker.tokenize(Prompt(text=prompt) if isinstance(prompt, str) else Prompt(messages=prompt))

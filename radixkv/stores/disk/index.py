@@ -1,4 +1,8 @@
-"""The index of a slot file: an SQLite file with one row per stored block. Every commit is durable when it returns.
+"""The index of a slot file: an SQLite file with one row per listed block, and the slots that may hold a block not yet listed.
+
+    commit      deleted, used and added rows; the slots ahead; the epoch, whose key opens the labels written into those slots
+
+Every commit is durable when it returns.
 
 SQLite's write-ahead log with ``synchronous=FULL``; ``secure_delete`` overwrites the content of deleted rows.
 """
@@ -6,11 +10,13 @@ SQLite's write-ahead log with ``synchronous=FULL``; ``secure_delete`` overwrites
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from radixkv.stores.disk.slots import EPOCH_BYTES
 from radixkv.stores.keys import ID_BYTES
 from radixkv.stores.names import NAME_BYTES
 
@@ -20,7 +26,7 @@ VERSION = 1
 """Of the schema, the sealing and the names: an index of another version is discarded with its slots."""
 
 SCHEMA = """
-CREATE TABLE store (fingerprint BLOB NOT NULL, sealed_bytes INTEGER NOT NULL);
+CREATE TABLE store (fingerprint BLOB NOT NULL, sealed_bytes INTEGER NOT NULL, epoch BLOB NOT NULL, ahead BLOB NOT NULL);
 CREATE TABLE blocks (
     slot INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, namespace_id BLOB NOT NULL, used INTEGER NOT NULL
 );
@@ -63,6 +69,7 @@ class Index:
 
     Attributes:
         rows: sound rows as found at the start; the owner empties it.
+        ahead: slots that hold no listed block, and may hold blocks written after the last commit. epoch: that of their labels.
         is_intact: whether nothing of the file was unreadable. If not, `rows` is what could be read, and `rebuild` is due.
 
     Raises:
@@ -74,6 +81,8 @@ class Index:
         self._fingerprint = fingerprint
         self._sealed_bytes = sealed_bytes
         self.rows: list[Row] = []
+        self.ahead: list[int] = []
+        self.epoch = os.urandom(EPOCH_BYTES)
         self.is_intact = True
         is_new = not path.exists()
         path.touch(mode=0o600)
@@ -91,9 +100,14 @@ class Index:
         try:
             _configure(self._connection)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-            stores = self._connection.execute("SELECT fingerprint, sealed_bytes FROM store").fetchall()
-            if version != VERSION or stores != [(self._fingerprint, self._sealed_bytes)]:
+            stores = self._connection.execute("SELECT fingerprint, sealed_bytes, epoch, ahead FROM store").fetchall()
+            if version != VERSION or [each[:2] for each in stores] != [(self._fingerprint, self._sealed_bytes)]:
                 return False
+            _, _, epoch, ahead = stores[0]
+            if isinstance(epoch, bytes) and isinstance(ahead, bytes) and len(epoch) == EPOCH_BYTES:
+                self.epoch, self.ahead = epoch, _unpacked(ahead)
+            else:
+                self.is_intact = False
             for fields in self._connection.execute("SELECT slot, name, parent, namespace_id, used FROM blocks"):
                 row = Row(*fields)
                 if row.is_sound():
@@ -110,7 +124,7 @@ class Index:
         return True
 
     def rebuild(self, rows: Iterable[Row]) -> None:
-        """Replace the file by one with these rows.
+        """Replace the file by one with these rows, the epoch and the slots ahead.
 
         Raises:
             sqlite3.Error, OSError: the disk fails; there may be no index left.
@@ -125,7 +139,8 @@ class Index:
             f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; PRAGMA application_id = {0x52584B56}; COMMIT;"
         )
         self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.execute("INSERT INTO store VALUES (?, ?)", (self._fingerprint, self._sealed_bytes))
+        fields = (self._fingerprint, self._sealed_bytes, self.epoch, _packed(self.ahead))
+        self._connection.execute("INSERT INTO store VALUES (?, ?, ?, ?)", fields)
         self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", rows)
         self._connection.execute("COMMIT")
         self.is_intact = True
@@ -138,24 +153,32 @@ class Index:
         _configure(self._connection)
 
     def commit(
-        self, deleted: Iterable[int] = (), used: Iterable[tuple[int, int]] = (), added: Iterable[Row] = ()
+        self,
+        ahead: Sequence[int],
+        deleted: Iterable[int] = (),
+        used: Iterable[tuple[int, int]] = (),
+        added: Iterable[Row] = (),
     ) -> None:
-        """One transaction: slots whose rows go, pairs of (number of the last use, slot), rows that come.
+        """One transaction, and a new epoch: the slots ahead, slots whose rows go, pairs of (number of the last use, slot), rows
+        that come.
 
         Raises:
             sqlite3.Error: nothing has changed.
         """
         execute = self._connection.execute
+        epoch = os.urandom(EPOCH_BYTES)
         execute("BEGIN IMMEDIATE")
         try:
             self._connection.executemany("DELETE FROM blocks WHERE slot = ?", ((slot,) for slot in deleted))
             self._connection.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
             self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", added)
+            execute("UPDATE store SET epoch = ?, ahead = ?", (epoch, _packed(ahead)))
             execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 execute("ROLLBACK")
             raise
+        self.epoch, self.ahead = epoch, list(ahead)
 
     def truncate_log(self) -> None:
         """Move the write-ahead log into the file and empty it: no deleted row is left in either.
@@ -170,6 +193,14 @@ class Index:
     def close(self) -> None:
         """Close the file. May be repeated."""
         self._connection.close()
+
+
+def _packed(slots: Sequence[int]) -> bytes:
+    return b"".join(slot.to_bytes(8, "big") for slot in slots)
+
+
+def _unpacked(packed: bytes) -> list[int]:
+    return [int.from_bytes(packed[at : at + 8], "big") for at in range(0, len(packed), 8)]
 
 
 def is_damage(error: Exception) -> bool:

@@ -1,7 +1,9 @@
 """The disk level: sealed blocks in slots, an index of them in memory and in SQLite.
 
-    write   slots → fdatasync → commit of their rows → names can be found     durable when it returns
-    evict   commit without the row → the slot is free                         for the next write, in the commit of this one
+    write   slots with their labels → fdatasync → names can be found     durable when it returns; into slots ahead
+    list    commit: rows of what was written, the next slots ahead       once for many writes
+    evict   commit without the row → the slot is free, or ahead          with the same commit
+    start   rows, and the labels in slots ahead                          what was written after the last commit is found
 
 A crash at any moment loses only writes that had not returned, and a block that is found has its bytes. Where files were altered
 meanwhile the seal does not open, and the reader calls `forget`. A fault of the disk costs misses: no call raises it, and reads
@@ -10,6 +12,7 @@ and writes rest for a while after one, each for itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -40,6 +43,9 @@ SLOW_S = 1.0
 
 GROW_AGAIN_S = 30.0
 """After this time a disk that was full is tried again."""
+
+MAX_AHEAD = 512
+"""Slots for writes until the next commit, at most a sixteenth of all; a start reads their labels."""
 
 ERASE_S = 30.0
 """Longest wait of an erasure, or of closing, for a write that hangs."""
@@ -86,6 +92,8 @@ class DiskLevel:
         self._writing = threading.Lock()  # of slots and index on disk
         self._num_readers, self._is_closed = 0, False
         self._dropped: list[int] = []  # slots whose rows the next commit deletes; they are free after it
+        self._unlisted: list[bytes] = []  # names whose rows the next commit adds
+        self._ahead: list[int] = []  # slots to write to: the index has them as such, ascending
         self._erased: set[bytes] = set()
         self._num_erasures = self._num_erased = 0  # asked for; durable
         self._fault: sqlite3.Error | None = None  # of the index, which is opened again before it is next used
@@ -142,10 +150,17 @@ class DiskLevel:
                 sound[row.name] = Entry(row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id))
                 taken.add(row.slot)
         self._tree = LeafFirst(sound.items(), clock=rows[-1].used if rows else 0)
+        for row in unlisted(self._index, self._slots, taken):
+            if row.name not in self._tree.entries:
+                taken.add(row.slot)
+                self._tree.add([(row.name, Entry(row.slot, row.parent, row.namespace_id))])
+                self._tree.touch([row.name])
+                self._unlisted.append(row.name)
         self._slots.free = [slot for slot in range(self._slots.num_slots - 1, -1, -1) if slot not in taken]
         if len(sound) < len(rows) or not self._index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
+        self._commit()
 
     def __contains__(self, name: bytes) -> bool:
         """Whether the block is stored, from memory. It may still turn out to be a miss. O(1)."""
@@ -176,10 +191,8 @@ class DiskLevel:
             fault = _cause(error)
             _LOG.warning("%s: a block cannot be read: %s", self._folder.path, error)
         elapsed_s = time.perf_counter() - started_s
+        self._leave()
         with self._lock:
-            self._num_readers -= 1
-            if self._is_closed and self._num_readers == 0:
-                self._slots.close()
             is_same = self._tree.entries.get(name) is entry
             if fault and is_same:
                 self._drop(name)
@@ -195,6 +208,24 @@ class DiskLevel:
         else:
             self._read_breaker.succeeded()
         return is_same and not fault
+
+    def prefetch(self, names: Iterable[bytes]) -> None:
+        """Have the disk read several blocks at once, ahead of `read`; a few, so that memory holds them until then."""
+        for name in names:
+            entry = self._tree.entries.get(name)
+            with self._lock:
+                if entry is None or self._is_closed or not self._read_breaker.is_closed:
+                    continue
+                self._num_readers += 1
+            with contextlib.suppress(OSError):
+                self._slots.prefetch(entry.slot)
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_readers -= 1
+            if self._is_closed and self._num_readers == 0:
+                self._slots.close()
 
     def use(self, names: Iterable[bytes]) -> None:
         """Count as used: the names and everything stored above them. Written to disk with a later commit. O(path)."""
@@ -312,6 +343,7 @@ class DiskLevel:
         """Assert every invariant, while no call is going on. O(n)."""
         self._tree.check()
         slots = [entry.slot for entry in self._tree.entries.values()] + self._slots.free + self._dropped
+        slots += self._ahead
         assert sorted(slots) == list(range(self._slots.num_slots)), "every slot holds a block, is free, or will be"
 
     def __str__(self) -> str:
@@ -348,6 +380,7 @@ class DiskLevel:
                 if is_damage(self._fault):
                     raise self._fault
                 self._index.reopen()
+                self._commit()  # the last one may be on disk or not
             except sqlite3.Error as error:
                 if not is_damage(error):
                     raise
@@ -368,13 +401,10 @@ class DiskLevel:
                 for number, (name, entry) in enumerate(self._tree.entries.items(), 1)
             ]
             self._tree.clock = max(self._tree.clock, len(rows))
-            self._tree.used = {}
-        try:
-            self._index.rebuild(rows)
-        except BaseException:
-            self._dropped += dropped
-            raise
-        self._slots.free += sorted(dropped, reverse=True)
+            self._tree.used, self._unlisted = {}, []
+        self._slots.free += sorted(dropped + self._ahead, reverse=True)
+        self._ahead, self._index.ahead = [], []
+        self._index.rebuild(rows)
 
     def _store(self, blocks: Sequence[SealedBlock], keep: set[bytes]) -> None:
         """Store blocks in one commit, the first for which there is room without evicting what is to be kept."""
@@ -385,32 +415,39 @@ class DiskLevel:
                 for block in blocks
                 if block.name not in self._tree.entries and block.namespace_id not in self._erased
             }
-        self._make_room(len(new), keep)
-        slots = self._slots.take(len(new))
-        try:
-            stored = list(new.values())[: len(slots)]
-            if stored:
-                self._slots.write(slots, [block.sealed for block in stored])
-                self._slots.sync()
-            entries = [
-                (block.name, Entry(slot, block.parent, block.namespace_id))
-                for slot, block in zip(slots, stored, strict=True)
-            ]
-            spare = min(len(new), max(self._slots.max_slots // 8, 1))
-            self._evict(spare - self._slots.num_left - len(self._dropped), keep)
-            self._commit(entries)
-        except BaseException:
-            self._slots.free += reversed(slots)
-            raise
+        if len(new) > len(self._ahead):
+            self._advance(len(new), keep)
+        slots, stored = self._ahead[: len(new)], list(new.values())[: len(self._ahead)]
+        if stored:
+            self._slots.write(slots, stored)
+            self._slots.sync()
+            del self._ahead[: len(slots)]
+            self._add(stored, slots)
 
-    def _make_room(self, num_blocks: int, keep: set[bytes]) -> None:
-        """Have so many free slots, as far as it goes: grow, or else evict."""
-        if num_blocks > len(self._slots.free):
-            self._grow(self._slots.step(num_blocks - len(self._slots.free)))
-        if num_blocks > len(self._slots.free):
-            self._evict(num_blocks - len(self._slots.free) - len(self._dropped), keep)
-            if self._dropped:
-                self._commit()
+    def _add(self, blocks: Sequence[SealedBlock], slots: Sequence[int]) -> None:
+        """Let blocks be found, which are durable in their slots."""
+        with self._lock:
+            self._tree.add(
+                (block.name, Entry(slot, block.parent, block.namespace_id))
+                for slot, block in zip(slots, blocks, strict=True)
+            )
+            self._tree.touch([block.name for block in reversed(blocks)])
+            self._unlisted += [block.name for block in blocks]
+            for block in blocks:
+                if block.namespace_id in self._erased:  # while it was written
+                    self._drop(block.name)
+        self._counters.written(len(blocks), len(blocks) * self._sealed_bytes)
+
+    def _advance(self, num_blocks: int, keep: set[bytes]) -> None:
+        """Have so many slots ahead, as far as it goes, or some more for the next writes: grow, or else evict."""
+        num_wanted = max(num_blocks, min(self._slots.max_slots // 16, MAX_AHEAD))
+        num_lacking = num_wanted - len(self._ahead) - len(self._slots.free)
+        if num_lacking > 0:
+            num_slots = self._slots.step(num_lacking)
+            self._grow(num_slots)
+            num_lacking = num_wanted - len(self._ahead) - len(self._slots.free) - len(self._dropped)
+            self._evict(num_lacking, keep)
+        self._commit(num_wanted)
 
     def _evict(self, num_blocks: int, keep: set[bytes]) -> None:
         with self._lock:
@@ -434,7 +471,6 @@ class DiskLevel:
 
     def _shrink(self, num_slots: int) -> None:
         """Evict what no longer fits, and move blocks out of the slots that go."""
-        self._commit()
         self._evict(len(self._tree.entries) - num_slots, set())
         self._commit()
         self._slots.free = [slot for slot in self._slots.free if slot < num_slots]
@@ -444,43 +480,63 @@ class DiskLevel:
             if entry.slot >= num_slots:
                 (slot,) = self._slots.take(1)
                 self._slots.read(entry.slot, memoryview(buffer))
-                self._slots.write([slot], [bytes(buffer)])
+                self._slots.write([slot], [SealedBlock(name, entry.parent, entry.namespace_id, bytes(buffer))])
                 left.append(entry.slot)
                 moved.append(Row(slot, name, entry.parent, entry.namespace_id, number))
         self._slots.sync()
-        self._index.commit(deleted=left, added=moved)
+        self._index.commit([], deleted=left, added=moved)
         for row in moved:
             self._tree.entries[row.name] = self._tree.entries[row.name]._replace(slot=row.slot)
         self._slots.cut(num_slots)
 
-    def _commit(self, added: Sequence[tuple[bytes, Entry]] = ()) -> None:
-        """Commit what is pending and what is added, then let it be found."""
+    def _commit(self, num_ahead: int = 0) -> None:
+        """Commit what is pending. Afterwards up to so many slots are ahead, and those that were dropped are ahead or free."""
         with self._lock:
-            dropped, used = self._dropped, self._tree.used
-            self._dropped, self._tree.used = [], {}
-            rows = [(number, self._tree.entries[name].slot) for name, number in used.items()]
-            clock = self._tree.clock + 1
-        new = [Row(entry.slot, name, entry.parent, entry.namespace_id, clock) for name, entry in added]
+            dropped, used, names = self._dropped, self._tree.used, self._unlisted
+            self._dropped, self._tree.used, self._unlisted = [], {}, []
+            entries, new = self._tree.entries, set(names)
+            rows = [
+                Row(entry.slot, name, entry.parent, entry.namespace_id, used.get(name, self._tree.clock))
+                for name in dict.fromkeys(names)
+                if (entry := entries.get(name)) is not None
+            ]
+            uses = [(number, entries[name].slot) for name, number in used.items() if name not in new]
+        freed = sorted(dropped, reverse=True)
+        taken = self._slots.take(num_ahead - len(self._ahead))
+        reused = [freed.pop() for _ in range(min(num_ahead - len(self._ahead) - len(taken), len(freed)))]
+        ahead = sorted(self._ahead + taken + reused)
         try:
-            if dropped or rows or new:
-                self._index.commit(dropped, rows, new)
+            self._index.commit(ahead, dropped, uses, rows)
         except BaseException:
+            self._slots.free += reversed(taken)
             with self._lock:
                 self._dropped += dropped
-                self._tree.used |= {
-                    name: number
-                    for name, number in used.items()
-                    if name in self._tree.entries and name not in self._tree.used
+                self._unlisted = names + self._unlisted
+                self._tree.used = {
+                    name: number for name, number in (used | self._tree.used).items() if name in self._tree.entries
                 }
             raise
-        with self._lock:
-            self._slots.free += sorted(dropped, reverse=True)
-            self._tree.add(added)
-            self._tree.touch([name for name, _ in reversed(added)])
-            for name, entry in added:
-                if entry.namespace_id in self._erased:  # while it was written
-                    self._drop(name)
-        self._counters.written(len(added), len(added) * self._sealed_bytes)
+        self._slots.begin(self._index.epoch)
+        self._slots.free += freed
+        self._ahead = ahead
+
+
+def unlisted(index: Index, slots: SlotFile, taken: set[int]) -> list[Row]:
+    """Blocks that were written after the last commit of an index: those whose labels are of its epoch. O(slots ahead).
+
+    `taken`: slots of listed blocks.
+    """
+    slots.begin(index.epoch)
+    rows: list[Row] = []
+    for slot in index.ahead:
+        if slot < slots.num_slots and slot not in taken:
+            try:
+                label = slots.label(slot)
+            except OSError:
+                continue
+            if label is not None:
+                rows.append(Row(slot, *label, used=0))
+    return rows
 
 
 def _cause(error: OSError | sqlite3.Error) -> str:

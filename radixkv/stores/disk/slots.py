@@ -1,4 +1,10 @@
-"""The slot file: equal slots, allocated in steps, read and written in place; no compaction, and an exact size."""
+"""The slot file: equal slots, allocated in steps, read and written in place; no compaction, and an exact size.
+
+    slot:  sealed block | label: nonce 12, name 16, parent 16, namespace id 16, tag 16 | padding to whole sectors
+
+A label is encrypted under the key of an epoch, which lies in the index and changes with each of its commits. So one sync makes
+a block durable with its place in the tree of names; the commit that lists it may come later. Labels of past epochs are noise.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from radixkv.core.errors import InvalidArgumentError
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["SlotFile", "slot_bytes_of"]
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.stores.block import SealedBlock
+from radixkv.stores.names import NAME_BYTES
+
+__all__ = ["EPOCH_BYTES", "SlotFile", "slot_bytes_of"]
 
 SECTOR_BYTES = 512
 MIN_STEP_BYTES, MAX_STEP_BYTES = 4 << 20, 256 << 20
+EPOCH_BYTES, NONCE_BYTES = 16, 12
+LABEL_BYTES = NONCE_BYTES + 3 * NAME_BYTES + 16
 MAX_RUN = 256
 """Slots per write call: two buffers each, and the system takes 1,024."""
 
@@ -20,8 +33,8 @@ _fdatasync = "fdatasync" if hasattr(os, "fdatasync") else "fsync"
 
 
 def slot_bytes_of(sealed_bytes: int) -> int:
-    """Bytes of a slot: those of a sealed block, in whole sectors."""
-    return -(-sealed_bytes // SECTOR_BYTES) * SECTOR_BYTES
+    """Bytes of a slot: those of a sealed block and its label, in whole sectors."""
+    return -(-(sealed_bytes + LABEL_BYTES) // SECTOR_BYTES) * SECTOR_BYTES
 
 
 class SlotFile:
@@ -44,12 +57,12 @@ class SlotFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.num_slots = os.fstat(self._fd).st_size // self.slot_bytes
         self.free: list[int] = []
-        self._padding = bytes(self.slot_bytes - sealed_bytes)
+        self._padding = bytes(self.slot_bytes - sealed_bytes - LABEL_BYTES)
+        self._epoch = AESGCM(bytes(EPOCH_BYTES))
 
-    @property
-    def num_left(self) -> int:
-        """Slots that can be taken without freeing one: free, and not yet allocated."""
-        return len(self.free) + max(self.max_slots - self.num_slots, 0)
+    def begin(self, epoch: bytes) -> None:
+        """Write and read labels of this epoch from now on."""
+        self._epoch = AESGCM(epoch)
 
     def step(self, num_wanted: int) -> int:
         """Slots by which the file would grow if so many are wanted."""
@@ -87,8 +100,8 @@ class SlotFile:
         del self.free[start:]
         return sorted(taken)
 
-    def write(self, slots: Sequence[int], blocks: Sequence[bytes]) -> None:
-        """Write blocks into slots, which ascend; neighbours in one call. Not durable before `sync`.
+    def write(self, slots: Sequence[int], blocks: Sequence[SealedBlock]) -> None:
+        """Write blocks and their labels into slots, which ascend; neighbours in one call. Not durable before `sync`.
 
         Raises:
             OSError: some may be written.
@@ -99,9 +112,15 @@ class SlotFile:
                 self._write_run(slots[start], blocks[start:end])
                 start = end
 
-    def _write_run(self, slot: int, blocks: Sequence[bytes]) -> None:
+    def _write_run(self, slot: int, blocks: Sequence[SealedBlock]) -> None:
         """Whole slots with their padding, so that the system reads no page before it writes it."""
-        buffers = [part for block in blocks for part in (block, self._padding)]
+        buffers: list[bytes] = []
+        for number, block in enumerate(blocks, slot):
+            nonce = os.urandom(NONCE_BYTES)
+            label = self._epoch.encrypt(
+                nonce, block.name + block.parent + block.namespace_id, number.to_bytes(8, "big")
+            )
+            buffers += (block.sealed, nonce + label + self._padding)
         if os.pwritev(self._fd, buffers, slot * self.slot_bytes) != len(blocks) * self.slot_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -122,6 +141,24 @@ class SlotFile:
         if len(buffer) != self.sealed_bytes:
             raise InvalidArgumentError("buffer", f"{len(buffer)} bytes", f"{self.sealed_bytes} bytes")
         return os.preadv(self._fd, [buffer], slot * self.slot_bytes) == self.sealed_bytes
+
+    def prefetch(self, slot: int) -> None:
+        """Have the system read a block ahead of `read`, and wait for nothing."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, slot * self.slot_bytes, self.sealed_bytes, os.POSIX_FADV_WILLNEED)
+
+    def label(self, slot: int) -> tuple[bytes, bytes, bytes] | None:
+        """Name, parent and namespace id of the block that was written into a slot in this epoch; None: none was.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        label = os.pread(self._fd, LABEL_BYTES, slot * self.slot_bytes + self.sealed_bytes)
+        try:
+            fields = self._epoch.decrypt(label[:NONCE_BYTES], label[NONCE_BYTES:], slot.to_bytes(8, "big"))
+        except (InvalidTag, ValueError):
+            return None
+        return fields[:16], fields[16:32], fields[32:]
 
     def close(self) -> None:
         os.close(self._fd)

@@ -16,9 +16,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -30,6 +30,7 @@ from radixkv.core.namespaces import adapter_of, derived_namespace, is_derived, o
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.core.tree.journal import Dropped, JournalEntry
 from radixkv.core.validation import check_namespace
+from radixkv.generation.block_file import ImportedBlocks
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
@@ -50,6 +51,7 @@ from radixkv.worker.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from radixkv.stores.store import BlockStore
+    from radixkv.worker.storing.block_files import BlockFiles
 
 __all__ = ["Engine"]
 
@@ -64,6 +66,8 @@ _LONGEST_WAIT_S = 3600.0
 
 _NUM_BEFORE = 8
 """Tokens of a continued text that the reply's first tokens are decoded with."""
+
+_NO_STORE = "this worker has no block store: --disk-cache or --remote gives it one"
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -157,11 +161,18 @@ class Engine:
             arena=arena,
             store=store,
         )
-        if store is not None:
-            store.wake, store.on_erased = self.wake, self._erased
-        self._store = store
+        self._store, self._files = store, self._open_files(runner, store)
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
         self._thread.start()
+
+    def _open_files(self, runner: Runner, store: BlockStore | None) -> BlockFiles | None:
+        if store is None or self._loop.stored is None:
+            return None
+        from radixkv.worker.storing.block_files import BlockFiles  # with its cipher only where it is used
+
+        store.wake, store.on_erased = self.wake, self._erased
+        sizes = (runner.pool.block_size, runner.max_model_len, runner.vocab_size)
+        return BlockFiles(store, self._loop.stored, self._ask, *sizes)
 
     # -- for callers, on any thread
 
@@ -249,8 +260,7 @@ class Engine:
             UnavailableError: the engine is closed. LeaseError: the cache has ended the lease.
         """
         packed = pack_tokens(tokens)
-        if (adapter := adapter_of(namespace)) and adapter not in self._info.adapters:
-            raise InvalidArgumentError("namespace", namespace, "of the model, or of an adapter that is served")
+        self._check_adapter(namespace)
         answer: Future[Verification] = Future()
         run = partial(_answer, partial(self._loop.verify_block, packed, namespace), answer)
         self._post(lambda: self._loop.call_later(run))
@@ -269,7 +279,7 @@ class Engine:
         if num_cached_tokens < 0:
             raise InvalidArgumentError("num_cached_tokens", num_cached_tokens, "at least 0")
         packed, stored = pack_tokens(tokens), self._loop.stored
-        return stored.find(packed, namespace, num_cached_tokens) if stored else StoredPrefix()
+        return stored.find_stored(packed, namespace, num_cached_tokens) if stored else StoredPrefix()
 
     def erase(self, namespace: str = DEFAULT_NAMESPACE) -> list[ErasedLevel]:
         """Destroy the keys of a namespace in the block store, durably, and delete its blocks there. The pool is not changed.
@@ -284,11 +294,57 @@ class Engine:
         if is_derived(namespace):
             raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
         if self._store is None:
-            raise UnavailableError("this worker has no block store: --disk-cache or --remote gives it one")
+            raise UnavailableError(_NO_STORE)
         try:
             return [ErasedLevel(level, is_erased) for level, is_erased in self._store.erase(namespace).items()]
         except StoreError as error:
             raise UnavailableError(str(error)) from error
+
+    def export(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> list[bytes]:
+        """The KV of a history, as far as pool and block store have it in whole blocks, as one safetensors file in pieces.
+
+        A pure read. It takes as much memory as the file, at most 2 GiB. Recent blocks come from the pool, eight at a time
+        between two rounds. Tensors: `tokens`, and `blocks` as they lie in the pool. It is not encrypted, and nothing in it is
+        of the namespace: keep it as secret as the text.
+
+        Raises:
+            InvalidArgumentError: `tokens` are too many or less than a block, or not even their first block is cached; the
+                adapter of the namespace is not served.
+            UnavailableError: there is no block store, its key file cannot be read, or the engine is closed.
+        """
+        with self._using_files(namespace) as files:
+            return files.export(pack_tokens(tokens), namespace)
+
+    def import_(self, file: bytes | Iterable[bytes], namespace: str = DEFAULT_NAMESPACE) -> ImportedBlocks:
+        """Store the blocks of an exported file under a namespace's own keys: requests with its tokens load them from now on.
+
+        All is checked before anything is stored. A checksum shows damage, no intent: replies depend on what a file holds, so
+        import those of a trusted author. The pool is not changed. Takes as much memory as the file.
+
+        Args:
+            file: whole, or in pieces; a file that is rejected by its header is read no further.
+
+        Raises:
+            InvalidArgumentError: the file is cut, altered, of another model, format or version, or too long.
+            UnavailableError: as for `export`.
+        """
+        with self._using_files(namespace) as files:
+            return files.import_((file,) if isinstance(file, bytes) else file, namespace)
+
+    @contextmanager
+    def _using_files(self, namespace: str) -> Iterator[BlockFiles]:
+        check_namespace(namespace)
+        self._check_adapter(namespace)
+        if self._files is None:
+            raise UnavailableError(_NO_STORE)
+        try:
+            yield self._files
+        except StoreError as error:
+            raise UnavailableError(str(error)) from error
+
+    def _check_adapter(self, namespace: str) -> None:
+        if (adapter := adapter_of(namespace)) and adapter not in self._info.adapters:
+            raise InvalidArgumentError("namespace", namespace, "of the model, or of an adapter that is served")
 
     def _erased(self, namespace_id: bytes) -> None:
         stored = self._loop.stored

@@ -13,7 +13,8 @@ computing would take is computed; one that comes later is used where computing h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from torch import Tensor
@@ -27,7 +28,7 @@ from radixkv.generation.stats import EngineCounters
 from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
-from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
+from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner
@@ -295,6 +296,23 @@ class StoredBlocks:
                 self._held[block_id] = None
         self._store.drop(list(gone))
 
+    # -- exports ------------------------------------------------------------------------------------------------------
+
+    def find(self, names: Sequence[bytes]) -> dict[bytes, int]:
+        """The blocks of the pool that hold these names now. O(blocks)."""
+        wanted = set(names)
+        return {held.name: block_id for block_id, held in enumerate(self._held) if held and held.name in wanted}
+
+    def copy_out(self, places: Mapping[bytes, int]) -> dict[bytes, Row | None]:
+        """Copy blocks that still hold these names to rows, which the caller gives back. None: no row is free for it."""
+        held = {
+            name: block_id for name, block_id in places.items() if (one := self._held[block_id]) and one.name == name
+        }
+        rows = self._store.take_rows(len(held))
+        self._pool.save(list(held.values())[: len(rows)], [row.slot for row in rows])
+        wait = self._pool.fence()
+        return dict(zip_longest(held, [row._replace(wait=wait) for row in rows]))
+
     # -- loading ------------------------------------------------------------------------------------------------------
 
     def opened(self, branch: Branch) -> None:
@@ -338,7 +356,7 @@ class StoredBlocks:
         )
         branch.is_loading |= idle_s > 0
 
-    def find(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> StoredPrefix:
+    def find_stored(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> StoredPrefix:
         """Tokens of whole blocks, after the cached tokens, on the disk level, up to the first that is missing. Any thread."""
         if self._store.is_clearing(namespace):
             return StoredPrefix()

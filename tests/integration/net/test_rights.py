@@ -69,10 +69,14 @@ EXPECTED: dict[str, tuple[set[str], grpc.StatusCode, grpc.StatusCode]] = {
     "/radixkv.v1.Generation/FindStored": ({R}, DENIED, DENIED),
     "/radixkv.v1.Generation/Erase": ({C}, DENIED, DENIED),
     "/radixkv.v1.Generation/VerifyBlock": (set(), DENIED, DENIED),
+    "/radixkv.v1.Generation/Export": ({H}, DENIED, DENIED),
+    "/radixkv.v1.Generation/Import": ({H}, DENIED, DENIED),
     **dict.fromkeys(KV_EVENT_METHODS, ({R}, DENIED, DENIED)),
 }
 METHODS = methods()
 # Without text there is neither a tokenizer nor a spelling in this worker; who may ask is told so.
+# Nor has it a block store.
+NO_STORE = {f"/radixkv.v1.Generation/{name}" for name in ("Erase", "Export", "Import")}
 NO_TEXT = {f"/radixkv.v1.Generation/{name}" for name in ("Detokenize", "SpellTokens")}
 FIELDS: dict[str, dict[str, Any]] = {
     "Pin": {"ttl_s": 60.0},
@@ -175,7 +179,7 @@ def call(site: Site, name: str, namespace: str | None, key: str | None) -> tuple
 
 def outcome(name: str, code: grpc.StatusCode) -> grpc.StatusCode:
     """Whether a call got past the guard: it then ends as this worker, which knows no text and has no block store, ends it."""
-    if name == "/radixkv.v1.Generation/Erase" and code is grpc.StatusCode.UNAVAILABLE:
+    if name in NO_STORE and code is grpc.StatusCode.UNAVAILABLE:
         return OK
     return OK if name in NO_TEXT and code is grpc.StatusCode.INVALID_ARGUMENT else code
 

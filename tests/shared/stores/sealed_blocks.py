@@ -8,6 +8,7 @@ from pathlib import Path
 from radixkv import pack_tokens
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.disk.slots import slot_bytes_of
 from radixkv.stores.errors import SealError
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.names import names_of, root_name
@@ -30,7 +31,7 @@ class BlockMaker:
 
     def level(self, folder: Path, num_blocks: int = 64, **options: object) -> DiskLevel:
         """A level with room for so many blocks."""
-        slot_bytes = -(-self.sealed_bytes // 512) * 512
+        slot_bytes = slot_bytes_of(self.sealed_bytes)
         return DiskLevel(folder, num_blocks * (slot_bytes + 160), self.fingerprint, self.sealed_bytes, **options)  # type: ignore[arg-type]
 
     def names(self, tokens: list[int], namespace: str = "alice") -> list[bytes]:

@@ -298,10 +298,10 @@ def test_a_failing_commit_rests_and_recovers(opened: DiskLevel, maker: BlockMake
         def __init__(self, connection: sqlite3.Connection) -> None:
             self._connection = connection
 
-        def execute(self, statement: str) -> object:
+        def execute(self, statement: str, *parameters: object) -> object:
             if statement == "COMMIT":
                 raise sqlite3.OperationalError(error)
-            return self._connection.execute(statement)
+            return self._connection.execute(statement, *parameters)
 
         def __getattr__(self, name: str) -> object:
             return getattr(self._connection, name)

@@ -1,0 +1,1 @@
+"""Commands of the block store: `erase` a namespace, `export` and `import` the KV of a history."""
