@@ -1,6 +1,6 @@
-"""What becomes of a worker's folder on the way: kill -9 in the midst of saves, and damage to its files between two runs.
+"""Faults of a worker's block folder: kill -9 in the midst of saves, and damage to its files between two runs.
 
-Every reply afterwards must be that of a worker that caches nothing, and no request may fail. What is lost is computed again,
+Every reply afterwards must be that of a worker that caches nothing, and no request may fail. Lost blocks are computed again,
 and found again after the next restart.
 """
 

@@ -82,7 +82,7 @@ class Part(NamedTuple):
 
 
 class _Day(NamedTuple):
-    """What a user has sent and got on day one."""
+    """Replies of a user on day one."""
 
     story: Story
     replies: list[list[int]]

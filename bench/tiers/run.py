@@ -104,7 +104,7 @@ class Bench:
         ]
 
     def llama(self) -> list[Part]:
-        """Beside llama.cpp."""
+        """Turns and restarts, compared with llama.cpp."""
         sizes = self._sizes
         num_calls = 1 + sizes.num_turns + sizes.num_restarts
         files, why_missing = None, ""
