@@ -159,6 +159,7 @@ def test_up_serves_all_three_and_with_keys_no_stranger(
         assert httpx.get(f"{url_of(said, 'tree page')}").status_code == 200
 
     command = ["up", "--no-chat", "--model", model, "--num-blocks", "32", "--state", "none", "--drain", "0.1"]
+    command += ["--disk-cache", "none"]
     command += ["--listen", listen, "--service-listen", service, "--http", "127.0.0.1:0"]
     if has_keys:
         keys, token = tmp_path / "keys.toml", tmp_path / "token"
@@ -169,5 +170,18 @@ def test_up_serves_all_three_and_with_keys_no_stranger(
 
 def test_up_without_http_serves_none(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = ["--listen", f"unix:{tmp_path}/worker", "--service-listen", f"unix:{tmp_path}/service"]
-    command = ["up", "--no-chat", "--no-http", "--model", model, "--num-blocks", "32", "--drain", "0.1", *addresses]
+    command = [
+        "up",
+        "--no-chat",
+        "--no-http",
+        "--disk-cache",
+        "none",
+        "--model",
+        model,
+        "--num-blocks",
+        "32",
+        "--drain",
+        "0.1",
+        *addresses,
+    ]
     assert "OpenAI API" not in served(command, lambda _: None, monkeypatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from radixkv import InvalidArgumentError, PrefixCache, UnavailableError
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.server import GatewayServer
+from radixkv.gateway.server import _START_S, GatewayServer
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 
@@ -31,9 +32,10 @@ def config(**fields: Any) -> GatewayConfig:
 
 def test_a_state_file_that_cannot_be_one_ends_the_start_with_its_reason(engine: Engine, tmp_path: Path) -> None:
     threads = set(threading.enumerate())
-    server = GatewayServer(engine, config(state_file=tmp_path))
+    server, began_s = GatewayServer(engine, config(state_file=tmp_path)), time.monotonic()
     with pytest.raises(RadixKVError, match=str(tmp_path)):
         server.__enter__()
+    assert time.monotonic() - began_s < _START_S / 2, "it is told at once, not after the time of a start"
     assert not server.is_alive
     assert not any(thread.name == "radixkv-gateway" for thread in set(threading.enumerate()) - threads)
     host, _, port = server.address.rpartition(":")
