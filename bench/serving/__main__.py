@@ -22,7 +22,6 @@ Exit code of a full run: 0 if every bar is met, otherwise 1. A quick run judges 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.serving.made_up import MadeUp
 from bench.serving.material import Material
 from bench.serving.plan import Call, Workload
-from bench.serving.system import Run
+from bench.serving.system import Run, kv_token_bytes
 from bench.serving.workloads import WORKLOADS, Ingredients
 from bench.tree.wheel import PeerMissingError
 from radixkv.worker.generations.text import ChatText
@@ -144,14 +143,6 @@ def open_systems(options: argparse.Namespace, model: str, stack: ExitStack) -> t
             missing[name] = str(error)
             print(f"without {name}: {error}", file=sys.stderr)
     return drivers, missing
-
-
-def kv_token_bytes(model: Path) -> int:
-    """Bytes of one token's K and V in 16 bits, over all layers."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    num_kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    return int(2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2)
 
 
 class Bench:

@@ -19,7 +19,7 @@ from bench.serving.llama_files import LlamaFiles
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
 
-__all__ = ["LlamaCpp", "llama_server"]
+__all__ = ["LlamaCpp", "LlamaSession", "llama_server"]
 
 SERVER = Path(__file__).with_name("llama_server.py")
 MAX_SLOTS = 8
@@ -42,13 +42,13 @@ class LlamaCpp:
         return {"models": [self._files.q4.name, self._files.q8.name], "max_slots": MAX_SLOTS}
 
     @contextmanager
-    def session(self, workload: Workload) -> Iterator[_Session]:
+    def session(self, workload: Workload) -> Iterator[LlamaSession]:
         """Run a server with an empty cache."""
         with llama_server(self._files.package, best_settings(self._files, workload)) as address:
             # It closes a connection after a streamed response.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             with httpx.Client(base_url=address, timeout=None, limits=limits) as client:
-                yield _Session(client)
+                yield LlamaSession(client)
 
 
 @contextmanager
@@ -112,7 +112,9 @@ def _complete(reply: list[int], num_predicted: int) -> None:
     reply += reply[-1:] * (num_predicted - len(reply))
 
 
-class _Session:
+class LlamaSession:
+    """Calls of one server, by a client that keeps no connection."""
+
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
         self._lock = threading.Lock()

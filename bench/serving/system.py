@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from bench.serving.plan import Outcome, ReadyCall, Workload
 
-__all__ = ["KV_TOKENS", "Counts", "Run", "Session", "System"]
+__all__ = ["KV_TOKENS", "Counts", "Run", "Session", "System", "kv_token_bytes"]
 
 KV_TOKENS = 65_536
 """Token slots of KV memory of each system."""
@@ -54,3 +56,11 @@ class Run:
     wall_s: float
     counts: Counts
     peak_rss_bytes: int | None
+
+
+def kv_token_bytes(model: Path) -> int:
+    """Bytes of one token's K and V in 16 bits, over all layers."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * num_kv_heads * head_dim * 2)

@@ -126,10 +126,12 @@ class Shares:
 
     def _room(self, namespace: str, before: Snapshot) -> _Room:
         share = self.share_of(namespace)
-        in_use = sum(use.num_blocks_in_use for use in before.usage.values() if self.share_of(use.namespace) == share)
-        stats, left = before.stats, self.sizes()[share] - in_use
+        stats, left = before.stats, self.sizes()[share] - self._in_use(before, share)
         in_pool = stats.num_free_blocks + stats.num_evictable_blocks - stats.num_promised_blocks
         return _Room(left if share else None, min(left, in_pool))
+
+    def _in_use(self, before: Snapshot, share: str) -> int:
+        return sum(use.num_blocks_in_use for use in before.usage.values() if self.share_of(use.namespace) == share)
 
     def _needs(self, op: AcquireOp | ExtendOp | ForkOp, before: Snapshot) -> tuple[int, int]:
         """Blocks that an op costs, at least and at most: a partly filled block may have to be copied, or be found unlocked."""
@@ -170,9 +172,14 @@ class Shares:
         return opened | {branches[seq_id].namespace for seq_id in ids if seq_id in branches}
 
     def check_neighbours(self, before: Snapshot, after: Snapshot, actors: Collection[str]) -> None:
-        """Whoever called took nothing from a share that was within its bounds, and no more than was borrowed from others."""
-        acting = {self.share_of(namespace) for namespace in actors}
-        for share, size in self.sizes().items():
+        """Whoever called took nothing from a share that was within its bounds, and no more than was borrowed from others.
+
+        But for room promised before a quota was lowered below it: the promise is kept, from whichever blocks are left.
+        """
+        acting, sizes = {self.share_of(namespace) for namespace in actors}, self.sizes()
+        if any(self._in_use(before, share) > sizes.get(share, 0) for share in acting):
+            return
+        for share, size in sizes.items():
             held, left = self._held(before, share), self._held(after, share)
             if share in acting or held == left:
                 continue
