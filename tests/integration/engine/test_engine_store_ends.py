@@ -21,6 +21,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.keys import StoreKeys
 from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.sealing import Sealer
 from radixkv.stores.store import BlockStore, Row
@@ -180,6 +181,15 @@ def test_a_reply_to_a_cached_prompt_that_runs_over_an_erasure_is_not_stored(tmp_
         collect(stream)
     with serving(tmp_path) as engine:
         assert engine.store.disk.stats().num_blocks == 0  # type: ignore[attr-defined]
+
+
+def test_what_was_erased_while_a_worker_was_away_is_deleted_at_its_start(tmp_path: Path) -> None:
+    with serving(tmp_path) as engine:
+        for namespace in ("one", "two"):
+            ask(engine, draw(15, 40), 1, namespace=namespace)
+    StoreKeys(tmp_path / "store.key").erase("one")
+    with serving(tmp_path) as engine:
+        assert engine.store.disk.stats().num_blocks == 10  # type: ignore[attr-defined]
 
 
 def test_a_cleared_salt_is_not_saved_afterwards(tmp_path: Path) -> None:
