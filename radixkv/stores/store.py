@@ -47,6 +47,9 @@ _WRITE_BATCH = 32
 _MAX_WAITING_PUTS = 64
 """Sealed blocks that wait for the remote level; beyond, the oldest are left out."""
 
+_PUT_WAIT_S, _PUT_POLL_S = 2.0, 0.005
+"""How long the blocks of a worker without a disk level wait for room among them."""
+
 _ROWS_KEPT_FOR_LOADS = 8
 _ROW_WAIT_S = 0.1
 _SAVES_END_S = 30.0
@@ -297,6 +300,9 @@ class BlockStore:
             if self.disk is not None:
                 self.disk.write(sealed)
             if self.remote is not None:
+                until_s = self._clock() + (_PUT_WAIT_S if self.disk is None else 0.0)
+                while len(self._unput) > _MAX_WAITING_PUTS - len(sealed) and self._clock() < until_s:
+                    time.sleep(_PUT_POLL_S)
                 with suppress(IndexError):
                     while len(self._unput) > _MAX_WAITING_PUTS - len(sealed):
                         self._unput.popleft()
