@@ -176,8 +176,8 @@ class GenerationServicer:
     def Erase(self, request, context):
         """Destroys the keys of a namespace in the worker's block store, then deletes its blocks there. The keys are gone, durably, when
         it returns: no copy of a level can be read again with this worker's key file. The pool is not changed: clear the namespace
-        at the cache service first. Replies that run meanwhile are not stored. Errors: INVALID_ARGUMENT; UNAVAILABLE when
-        the worker has no block store, or its key file cannot be replaced, and nothing is erased.
+        at the cache service first. Replies that run meanwhile are not stored. A worker without a block store returns no level.
+        Errors: INVALID_ARGUMENT; UNAVAILABLE when the key file cannot be replaced, and nothing is erased.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -288,13 +288,13 @@ class Engine:
 
         Raises:
             InvalidArgumentError: `namespace` is a derived one.
-            UnavailableError: there is no block store, or its key file cannot be replaced, and nothing is erased.
+            UnavailableError: the key file cannot be replaced, and nothing is erased.
         """
         check_namespace(namespace)
         if is_derived(namespace):
             raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
         if self._store is None:
-            raise UnavailableError(_NO_STORE)
+            return []
         try:
             return [ErasedLevel(level, is_erased) for level, is_erased in self._store.erase(namespace).items()]
         except StoreError as error:

@@ -131,6 +131,8 @@ def _erase(options: argparse.Namespace) -> int:
             say(f"worker {address}: unreachable, {error}")
             is_complete = False
             continue
+        if not levels:
+            say(f"worker {address}: it has no block store")
         for level in levels:
             outcome = "erased" if level.is_erased else "unreachable; without their key its blocks cannot be read"
             say(f"worker {address} {level.level}: {outcome}")
