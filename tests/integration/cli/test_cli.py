@@ -270,12 +270,16 @@ def test_a_tree_is_drawn_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
             assert main(["tree", "--service", address, "--depth", "0"]) == 1
 
 
+def command_parsers() -> dict[str, argparse.ArgumentParser]:
+    commands = argparse.ArgumentParser().add_subparsers()
+    for module in COMMANDS:
+        module.add(commands)
+    return dict(commands.choices)
+
+
 def options_of(command: str) -> dict[str, tuple[Any, str]]:
     """The default of every option that has one, and its line of help."""
-    commands = argparse.ArgumentParser().add_subparsers()
-    for each in COMMANDS:
-        each.add(commands)
-    parser: argparse.ArgumentParser = commands.choices[command]
+    parser = command_parsers()[command]
     found = {}
     for action in parser._actions:
         if action.option_strings and action.default not in (None, False, argparse.SUPPRESS, "", []):
@@ -283,7 +287,7 @@ def options_of(command: str) -> dict[str, tuple[Any, str]]:
     return found
 
 
-@pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in COMMANDS])
+@pytest.mark.parametrize("command", sorted(command_parsers()))
 def test_help_tells_the_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
