@@ -111,12 +111,8 @@ def test_damaged_blocks_are_computed_and_saved_again(tmp_path: Path) -> None:
         assert ask(engine, prompt).usage.num_cached_tokens == 59
 
 
-def test_reads_that_take_too_long_are_computed_and_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt, other = draw(7, 60), draw(8, 60)
-    with serving(tmp_path) as engine:
-        ask(engine, prompt)
+def hold_reads(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Reads of the disk level wait until the event is set."""
     read, may_read = DiskLevel.read, threading.Event()
 
     def read_late(level: DiskLevel, *arguments: Any) -> bool:
@@ -124,6 +120,16 @@ def test_reads_that_take_too_long_are_computed_and_others_go_on(
         return read(level, *arguments)
 
     monkeypatch.setattr(DiskLevel, "read", read_late)
+    return may_read
+
+
+def test_reads_that_take_too_long_are_computed_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, other = draw(7, 60), draw(8, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    may_read = hold_reads(monkeypatch)
     monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1e-4, 0.0))
     with serving(tmp_path) as engine:
         ask(engine, other)  # tells how long computing takes
@@ -137,13 +143,7 @@ def test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request(
     prompt, other = draw(42, 60), draw(43, 60)
     with serving(tmp_path) as engine:
         ask(engine, prompt)
-    read, may_read = DiskLevel.read, threading.Event()
-
-    def read_late(level: DiskLevel, *arguments: Any) -> bool:
-        may_read.wait(30)
-        return read(level, *arguments)
-
-    monkeypatch.setattr(DiskLevel, "read", read_late)
+    may_read = hold_reads(monkeypatch)
     with serving(tmp_path, num_blocks=18) as engine:
         sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
         with engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)):
@@ -378,11 +378,14 @@ def test_an_erased_namespace_is_gone_with_its_derived_ones_and_new_blocks_are_ke
         assert ask(engine, prompt, namespace="team").usage.num_cached_tokens == 39
 
 
-def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_reply_that_runs_over_an_erasure_is_not_stored(tmp_path: Path, is_cached: bool) -> None:
     prompt = draw(25, 40)
     with serving(tmp_path) as engine:
         runner: HashRunner = engine.runner  # type: ignore[attr-defined]
-        runner.gate.close_after(8)
+        if is_cached:
+            ask(engine, prompt, 1)
+        runner.gate.close_after(1 if is_cached else 8)
         sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
         wait_until(lambda: not runner.gate.is_open)

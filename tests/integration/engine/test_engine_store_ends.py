@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import collect
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, ask, draw, open_store, serving
 
 from radixkv import PrefixCache
 from radixkv.core.api import ClearOp
 from radixkv.core.namespaces import derived_namespace
-from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import GenerateParams
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
@@ -165,22 +162,6 @@ def test_want_of_memory_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for seed in (7, 8):
             ask(engine, draw(seed, 60), 1)
     assert next(num_calls) > 3
-
-
-def test_a_reply_to_a_cached_prompt_that_runs_over_an_erasure_is_not_stored(tmp_path: Path) -> None:
-    prompt = draw(5, 40)
-    with serving(tmp_path) as engine:
-        runner: HashRunner = engine.runner  # type: ignore[attr-defined]
-        ask(engine, prompt, 1)
-        runner.gate.close_after(1)
-        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-        stream = engine.generate(GenerateParams(token_ids=prompt, sampling=sampling))
-        wait_until(lambda: not runner.gate.is_open)
-        engine.erase()
-        runner.gate.open()
-        collect(stream)
-    with serving(tmp_path) as engine:
-        assert engine.store.disk.stats().num_blocks == 0  # type: ignore[attr-defined]
 
 
 def test_what_was_erased_while_a_worker_was_away_is_deleted_at_its_start(tmp_path: Path) -> None:
