@@ -72,7 +72,10 @@ def _disk(text: str) -> tuple[Path, int] | None:
     if text == _NONE:
         return None
     folder, _, size = text.rpartition(":")
-    size_bytes = parse_bytes(size, "--disk-cache")
+    try:
+        size_bytes = parse_bytes(size, "--disk-cache")
+    except InvalidArgumentError:
+        size_bytes = 0
     if size_bytes < 1:
-        raise InvalidArgumentError("--disk-cache", text, "DIR:SIZE with a size above 0")
+        raise InvalidArgumentError("--disk-cache", text, "DIR:SIZE, such as /data/blocks:50GiB, a size alone, or none")
     return Path(folder).expanduser() if folder else cache_folder() / "blocks", size_bytes

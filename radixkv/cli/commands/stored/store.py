@@ -93,7 +93,7 @@ def _store(options: argparse.Namespace) -> int:
     key_file = Path(options.store_key or state_folder() / "store.key").expanduser()
     has_keys = key_file.exists()
     if not has_keys and (options.namespace or options.action == "erase"):  # a new file would open and erase nothing
-        raise InvalidArgumentError("--store-key", key_file, "the key file of the worker that has stored the blocks")
+        raise InvalidArgumentError("--store-key", str(key_file), "the key file of the worker that has stored the blocks")
     if options.action == "erase":
         for namespace in options.namespace or [None]:
             for model_folder, count in offline.erase(options.folder, StoreKeys(key_file), namespace).items():
@@ -121,14 +121,14 @@ def _erase(options: argparse.Namespace) -> int:
             with connect(options.service, pool_name=pool, credentials=credentials) as reader:
                 say(f"pool {pool}: cleared, {reader.clear(options.namespace):,} blocks freed")
     except RadixKVError as error:
-        say(f"service {options.service}: unreachable, {error}")
+        say(f"service {options.service}: {error}")
         is_complete = False
     for address in options.worker or [DEFAULT_WORKER_ADDRESS]:
         try:
             with GenerationClient(address, credentials=credentials) as worker:
                 levels = worker.erase(options.namespace)
         except RadixKVError as error:
-            say(f"worker {address}: unreachable, {error}")
+            say(f"worker {address}: {error}")
             is_complete = False
             continue
         if not levels:
