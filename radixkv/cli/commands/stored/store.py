@@ -93,7 +93,9 @@ def _store(options: argparse.Namespace) -> int:
     key_file = Path(options.store_key or state_folder() / "store.key").expanduser()
     has_keys = key_file.exists()
     if not has_keys and (options.namespace or options.action == "erase"):  # a new file would open and erase nothing
-        raise InvalidArgumentError("--store-key", str(key_file), "the key file of the worker that has stored the blocks")
+        raise InvalidArgumentError(
+            "--store-key", str(key_file), "the key file of the worker that has stored the blocks"
+        )
     if options.action == "erase":
         for namespace in options.namespace or [None]:
             for model_folder, count in offline.erase(options.folder, StoreKeys(key_file), namespace).items():
