@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -27,12 +28,14 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownPoolError
 from radixkv.core.tokens import TokensLike, pack_tokens
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.channel import Credentials
 
 __all__ = ["RemoteHolder"]
+
+_RESUMING_S = 0.01  # between two looks at whether the service knows the pool
 
 
 class RemoteHolder(RemoteReader):
@@ -41,7 +44,8 @@ class RemoteHolder(RemoteReader):
     It keeps the lease alive while it lives, reattaches after a broken stream, and sends unanswered Steps again; each Step is
     applied exactly once. It reports the pool's contents to a restarted service, and its sequences go on; a sequence that cannot
     gets a `Notice` of kind ``"lost"``. Pins, quotas and retention go on, a restart counting as a use of them; dropped branches
-    stay away. When the lease is lost for good, every outstanding call and every later one raises the cause (`LeaseError`,
+    stay away. Calls outside Steps (`match`, `pin`, `stats`) wait until the service knows all this, `timeout_s` at most.
+    When the lease is lost for good, every outstanding call and every later one raises the cause (`LeaseError`,
     `UnavailableError`): the pool's sequences are gone then.
 
     Args:
@@ -74,8 +78,10 @@ class RemoteHolder(RemoteReader):
         self.incarnation = incarnation
         self._notices = NoticeBox(on_notices)
         try:
-            session = HolderSession(pool, incarnation, self._notices, holder_name, on_restart, on_freed, on_journal)
-            self._steps = StepStream(self._channel, address, session, timeout_s, patience_s)
+            self._session = HolderSession(
+                pool, incarnation, self._notices, holder_name, on_restart, on_freed, on_journal
+            )
+            self._steps = StepStream(self._channel, address, self._session, timeout_s, patience_s)
         except BaseException:
             super().close()
             raise
@@ -154,6 +160,20 @@ class RemoteHolder(RemoteReader):
         """Detach: the lease ends at once, and with it the pool's sequences and tree. May be repeated."""
         self._steps.close()
         super().close()
+
+    def _call(self, method: Any, request: Any) -> Any:
+        """`RemoteReader._call`, once a restarted service knows what the holder has; waits at most `timeout_s` for that."""
+        until_s = time.monotonic() + self._timeout_s
+        session = self._session
+        while True:
+            while not session.is_told and session.error is None and time.monotonic() < until_s:
+                time.sleep(_RESUMING_S)
+            try:
+                return super()._call(method, request)
+            except UnknownPoolError:
+                if session.error is not None or time.monotonic() > until_s:
+                    raise
+            time.sleep(_RESUMING_S)
 
     def _one(self, op: StepOp) -> Any:
         result = self._steps.submit((op,)).result()[0]

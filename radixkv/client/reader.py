@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -27,7 +28,7 @@ from radixkv.core.api import (
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.net.channel import Credentials, make_channel
-from radixkv.net.retry import retry_policy
+from radixkv.net.retry import retry_policy, retry_waits_s
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 from radixkv.wire.errors import error_from_rpc
@@ -266,14 +267,15 @@ class RemoteReader:
         request = readers.DumpRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         now_s = 0.0
         nodes: list[NodeInfo] = []
-        for response in self._stream(self._stub.Dump, request, self._timeout_s):
+        for response in self._call(_whole(self._stub.Dump), request):
             now_s = response.now_s
             nodes.extend(map(NODE.read, response.nodes))
         return now_s, nodes
 
     def events(self, start: int = 0, namespace: str | None = None) -> list[CacheEvent]:
         """See `PrefixCache.events`."""
-        return list(self._events(start, namespace, follow=False))
+        responses = self._call(_whole(self._stub.Events), self._events_request(start, namespace, follow=False))
+        return [EVENT.read(event) for response in responses for event in response.events]
 
     def follow_events(self, start: int = 0, namespace: str | None = None) -> Iterator[CacheEvent]:
         """`events`, followed by later ones. Ends with `UnknownPoolError` when the pool's lease ends.
@@ -283,14 +285,13 @@ class RemoteReader:
         Raises:
             LimitError: too many subscribers.
         """
-        return self._events(start, namespace, follow=True)
+        for response in self._stream(self._stub.Events, self._events_request(start, namespace, follow=True)):
+            yield from map(EVENT.read, response.events)
 
-    def _events(self, start: int, namespace: str | None, follow: bool) -> Iterator[CacheEvent]:
-        request = readers.EventsRequest(
+    def _events_request(self, start: int, namespace: str | None, follow: bool) -> readers.EventsRequest:
+        return readers.EventsRequest(
             pool=self.pool_name, start=start, namespace=_optional_namespace(namespace), follow=follow
         )
-        for response in self._stream(self._stub.Events, request, None if follow else self._timeout_s):
-            yield from map(EVENT.read, response.events)
 
     def close(self) -> None:
         """Close the connection. May be repeated."""
@@ -310,8 +311,8 @@ class RemoteReader:
         except grpc.RpcError as call:
             raise error_from_rpc(call, self.address) from None
 
-    def _stream(self, method: Any, request: Any, timeout_s: float | None) -> Iterator[Any]:
-        call = method(request, timeout=timeout_s)
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        call = method(request)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -338,3 +339,20 @@ def _new_request_id() -> str:
 
 def _optional_namespace(namespace: str | None) -> str | None:
     return None if namespace is None else validation.check_namespace(namespace)
+
+
+def _whole(method: Any) -> Any:
+    """A call that answers with all messages of this method's stream, retried as gRPC retries calls of one answer."""
+
+    def read(request: Any, timeout: float) -> list[Any]:
+        until_s = time.monotonic() + timeout
+        for wait_s in retry_waits_s():
+            try:
+                return list(method(request, timeout=until_s - time.monotonic()))
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() + wait_s > until_s:
+                    raise
+            time.sleep(wait_s)
+        return list(method(request, timeout=until_s - time.monotonic()))
+
+    return read

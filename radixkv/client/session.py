@@ -147,6 +147,12 @@ class HolderSession:
         """Whether the service has accepted the holder on the open stream."""
         return self._send is not None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether that service knows all that the holder has: a restarted one is told first."""
+        with self._lock:
+            return self._send is not None and self._adoption is None
+
     # -- Steps --------------------------------------------------------------------------------------------------------
 
     def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:

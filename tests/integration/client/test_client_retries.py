@@ -6,13 +6,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from radixkv import PoolShape, UnavailableError, connect, pack_tokens
+from radixkv import PoolShape, Retention, UnavailableError, connect, pack_tokens
 from radixkv.service import ServiceConfig, ServiceThread
 
 PROMPT = pack_tokens(range(64))
@@ -113,6 +113,35 @@ def test_a_reader_waits_out_a_restart_of_the_service(tmp_path: Path) -> None:
         timer.start()
         assert reader.stats_all() == {}
         timer.join()
+
+
+def test_a_holder_s_other_calls_wait_until_it_has_reattached_to_a_restarted_service(tmp_path: Path) -> None:
+    config = ServiceConfig(addresses=(f"unix:{tmp_path}/service",))
+    with ExitStack() as services:
+        services.enter_context(ServiceThread(config))
+        with connect(config.addresses[0], PoolShape(64), patience_s=60) as holder:
+            opened = holder.acquire(PROMPT)
+            holder.insert(opened.seq_id, 64)
+            calls: list[Callable[[], object]] = [
+                lambda: holder.match(PROMPT).num_tokens == 64,
+                lambda: holder.explain(PROMPT).num_tokens == 64,
+                lambda: holder.pin(PROMPT).num_tokens == 64,
+                lambda: holder.retain(PROMPT, retention=[Retention(0, 64, 50)]) == 64,
+                lambda: holder.set_quota("other", 8) is not None,
+                lambda: holder.pins() is not None,
+                lambda: holder.usage() is not None,
+                lambda: holder.stats().num_sequences == 1,
+                lambda: holder.check() is None,
+                lambda: holder.dump() is not None,
+                lambda: holder.events() is not None,
+                lambda: holder.evict(1) == 0,
+                lambda: holder.unpin(PROMPT) is not None,
+            ]
+            for call in calls:
+                services.close()
+                time.sleep(0.2)  # by now the holder tries to attach every tenth of a second or so
+                services.enter_context(ServiceThread(config))
+                assert call(), calls.index(call)
 
 
 def test_a_service_that_stays_away_is_told_soon_and_within_the_timeout(tmp_path: Path) -> None:
