@@ -93,7 +93,7 @@ class Target:
             {padded_length(num_rows) for num_rows in range(1, SchedulerLimits().chunk_tokens + 1)}
         ):
             tokens = [num_tokens % 251] * num_tokens
-            for _ in self.client.generate(GenerateParams(token_ids=tokens, sampling=sampling, shares_prefix=False)):
+            for _ in self.client.generate(GenerateParams(token_ids=tokens, sampling=sampling, sharing="off")):
                 pass
 
     def wait_idle(self) -> bool:

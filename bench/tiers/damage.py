@@ -146,7 +146,7 @@ class _Users:
             replies: list[list[int]] = []
             for number, call in enumerate(story.calls):
                 prompt = story.prompt(number, replies)
-                answer = ask(deployment.client, prompt, call.num_tokens, shares_prefix=False)
+                answer = ask(deployment.client, prompt, call.num_tokens, sharing="off")
                 replies.append(answer.reply)
             self._last.append((story.prompt(len(replies) - 2, replies), prompt, call.num_tokens))
             self._expected.append(replies[-1])

@@ -109,7 +109,7 @@ def play_next_day(setting: NextDay) -> list[Return]:
             if is_dropped:
                 drop_pages(deployment.blocks)
             deployment.start_worker()
-            ask(deployment.client, range(1000, 1300), 8, shares_prefix=False)  # a first request prepares much
+            ask(deployment.client, range(1000, 1300), 8, sharing="off")  # a first request prepares much
             returns += [_next_day(deployment, day, setting, is_dropped=is_dropped) for day in group]
         cache = deployment.client.stats().cache
         if cache is None or cache.num_evicted_blocks:
@@ -139,7 +139,7 @@ def _next_day(deployment: Deployment, day: _Day, setting: NextDay, *, is_dropped
         pool = ask(client, [*prompt[:held], *reversed(prompt[held:])], num_tokens, logprobs=logprobs)
         _require_found(pool, held)
     if setting.is_compared or story.name.startswith(TEXT):
-        cold = ask(client, prompt, num_tokens, logprobs=logprobs, shares_prefix=False)
+        cold = ask(client, prompt, num_tokens, logprobs=logprobs, sharing="off")
     return Return(
         story.name,
         num_whole,

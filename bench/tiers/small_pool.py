@@ -82,7 +82,7 @@ def play_small_pool(load: Load, arguments: Sequence[str], kv_token_bytes: int, n
             for name, size in ((WITH, disk_bytes), (WITHOUT, 0))
         }
         for system in systems.values():
-            ask(system.client, range(1000, 1300), 8, shares_prefix=False)
+            ask(system.client, range(1000, 1300), 8, sharing="off")
         for repeat in range(num_repeats):
             for name in list(systems)[:: 1 if repeat % 2 else -1]:
                 runs[name].append(_play(systems[name], load, f"repeat-{repeat}"))

@@ -6,21 +6,44 @@
     team-a#salt=5f1c…#adapter=sql
 
 Nothing matches across two of them.
+
+Sharing is how far a request reuses KV of other requests. `on`: within its namespace. `own`: within its conversation, which its
+salt names; without a salt it shares nothing. `off`: not at all. A tenant has one of them, and a request may ask for a stricter
+one.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
 from radixkv.core.validation import MAX_NAMESPACE_CHARS, check_unicode
 
-__all__ = ["MAX_SALT_CHARS", "adapter_of", "check_salt", "covers", "derived_namespace", "is_derived", "owner_of"]
+__all__ = [
+    "MAX_SALT_CHARS",
+    "SHARING",
+    "adapter_of",
+    "check_salt",
+    "check_sharing",
+    "choose_sharing",
+    "conversation_salt",
+    "covers",
+    "derived_namespace",
+    "has_salt",
+    "is_conversation_salt",
+    "is_derived",
+    "owner_of",
+    "shares_prefix",
+]
 
 MAX_SALT_CHARS = 256
 
+SHARING = ("on", "own", "off")
+"""From the loosest to the strictest."""
+
 _ADAPTER, _SALT = "#adapter=", "#salt="
 _SALT_HASH_BYTES = 16
+_CONVERSATION = "\x1fconversation "
 
 
 def check_salt(salt: str) -> None:
@@ -32,6 +55,46 @@ def check_salt(salt: str) -> None:
     if len(salt) > MAX_SALT_CHARS:
         raise InvalidArgumentError("cache_salt", f"{len(salt)} characters", f"at most {MAX_SALT_CHARS} characters")
     check_unicode("cache_salt", salt)
+
+
+def check_sharing(sharing: object, name: str = "sharing") -> None:
+    """Raise unless `sharing` is one of `SHARING`. `name`: of the argument.
+
+    Raises:
+        InvalidArgumentError: it is not.
+    """
+    if sharing not in SHARING:
+        raise InvalidArgumentError(name, sharing, f"one of {', '.join(SHARING)}")
+
+
+def choose_sharing(tenants: str, asked: str | None) -> str:
+    """The sharing of a request whose tenant has `tenants`; `asked`: by the request, None: the tenant's.
+
+    Raises:
+        InvalidArgumentError: `asked` is no sharing. PermissionDeniedError: the tenant's is stricter.
+    """
+    if asked is None:
+        return tenants
+    check_sharing(asked)
+    if SHARING.index(asked) < SHARING.index(tenants):
+        stricter = " or ".join(map(repr, SHARING[SHARING.index(tenants) :]))
+        raise PermissionDeniedError(f"sharing is {asked!r}; its tenant allows {stricter}")
+    return asked
+
+
+def shares_prefix(sharing: str, *, salted: bool) -> bool:
+    """Whether a request with this sharing, and with a salt or without, uses and leaves cached prefixes at all."""
+    return sharing == "on" or (sharing == "own" and salted)
+
+
+def conversation_salt(sharing: str, conversation_id: str) -> str:
+    """The salt of a request in a conversation that is known by its id; empty unless it shares `own`."""
+    return f"{_CONVERSATION}{conversation_id}" if sharing == "own" else ""
+
+
+def is_conversation_salt(salt: str) -> bool:
+    """Whether `conversation_salt` made this salt."""
+    return salt.startswith(_CONVERSATION)
 
 
 def derived_namespace(owner: str, *, salt: str = "", adapter: str = "") -> str:
@@ -65,6 +128,11 @@ def owner_of(namespace: str) -> str:
     if "#" not in namespace:
         return namespace
     return namespace.partition(_ADAPTER)[0].partition(_SALT)[0]
+
+
+def has_salt(namespace: str) -> bool:
+    """Whether `derived_namespace` made this namespace with a salt."""
+    return _SALT in namespace.partition(_ADAPTER)[0]
 
 
 def is_derived(namespace: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.api import DEFAULT_NAMESPACE, Retention
 from radixkv.core.errors import InvalidArgumentError, UnknownSequenceError
-from radixkv.core.namespaces import check_salt
+from radixkv.core.namespaces import check_salt, check_sharing
 from radixkv.core.tokens import TokensLike
 from radixkv.core.validation import check_retention, check_ttl, check_unicode
 from radixkv.generation.block_file import ImportedBlocks
@@ -150,7 +150,8 @@ class GenerateParams(Prompt):
         priority: within the namespace, higher is served earlier, -100 to 100. -100 is the background, which yields to all
             other requests, also of other namespaces, that await their first token.
         timeout_s: the generation ends with `DeadlineExceededError` this many seconds after its request; None: never.
-        shares_prefix: False neither uses nor publishes cached prefixes.
+        sharing: of cached prefixes: "on", "own": within its `cache_salt`, "off": it neither uses nor publishes any; None:
+            the caller's tenant's, or "on". See `core.namespaces`.
         request_id: the caller's id of this request, for logs; at most 128 characters.
         retention: of ranges of its branches' histories, prompt and generated tokens alike.
         pins: prefixes of history and prompt that are pinned once computed, at most 16. A pin without room in the namespace's
@@ -165,7 +166,7 @@ class GenerateParams(Prompt):
     adapter: str = ""
     priority: int = 0
     timeout_s: float | None = None
-    shares_prefix: bool = True
+    sharing: str | None = None
     request_id: str = ""
     retention: Sequence[Retention] = ()
     pins: Sequence[PrefixPin] = ()
@@ -178,6 +179,8 @@ class GenerateParams(Prompt):
         check_retention(self.retention)
         check_pins(self.pins)
         check_salt(self.cache_salt)
+        if self.sharing is not None:
+            check_sharing(self.sharing)
         if self.truncate_prompt_tokens < -1:
             raise InvalidArgumentError("truncate_prompt_tokens", self.truncate_prompt_tokens, "at least -1")
 
@@ -196,6 +199,8 @@ class ForkParams(Prompt):
         retention: the same; empty: that of the other generation.
         sees: whether the caller may see generations of a namespace; other generations are unknown to it. None: it may see
             all.
+        sharing: of the caller's tenant, see `core.namespaces`. Where it is stricter than that of the other generation, the
+            history is computed again and left to nobody.
 
     The prompt, if any, is appended to the shared history.
     """
@@ -209,6 +214,7 @@ class ForkParams(Prompt):
     request_id: str = ""
     retention: Sequence[Retention] = ()
     sees: Callable[[str], bool] | None = None
+    sharing: str = "on"
 
     def __post_init__(self) -> None:
         Prompt.__post_init__(self)

@@ -62,10 +62,11 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """First event of a stream. `prompt`: packed token ids of history and prompt."""
+    """First event of a stream. `prompt`: packed token ids of history and prompt. `sharing`: that applies; None: not known."""
 
     generation_id: str
     prompt: bytes
+    sharing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

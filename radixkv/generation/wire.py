@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
-from operator import not_
 from typing import Any, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError
@@ -207,7 +206,6 @@ def _read_sampling(proto: pb.SamplingParams, defaults: SamplingDefaults) -> Samp
     return _SAMPLING.read(proto, grammar=grammar, **draws)
 
 
-_UNSHARED = Form(not_, not_, "no_prefix_sharing")
 _PIN = Codec(PrefixPin, pb.PrefixPin)
 _ELSEWHERE = (*(field.name for field in fields(Prompt)), "sampling")
 """Fields of a request that a message has in `prompt`, and those that depend on the model's defaults."""
@@ -216,11 +214,10 @@ _GENERATE = Codec(
     GenerateParams,
     pb.GenerateRequest,
     left_out=_ELSEWHERE,
-    shares_prefix=_UNSHARED,
     retention=RETENTION,
     pins=Form(_PIN.write, _PIN.read, most=MAX_PINS + 1),
 )
-_FORK = Codec(ForkParams, pb.ForkGenerationRequest, left_out=(*_ELSEWHERE, "sees"), retention=RETENTION)
+_FORK = Codec(ForkParams, pb.ForkGenerationRequest, left_out=(*_ELSEWHERE, "sees", "sharing"), retention=RETENTION)
 
 
 def generate_to_proto(params: GenerateParams) -> pb.GenerateRequest:

@@ -14,6 +14,7 @@ read again when it changes; see `keys_file`:
     requests_per_minute = 600
     tokens_per_minute = 200000
     max_concurrent = 32
+    sharing = "on"                 # of cached prefixes: "own": within one conversation; "off": none; see `core.namespaces`
     operator = true                # sees and may evict the trees of all namespaces, over HTTP; as an admin always does
 """
 
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.namespaces import is_derived, owner_of
+from radixkv.core.namespaces import check_sharing, is_derived, owner_of
 from radixkv.net.keys_file import KeysFile
 
 __all__ = ["ANONYMOUS", "LIMITS", "ROLES", "KeyRing", "Tenant", "TenantLimits"]
@@ -85,6 +86,7 @@ class Tenant:
         roles: its roles; see `rights`.
         namespaces: those that it may name; None: its own.
         pools: those that it may hold; None: all.
+        sharing: of its requests; they may ask for a stricter one.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Tenant:
     roles: frozenset[str] = frozenset({"client"})
     namespaces: frozenset[str] | None = None
     pools: frozenset[str] | None = None
+    sharing: str = "on"
 
     @property
     def sees_all(self) -> bool:
@@ -256,7 +259,7 @@ def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> _Known:
 
 
 def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
-    known = {"name", "namespace", "operator", *_LISTS, *LIMITS}
+    known = {"name", "namespace", "operator", "sharing", *_LISTS, *LIMITS}
     if not isinstance(row, dict) or set(row) - known:
         raise InvalidArgumentError("[[tenant]]", row, f"a table of {', '.join(sorted(known))}")
     name, namespace = _read_names(row)
@@ -270,8 +273,10 @@ def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
     is_operator = row.get("operator", "admin" in roles)
     if not isinstance(is_operator, bool):
         raise InvalidArgumentError("[[tenant]] operator", is_operator, "true or false")
+    sharing = row.get("sharing", "on")
+    check_sharing(sharing, "[[tenant]] sharing")
     own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in LIMITS})
-    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"])
+    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"], sharing)
 
 
 def _read_names(row: dict[str, Any]) -> tuple[str, str]:

@@ -24,6 +24,13 @@ class BreakerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BREAKER_STATE_OPEN: _ClassVar[BreakerState]
     BREAKER_STATE_TRIAL: _ClassVar[BreakerState]
 
+class Sharing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SHARING_UNSPECIFIED: _ClassVar[Sharing]
+    SHARING_OFF: _ClassVar[Sharing]
+    SHARING_OWN: _ClassVar[Sharing]
+    SHARING_ON: _ClassVar[Sharing]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -45,6 +52,10 @@ BREAKER_STATE_UNSPECIFIED: BreakerState
 BREAKER_STATE_CLOSED: BreakerState
 BREAKER_STATE_OPEN: BreakerState
 BREAKER_STATE_TRIAL: BreakerState
+SHARING_UNSPECIFIED: Sharing
+SHARING_OFF: Sharing
+SHARING_OWN: Sharing
+SHARING_ON: Sharing
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -177,7 +188,7 @@ class Grammar(_message.Message):
     def __init__(self, json_object: _Optional[bool] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "no_prefix_sharing", "retention", "adapter", "pins", "cache_salt", "truncate_prompt_tokens")
+    __slots__ = ("prompt", "history", "sampling", "namespace", "priority", "timeout_s", "request_id", "sharing", "retention", "adapter", "pins", "cache_salt", "truncate_prompt_tokens")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -185,7 +196,7 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    NO_PREFIX_SHARING_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
@@ -198,13 +209,13 @@ class GenerateRequest(_message.Message):
     priority: int
     timeout_s: float
     request_id: str
-    no_prefix_sharing: bool
+    sharing: Sharing
     retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
     adapter: str
     pins: _containers.RepeatedCompositeFieldContainer[PrefixPin]
     cache_salt: str
     truncate_prompt_tokens: int
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., no_prefix_sharing: _Optional[bool] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., history: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., namespace: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., sharing: _Optional[_Union[Sharing, str]] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., adapter: _Optional[str] = ..., pins: _Optional[_Iterable[_Union[PrefixPin, _Mapping]]] = ..., cache_salt: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefixPin(_message.Message):
     __slots__ = ("num_tokens", "ttl_s")
@@ -265,12 +276,14 @@ class ForkGenerationResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., branch_finished: _Optional[_Union[BranchFinished, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("generation_id", "prompt")
+    __slots__ = ("generation_id", "prompt", "sharing")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
     generation_id: str
     prompt: bytes
-    def __init__(self, generation_id: _Optional[str] = ..., prompt: _Optional[bytes] = ...) -> None: ...
+    sharing: Sharing
+    def __init__(self, generation_id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sharing: _Optional[_Union[Sharing, str]] = ...) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("start", "logprobs", "ranks", "top_token_ids", "top_logprobs")

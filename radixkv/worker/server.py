@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
-from radixkv.core.namespaces import owner_of
+from radixkv.core.namespaces import choose_sharing, owner_of
 from radixkv.generation import wire
 from radixkv.generation.block_file import chunks
 from radixkv.generation.cost import GenerationCost
@@ -255,10 +255,12 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         self._calls.close()
 
     def Generate(self, request: Any, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:  # noqa: N802  # the wire's name
-        remaining_s = context.time_remaining()
+        remaining_s, caller = context.time_remaining(), current_caller()
 
         def begin() -> GenerationStream:
             params = wire.generate_from_proto(request, self._generator.model().sampling)
+            if caller is not None:
+                params = replace(params, sharing=choose_sharing(caller.tenant.sharing, params.sharing))
             return self._generator.generate(_within(remaining_s, params))
 
         return self._events(begin, pb.GenerateResponse, request.namespace)
@@ -268,7 +270,8 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
 
         def begin() -> GenerationStream:
             params = wire.fork_from_proto(request, self._generator.model().sampling)
-            params = replace(params, sees=None if caller is None else caller.tenant.may_name)
+            if caller is not None:
+                params = replace(params, sees=caller.tenant.may_name, sharing=caller.tenant.sharing)
             return self._generator.fork(_within(remaining_s, params))
 
         return self._events(begin, pb.ForkGenerationResponse)

@@ -15,6 +15,7 @@ from typing import Any
 
 from radixkv.cli.flags import add_command, say
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import SHARING
 
 __all__ = ["add"]
 
@@ -47,6 +48,11 @@ def add(commands: Any) -> None:
         metavar="NAMESPACE",
         help="a namespace that the tenant may name; may be given several times (default: its own)",
     )
+    key.add_argument(
+        "--sharing",
+        choices=SHARING,
+        help="of cached prefixes: in its namespace, within one conversation, or none (default: on); the file may change it",
+    )
     key.add_argument("--all-namespaces", action="store_true", help="the tenant may name every namespace")
 
 
@@ -76,6 +82,8 @@ def _row(options: argparse.Namespace, token: str) -> str:
     fields: dict[str, Any] = {"name": options.name, "keys": [f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"]}
     if options.role:
         fields["roles"] = options.role
+    if options.sharing:
+        fields["sharing"] = options.sharing
     if options.names or options.all_namespaces:
         fields["namespaces"] = options.names or ["*"]
     lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]

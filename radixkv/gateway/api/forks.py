@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import is_conversation_salt
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
@@ -64,6 +65,9 @@ async def fork_generation(generation_id: str, body: ForkRequest, request: Reques
     if body.model is not None and await served_model(request, body.model) != model:
         message = f"model is {body.model!r}; a generation goes on with its own, {model.name!r}"
         raise ApiError(400, message, code="invalid_value", param="model")
+    context.choose_sharing(body.sharing)
+    if body.cache_salt is None and is_conversation_salt(told.cache_salt):
+        body.cache_salt = told.cache_salt
     if (body.cache_salt or "") != told.cache_salt:
         message = "the generation has another cache_salt, or none; name that one"
         raise ApiError(400, message, code="invalid_value", param="cache_salt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -51,6 +51,7 @@ class Me(BaseModel):
     name: str
     needs_key: bool
     is_operator: bool
+    sharing: Literal["on", "own", "off"] = Field(description="How far its requests share cached prefixes")
     limits: Limits
     rates: list[Rate]
     num_running: int = Field(description="Counted requests under way, without this one")
@@ -71,6 +72,7 @@ async def tell_me(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
         "name": tenant.name,
         "needs_key": not state.keys.is_open,
         "is_operator": tenant.is_operator,
+        "sharing": tenant.sharing,
         "limits": {name: getattr(limits, name) for name in Limits.model_fields},
         "rates": [rate._asdict() for rate in standing.rates],
         "num_running": standing.num_running,

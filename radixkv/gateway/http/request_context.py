@@ -13,15 +13,15 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.namespaces import derived_namespace
+from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
+from radixkv.core.namespaces import choose_sharing, derived_namespace
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recorded, Recording
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import rate_limit_headers
+from radixkv.gateway.protocol.errors import ApiError, rate_limit_headers
 from radixkv.gateway.storage.transcript import Transcript, nothing_said
 from radixkv.generation.cost import GenerationCost
 from radixkv.generation.params import Grammar
@@ -36,6 +36,9 @@ REQUEST_CONTEXT = "radixkv.request_context"
 
 GENERATION_ID = "x-radixkv-generation-id"
 """Response header with the ids of the request's generations, for forks."""
+
+SHARING_HEADER = "x-radixkv-sharing"
+"""Response header with the sharing of the request's generations."""
 
 LEFT_OUT = "x-radixkv-left-out"
 """Response header with the ignored fields and parts of the request's body."""
@@ -69,6 +72,7 @@ class RequestContext:
         "_generations",
         "_metrics",
         "_recording",
+        "_sharing",
         "_slot",
         "error_code",
         "generation_ids",
@@ -96,6 +100,7 @@ class RequestContext:
         self.is_background = is_background
         self.started_s = time.perf_counter()
         self.tenant: Tenant | None = None
+        self._sharing: str | None = None
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self._metrics = metrics
         self._recording = recording
@@ -114,6 +119,24 @@ class RequestContext:
             LimitError: a limit is reached.
         """
         self._slot = limiter.admit(tenant, is_background=self.is_background)
+
+    def choose_sharing(self, asked: str | None) -> str:
+        """Set the sharing of its generations to what the body asks for, None: the tenant's; returned.
+
+        Raises:
+            ApiError: 403: the tenant's is stricter.
+        """
+        assert self.tenant is not None
+        try:
+            self._sharing = choose_sharing(self.tenant.sharing, asked)
+        except PermissionDeniedError as error:
+            raise ApiError(403, str(error), type="permission_error", code="no_right", param="sharing") from None
+        return self._sharing
+
+    @property
+    def sharing(self) -> str:
+        """Of its generations: as chosen, else the tenant's."""
+        return self._sharing or (self.tenant.sharing if self.tenant else "on")
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Note ignored fields and parts of the body: the response header and the log name the first of them."""
@@ -134,8 +157,10 @@ class RequestContext:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers with the rate limits, the generation ids and the ignored fields."""
+        """Response headers with the rate limits, the generation ids, their sharing and the ignored fields."""
         headers = rate_limit_headers(self._slot.rates) if self._slot else {}
+        if self.generation_ids:
+            headers[SHARING_HEADER] = self.sharing
         for name, told in ((GENERATION_ID, self.generation_ids), (LEFT_OUT, self.left_out)):
             if told:
                 headers[name] = ", ".join(told)
@@ -160,6 +185,8 @@ class RequestContext:
         """
         if self.is_background:
             params = replace(params, priority=BACKGROUND_PRIORITY)
+        if self.sharing != "on":
+            params = replace(params, sharing=self.sharing)
         transcript = transcript or nothing_said(params.namespace or DEFAULT_NAMESPACE)
         while True:
             if self._constraint is not None and params.sampling.grammar is not None:

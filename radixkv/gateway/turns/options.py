@@ -48,6 +48,7 @@ __all__ = [
     "MaxTokens",
     "ModelName",
     "RetentionRanges",
+    "Sharing",
     "Stop",
     "StopTexts",
     "StreamOptions",
@@ -113,6 +114,15 @@ CacheSalt = Annotated[
     ),
 ]
 
+Sharing = Annotated[
+    Literal["on", "own", "off"] | None,
+    Field(
+        description="Extension. How far cached prefixes are shared: within your namespace, within one conversation (of a "
+        "`cache_salt`, a stored conversation or stored responses), or not at all. Default: your tenant's; a looser one is "
+        "rejected."
+    ),
+]
+
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 """Name of the model or an adapter; default: the served model."""
 
@@ -162,6 +172,7 @@ class GenerationOptions(ApiModel):
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
     cache_salt: CacheSalt = None
+    sharing: Sharing = None
 
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
-from radixkv.core.namespaces import adapter_of, derived_namespace, is_derived, owner_of
+from radixkv.core.namespaces import adapter_of, derived_namespace, has_salt, is_derived, owner_of, shares_prefix
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
 from radixkv.core.tree.journal import Dropped, JournalEntry
 from radixkv.core.validation import check_namespace
@@ -207,17 +207,18 @@ class Engine:
         tokens = self._reader.read(params, params.history, namespace)
         tokens = self._reader.truncate(tokens, params.truncate_prompt_tokens)
         unshared = self._unshared_namespaces
-        shares_prefix = params.shares_prefix and unshared is not None and namespace not in unshared
+        sharing = "off" if unshared is None or namespace in unshared else params.sharing or "on"
+        shares = shares_prefix(sharing, salted=bool(params.cache_salt))
         if params.adapter and params.adapter not in self._info.adapters:
             bound = f"one of {', '.join(self._info.adapters)}" if self._info.adapters else "left out: none is served"
             raise InvalidArgumentError("adapter", params.adapter, bound)
         namespace = derived_namespace(namespace, salt=params.cache_salt, adapter=params.adapter)
-        history = History(tokens, namespace, shares_prefix, tuple(params.retention), params.adapter)
+        history = History(tokens, namespace, shares, tuple(params.retention), params.adapter)
         for pin in params.pins:
             if not 1 <= pin.num_tokens <= num_tokens(tokens):
                 bound = f"between 1 and {num_tokens(tokens)} tokens, the length of history and prompt"
                 raise InvalidArgumentError("pins", pin.num_tokens, bound)
-        return self._start(history, params, None, tuple(params.pins) if shares_prefix else ())
+        return self._start(history, params, None, tuple(params.pins) if shares else (), sharing=sharing)
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a running or remembered generation from a token position; see `ForkParams`.
@@ -237,9 +238,11 @@ class Engine:
             raise InvalidArgumentError("position", position, f"between 0 and {length}, the length of its history")
         tokens = self._reader.read(params, history.tokens[: position * TOKEN_BYTES], owner_of(history.namespace))
         retention = tuple(params.retention) or history.retention
-        can_fork = num_tokens(tokens) == position and retention == history.retention
+        shares = history.shares_prefix and shares_prefix(params.sharing, salted=has_salt(history.namespace))
+        can_fork = (num_tokens(tokens), retention, shares) == (position, history.retention, history.shares_prefix)
         origin = Origin(params.generation_id, params.branch, position) if can_fork else None
-        return self._start(history._replace(tokens=tokens, retention=retention), params, origin)
+        history = history._replace(tokens=tokens, retention=retention, shares_prefix=shares)
+        return self._start(history, params, origin, sharing=params.sharing if shares else "off")
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
         """Run a short function on the holder, on the engine's thread, after all ops submitted before."""
@@ -416,6 +419,8 @@ class Engine:
         params: GenerateParams | ForkParams,
         origin: Origin | None,
         pins: tuple[PrefixPin, ...] = (),
+        *,
+        sharing: str,
     ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
@@ -441,7 +446,7 @@ class Engine:
             scores=self._scores_of(prompt, params.sampling),
         )
         items.bound(partial(self._inbox.put, partial(self._loop.cut_off, generation)))
-        items.put(Started(generation.generation_id, tokens))
+        items.put(Started(generation.generation_id, tokens, sharing))
         self._post(partial(self._loop.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 

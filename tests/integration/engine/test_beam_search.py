@@ -342,7 +342,7 @@ def test_branches_of_a_generation_that_shares_no_prefix_answer_the_same_and_leav
     sampling = SamplingParams(max_tokens=9, ignore_eos=True, seed=3, **options)
     with _engine(llama) as engine:
         expected = _search(engine, _prompt(5, 13), sampling)
-        params = GenerateParams(token_ids=_prompt(5, 13), sampling=sampling, shares_prefix=False, namespace="apart")
+        params = GenerateParams(token_ids=_prompt(5, 13), sampling=sampling, sharing="off", namespace="apart")
         answers = collect(engine.generate(params))
         assert [one.tokens for one in answers.branches] == [one.tokens for one in expected.branches]
         assert answers.usage.num_cached_tokens == 0

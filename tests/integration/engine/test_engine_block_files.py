@@ -126,7 +126,7 @@ def test_exports_beside_requests_hold_whole_blocks_and_lose_no_row(tmp_path: Pat
 def test_what_may_not_be_shared_is_not_exported(tmp_path: Path) -> None:
     with serving(tmp_path) as engine:
         ask(engine, PROMPT, namespace="one")
-        ask(engine, PROMPT[::-1], shares_prefix=False)
+        ask(engine, PROMPT[::-1], sharing="off")
         for tokens, namespace in ((PROMPT, "default"), (PROMPT, "two"), (PROMPT[::-1], "default")):
             with pytest.raises(InvalidArgumentError, match="tokens is '50 token ids, whose first block is not cached'"):
                 engine.export(tokens, namespace)

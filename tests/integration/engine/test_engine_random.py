@@ -134,7 +134,7 @@ def _play(
                     token_ids=prompt,
                     sampling=sampling,
                     priority=rng.choice([0, 0, -1, 5]),
-                    shares_prefix=rng.random() < 0.8,
+                    sharing=None if rng.random() < 0.8 else "off",
                 )
                 stream = engine.generate(params)
                 open_streams.append((stream, sampling))

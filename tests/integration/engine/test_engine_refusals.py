@@ -48,7 +48,7 @@ def test_a_pin_lies_within_the_prompt(engine: Engine, num_tokens: int) -> None:
 
 
 def test_a_request_without_sharing_pins_nothing(engine: Engine) -> None:
-    *_, end = engine.generate(asked(pins=(PrefixPin(5, 60.0),), shares_prefix=False))
+    *_, end = engine.generate(asked(pins=(PrefixPin(5, 60.0),), sharing="off"))
     assert isinstance(end, Completed)
     assert end.pinned == ()
 

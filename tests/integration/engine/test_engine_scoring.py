@@ -166,7 +166,7 @@ def test_log_probabilities_behind_a_gap_are_remembered_when_the_gap_is_filled(en
 
 def test_nothing_is_shared_across_namespaces_or_by_those_that_share_nothing(engine: Engine, reference: Any) -> None:
     prompt = draw_prompt(VOCAB_SIZE, 8, 33)
-    for given in ({"namespace": "a"}, {"namespace": "b"}, {"shares_prefix": False}, {"shares_prefix": False}):
+    for given in ({"namespace": "a"}, {"namespace": "b"}, {"sharing": "off"}, {"sharing": "off"}):
         scored = score(engine, prompt, **given)
         check(scored, reference, prompt)
         assert num_computed(scored) == 33
@@ -295,7 +295,7 @@ def forced_scores(engine: Engine, prompt: list[int], adapter: str = "") -> list[
     asked = SamplingParams(
         max_tokens=len(prompt), forced_token_ids=tuple(prompt[1:]), logprobs=0, temperature=0, ignore_eos=True
     )
-    params = GenerateParams(token_ids=prompt[:1], sampling=asked, adapter=adapter, shares_prefix=False)
+    params = GenerateParams(token_ids=prompt[:1], sampling=asked, adapter=adapter, sharing="off")
     return [sampled.logprob or 0.0 for sampled in collect(engine.generate(params)).branches[0].logprobs[:-1]]
 
 

@@ -86,10 +86,10 @@ def test_another_namespace_model_or_request_without_sharing_finds_nothing(tmp_pa
     prompt = draw(5, 40)
     with serving(tmp_path) as engine:
         ask(engine, prompt, namespace="one")
-        ask(engine, prompt[::-1], namespace="one", shares_prefix=False)
+        ask(engine, prompt[::-1], namespace="one", sharing="off")
     with serving(tmp_path) as engine:
         assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 0
-        assert ask(engine, prompt, namespace="one", shares_prefix=False).usage.num_cached_tokens == 0
+        assert ask(engine, prompt, namespace="one", sharing="off").usage.num_cached_tokens == 0
         assert ask(engine, prompt[::-1], namespace="one").usage.num_cached_tokens == 0
         assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 39
     with serving(tmp_path, fingerprint=b"other of 16 byte") as engine:
@@ -288,7 +288,9 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
                 sampling = SamplingParams(
                     temperature=0, max_tokens=rng.randint(1, 12), n=rng.choice([1, 1, 3]), ignore_eos=True
                 )
-                params = GenerateParams(token_ids=prompt, sampling=sampling, shares_prefix=rng.random() < 0.9)
+                params = GenerateParams(
+                    token_ids=prompt, sampling=sampling, sharing=None if rng.random() < 0.9 else "off"
+                )
                 stream = engine.generate(params)
                 if rng.random() < 0.05:
                     engine.erase()

@@ -150,5 +150,5 @@ def _fork_somewhere(
     sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     fork = ForkParams(generation_id=answers.generation_id, branch=branch, position=position, sampling=sampling)
     forked = collect(engine.fork(fork)).branches[0].tokens
-    cold = GenerateParams(token_ids=history[:position], sampling=sampling, shares_prefix=False)
+    cold = GenerateParams(token_ids=history[:position], sampling=sampling, sharing="off")
     assert forked == collect(ample.generate(cold)).branches[0].tokens

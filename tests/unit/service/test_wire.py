@@ -62,7 +62,7 @@ def test_all_that_a_request_says_comes_through() -> None:
         truncate_prompt_tokens=9,
         priority=2,
         timeout_s=1.5,
-        shares_prefix=False,
+        sharing="off",
         request_id="one",
         retention=(Retention(0, 2, 90, 5.0),),
         pins=(PrefixPin(2, 60.0),),

@@ -110,6 +110,7 @@ async def _make_plan(body: MessagesRequest, request: Request, context: RequestCo
     body.check()
     model = await chat_model(request, body.model)
     arguments = await _keep_readable(body, model, request, context)
+    context.choose_sharing(body.sharing)
     tools = await off_loop(request, body.tool_plan)
     grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
     sampling = body.sampling(model.info, grammar)

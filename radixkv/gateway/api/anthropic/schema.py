@@ -23,7 +23,7 @@ from radixkv.gateway.protocol.fields import (
     PlainValue,
     Whole,
 )
-from radixkv.gateway.turns.options import CacheSalt, ModelName, StopTexts, drawing
+from radixkv.gateway.turns.options import CacheSalt, ModelName, Sharing, StopTexts, drawing
 from radixkv.gateway.turns.response_format import schema_constraint
 from radixkv.gateway.turns.thinking_wish import Effort, ThinkingWish
 from radixkv.gateway.turns.tools import (
@@ -190,6 +190,7 @@ class MessagesPrompt(ApiModel):
     context_management: PlainValue = Field(None, description="Left out: the prompt is read as it is.")
     mcp_servers: PlainValue = Field(None, description="Left out.")
     cache_salt: CacheSalt = None
+    sharing: Sharing = None
 
     def check(self) -> None:
         """Reject unsupported requests.

@@ -175,7 +175,7 @@ async def add_branch(conversation_id: str, body: NewBranch, request: Request, te
     path = await service.store.path(tenant.namespace, conversation_id, body.leaf)
     shared, copies = copy_branch(path, wanted, service.clock())
     model = await chat_model(request, (conversation.settings or {}).get("model"))
-    cost = await cost_of(request, tenant, model, [*shared, *copies])
+    cost = await cost_of(request, tenant, model, conversation_id, [*shared, *copies])
     return JSONResponse({"messages": [], "leaf": None, "cost": cost.body()})
 
 

@@ -13,7 +13,7 @@ from radixkv.gateway.api.conversations.settings import Settings
 from radixkv.gateway.api.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES, Value
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_NAME_CHARACTERS, Each, Name, Whole
-from radixkv.gateway.turns.options import ModelName
+from radixkv.gateway.turns.options import ModelName, Sharing
 from radixkv.generation.params import MAX_LOGPROBS
 
 __all__ = [
@@ -129,6 +129,7 @@ class ReplyOptions(Settings):
     append: Annotated[str, Field(min_length=1, max_length=MAX_APPENDED_CHARACTERS)] | None = Field(
         None, description="With `continue`: text to append there first, such as another token than that reply's."
     )
+    sharing: Sharing = None
 
     @model_validator(mode="after")
     def _require_something_to_go_on_from(self) -> ReplyOptions:

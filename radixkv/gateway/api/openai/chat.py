@@ -186,6 +186,7 @@ async def _make_plan(body: ChatRequest, request: Request, context: RequestContex
     context.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
     grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
     assert context.tenant is not None
+    context.choose_sharing(body.sharing)
     context.leave_out(leave_noise_out(body.messages))
     context.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))

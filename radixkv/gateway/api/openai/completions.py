@@ -109,6 +109,7 @@ async def create_completion(body: CompletionRequest, request: Request, context: 
 
 
 async def _make_plan(body: CompletionRequest, request: Request, context: RequestContext) -> _Plan:
+    context.choose_sharing(body.sharing)
     model = await served_model(request, body.model)
     if body.suffix:
         raise ApiError(400, "suffix is not served here: leave it out", code="unsupported_parameter", param="suffix")

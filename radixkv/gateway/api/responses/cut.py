@@ -18,10 +18,14 @@ from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message, ModelInfo
 
-__all__ = ["SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]
+__all__ = ["CONVERSATION", "SPACE", "conversation_of", "cut_response", "find_previous", "space_of", "told_of"]
 
 SPACE = "cache_namespace"
 """Key of the cache namespace in the body of a stored response with a `cache_salt`; the name holds a hash of the salt."""
+
+CONVERSATION = "cache_conversation"
+"""Key of the conversation's name in the body of a stored response whose prefixes are shared within its conversation alone: the
+id of its first response, or of its list of items."""
 
 
 async def find_previous(store: ResponseStore, namespace: str, response_id: str) -> Context:

@@ -17,9 +17,9 @@ from typing import Any
 from fastapi import Request
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.namespaces import derived_namespace
+from radixkv.core.namespaces import conversation_salt, derived_namespace
 from radixkv.core.tokens import num_tokens
-from radixkv.gateway.api.responses.cut import SPACE, cut_response, find_previous, space_of, told_of
+from radixkv.gateway.api.responses.cut import CONVERSATION, SPACE, cut_response, find_previous, space_of, told_of
 from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, read_input, to_messages
 from radixkv.gateway.api.responses.response_store import Context, ResponseStore
 from radixkv.gateway.api.responses.schema import ResponseRequest
@@ -55,6 +55,7 @@ class Plan:
         parent_id: the stored response before it.
         transcript: the conversation as input of the model.
         template_arguments: variables for its template.
+        salt: of the cache namespace: the request's, or its conversation's.
     """
 
     request: ResponseRequest
@@ -68,6 +69,7 @@ class Plan:
     transcript: Transcript
     template_arguments: Mapping[str, Any]
     before: Sequence[Item] = ()
+    salt: str = ""
 
     def new_reply(self) -> Reply:
         """Return a reply that parses the worker's events."""
@@ -97,6 +99,7 @@ async def make_plan(
     await off_loop(http, request.check)
     context: RequestContext = http.scope[REQUEST_CONTEXT]
     thinks = model.info.thinking is not None
+    sharing = context.choose_sharing(request.sharing)
     context.leave_out(left_out_tools(request.tools))
     context.leave_out(request.left_out_includes)
     context.leave_out(left_out_items(request.input, thinks=thinks))
@@ -112,40 +115,44 @@ async def make_plan(
     grammar = context.hold(tools.constraint or await off_loop(http, request.constraint))
     sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
     space = derived_namespace(namespace, salt=request.cache_salt or "")
-    parent, before = await _read_before(http, request, store, namespace, space)
+    previous, parent, before = await _read_before(http, request, store, namespace, space)
     earlier = parent.items if parent is not None else before
     items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
-    if request.cache_salt:
+    salt = request.cache_salt or ""
+    if salt:
         body[SPACE] = space
+    elif sharing == "own":
+        body[CONVERSATION] = request.conversation_id or (previous and previous.body.get(CONVERSATION)) or body["id"]
+        salt = conversation_salt(sharing, body[CONVERSATION])
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
     transcript = await transcripts.read(space, messages, tools.tools, arguments)
     if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
     parent_id = request.previous_response_id if parent is not None else None
-    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, arguments, before)
+    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, arguments, before, salt)
 
 
 async def _read_before(
     http: Request, request: ResponseRequest, store: ResponseStore, namespace: str, space: str
-) -> tuple[Context | None, list[Item]]:
-    """Return the stored response that a request continues as a whole; else the items before its input."""
+) -> tuple[Context | None, Context | None, list[Item]]:
+    """Return the stored response that a request continues; again, if as a whole; else the items before its input."""
     response_id = request.previous_response_id
     if response_id is None:
         if request.conversation_id is None:
-            return None, []
-        return None, await http.app.state.item_lists.items(namespace, request.conversation_id)
+            return None, None, []
+        return None, None, await http.app.state.item_lists.items(namespace, request.conversation_id)
     parent = await find_previous(store, namespace, response_id)
     if space_of(parent, namespace) != space:
         message = f"previous_response_id: {response_id!r} has another cache_salt, or none; name that one"
         raise ApiError(400, message, code="invalid_value", param="cache_salt")
     if request.position is not None:
-        return None, await cut_response(http, namespace, space, request, parent)
+        return parent, None, await cut_response(http, namespace, space, request, parent)
     status = parent.body["status"]
     if status not in ("completed", "incomplete"):
         message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
         raise ApiError(400, message, code="invalid_value", param="previous_response_id")
-    return parent, []
+    return parent, parent, []
 
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:
@@ -234,7 +241,7 @@ def _params(plan: Plan, context: RequestContext) -> GenerateParams:
         sampling=plan.sampling,
         namespace=plan.namespace,
         adapter=plan.model.adapter,
-        cache_salt=plan.request.cache_salt or "",
+        cache_salt=plan.salt,
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
         request_id=context.request_id,

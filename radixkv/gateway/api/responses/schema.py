@@ -28,6 +28,7 @@ from radixkv.gateway.turns.options import (
     CacheSalt,
     ModelName,
     RetentionRanges,
+    Sharing,
     Stop,
     Unbounded,
     check_plain,
@@ -180,6 +181,7 @@ class ResponseRequest(ApiModel):
     prompt: PlainValue = Field(None, description="Not supported; use instructions and input.")
 
     cache_salt: CacheSalt = None
+    sharing: Sharing = None
     seed: Annotated[Whole, Field(ge=-(2**63), lt=_UINT64)] | None = Field(None, description="Extension.")
     stop: Stop = Field(None, description="Extension.")
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.namespaces import derived_namespace, owner_of
+from radixkv.core.namespaces import conversation_salt, derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
 from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.messages import Conversation, Message
@@ -60,7 +60,7 @@ async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[s
     """The node in which a branch ends, or its last cached node; null: nothing is cached."""
     observer = observer_of(request)
     path = await service_of(request).store.path(tenant.namespace, body.conversation, body.message)
-    tokens, namespace = await place_of_branch(request, tenant, path)
+    tokens, namespace = await place_of_branch(request, tenant, body.conversation, path)
     node, num_bytes = await observer.run(lambda: observer.state.find(namespace, tokens))
     return {
         "id": None if node is None else node.view_id,
@@ -86,7 +86,7 @@ async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -
         if conversation.id not in found and len(found) == MAX_CONVERSATIONS:
             continue
         path = await service_of(request).store.path(tenant.namespace, conversation.id, message.id)
-        shared = await _shared_bytes(request, tenant, path, history, node)
+        shared = await _shared_bytes(request, tenant, conversation.id, path, history, node)
         if shared > most.get(conversation.id, node.info.position * TOKEN_BYTES):
             most[conversation.id] = shared
             found[conversation.id] = {"id": conversation.id, "title": conversation.title, "message": message.id}
@@ -106,20 +106,25 @@ async def _that_say(turn: Turn, request: Request, tenant: Tenant) -> list[tuple[
 
 
 async def _shared_bytes(
-    request: Request, tenant: Tenant, path: Sequence[Message], history: bytes, node: ViewNode
+    request: Request, tenant: Tenant, conversation_id: str, path: Sequence[Message], history: bytes, node: ViewNode
 ) -> int:
     """Packed tokens that a branch shares with the history of a node, in bytes."""
     try:
-        tokens, namespace = await place_of_branch(request, tenant, path)
+        tokens, namespace = await place_of_branch(request, tenant, conversation_id, path)
     except InvalidArgumentError:  # the model's template no longer accepts it
         return 0
     return common_prefix_bytes(tokens, 0, history, len(history)) if namespace == node.info.namespace else 0
 
 
 async def place_of_branch(
-    request: Request, tenant: Tenant, path: Sequence[Message], model_name: str | None = None
+    request: Request,
+    tenant: Tenant,
+    conversation_id: str,
+    path: Sequence[Message],
+    model_name: str | None = None,
+    sharing: str | None = None,
 ) -> Place:
-    """Return a branch as input of the model; cached replies keep their generated tokens.
+    """Return a branch as input of the model; cached replies keep their generated tokens. `sharing`: default the tenant's.
 
     Raises:
         InvalidArgumentError: the model's template rejects it.
@@ -132,4 +137,5 @@ async def place_of_branch(
     turns = state.conversations.turns_of(path)
     transcript = await state.transcripts.read(tenant.namespace, turns, goes_on=goes_on)
     tokens = await read_prompt(state.backend, transcript, ())
-    return Place(tokens, derived_namespace(tenant.namespace, adapter=model.adapter))
+    salt = conversation_salt(sharing or tenant.sharing, conversation_id)
+    return Place(tokens, derived_namespace(tenant.namespace, salt=salt, adapter=model.adapter))

@@ -18,7 +18,7 @@ from pydantic import Field
 from radixkv.client import RemoteReader
 from radixkv.core.api import DEFAULT_NAMESPACE, PinInfo
 from radixkv.core.errors import PinBudgetError, UnknownPoolError
-from radixkv.core.namespaces import derived_namespace
+from radixkv.core.namespaces import derived_namespace, shares_prefix
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.conversation_service import service_of
@@ -31,7 +31,7 @@ from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import ClosedModel, PlainObject, TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
-from radixkv.gateway.turns.options import CacheSalt, ModelName
+from radixkv.gateway.turns.options import CacheSalt, ModelName, Sharing
 from radixkv.gateway.turns.tools import ChatTools, plan_tools
 from radixkv.gateway.turns.turns import chat_model, read_prompt
 from radixkv.generation.request import Prompt
@@ -54,6 +54,7 @@ class CachedPrompt(ClosedModel):
     tools: ChatTools | None = None
     chat_template_kwargs: PlainObject | None = None
     cache_salt: CacheSalt = None
+    sharing: Sharing = None
 
 
 class PinnedPrompt(CachedPrompt):
@@ -65,11 +66,12 @@ class PinnedPrompt(CachedPrompt):
 async def _place_of(body: CachedPrompt, request: Request, context: RequestContext) -> Place:
     backend, state = request.app.state.backend, request.app.state
     assert context.tenant is not None
+    sharing = context.choose_sharing(body.sharing)
     if sum(each is not None for each in (body.prompt, body.messages, body.branch)) != 1:
         message = "one of prompt, messages and branch must be given"
         raise ApiError(400, message, code="invalid_value", param="prompt")
     if body.branch is not None:
-        return await _place_of_branch(body, body.branch, request, context.tenant)
+        return await _place_of_branch(body, body.branch, request, context.tenant, sharing)
     owner = context.tenant.namespace or DEFAULT_NAMESPACE
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
@@ -86,7 +88,7 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
     return Place(tokens, derived_namespace(owner, salt=salt, adapter=model.adapter))
 
 
-async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant) -> Place:
+async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant, sharing: str) -> Place:
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
             raise ApiError(400, f"{name} does not go with branch", code="invalid_value", param=name)
@@ -94,7 +96,12 @@ async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request,
     conversation = await store.about(tenant.namespace, branch.conversation)
     path = await store.path(tenant.namespace, branch.conversation, branch.message)
     model = body.model or (conversation.settings or {}).get("model")
-    return await place_of_branch(request, tenant, path, model)
+    return await place_of_branch(request, tenant, branch.conversation, path, model, sharing)
+
+
+def _shares(body: CachedPrompt, context: RequestContext) -> bool:
+    """Whether a request with this prompt uses cached prefixes."""
+    return shares_prefix(context.sharing, salted=body.cache_salt is not None or body.branch is not None)
 
 
 async def _ask(request: Request, call: Any) -> Any:
@@ -113,18 +120,27 @@ async def _ask(request: Request, call: Any) -> Any:
 
 @router.post("/match")
 async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
-    """Number of cached tokens of a prompt. Does not count as a use: recency is unchanged."""
+    """Number of cached tokens of a prompt that a request finds. Does not count as a use: recency is unchanged."""
     tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
-    return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": found.num_tokens}
+    num_found = found.num_tokens if _shares(body, context) else 0
+    return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": num_found}
 
 
 @router.post("/explain")
 async def explain(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
-    """Where a prompt diverges from the cache, and why. Call before sending the prompt."""
+    """Where a prompt diverges from the cache, and why. Call before sending the prompt.
+
+    The cause is `unshared` where its `sharing`, which is returned too, lets it find nothing.
+    """
     tokens, namespace = await _place_of(body, request, context)
+    if not _shares(body, context):
+        nothing = {"wanted_token_ids": [], "found_token_ids": [], "num_siblings": 0, "evicted": None}
+        found = {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": 0, "cause": "unshared", **nothing}
+        return {"sharing": context.sharing, **found}
     told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
     return {
+        "sharing": context.sharing,
         "num_prompt_tokens": told.num_prompt_tokens,
         "num_cached_tokens": told.num_tokens,
         "cause": told.cause,

@@ -51,7 +51,7 @@ def client(server: GatewayServer) -> Iterator[OpenAI]:
 def expected(engine: Engine, ids: list[int], num_top: int) -> Scored:
     """What the engine itself tells; nothing of it is shared with what others ask."""
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=num_top)
-    scored = read_scores(engine.generate(GenerateParams(token_ids=ids, sampling=sampling, shares_prefix=False)))
+    scored = read_scores(engine.generate(GenerateParams(token_ids=ids, sampling=sampling, sharing="off")))
     scored.logprobs = {
         position: max(-9999.0, logprob) for position, logprob in scored.logprobs.items()
     }  # as JSON has it

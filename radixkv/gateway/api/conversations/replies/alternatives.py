@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request
 
+from radixkv.core.namespaces import conversation_salt
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, unpack_tokens
 from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
@@ -65,6 +66,7 @@ async def tell_alternatives(
         sampling=sampling,
         namespace=tenant.namespace,
         adapter=model.adapter,
+        cache_salt=conversation_salt(tenant.sharing, conversation_id),
         request_id=context.request_id,
     )
     scored: PromptLogprobs | None = None

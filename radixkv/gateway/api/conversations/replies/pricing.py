@@ -11,7 +11,7 @@ from fastapi import Request
 from radixkv.client import RemoteReader
 from radixkv.core.api import MatchResult
 from radixkv.core.errors import RadixKVError
-from radixkv.core.namespaces import derived_namespace
+from radixkv.core.namespaces import conversation_salt, derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
@@ -51,7 +51,9 @@ class Cost(NamedTuple):
         return {**self._asdict(), "computed_tokens": self.computed_tokens}
 
 
-async def cost_of(request: Request, tenant: Tenant, model: ServedModel, path: Sequence[Message]) -> Cost:
+async def cost_of(
+    request: Request, tenant: Tenant, model: ServedModel, conversation_id: str, path: Sequence[Message]
+) -> Cost:
     """Return the cost of a reply to a path, or, where it ends with a reply, of continuing that.
 
     Raises:
@@ -64,8 +66,9 @@ async def cost_of(request: Request, tenant: Tenant, model: ServedModel, path: Se
     goes_on = path[-1].role == "assistant"
     transcript = await transcripts.read(tenant.namespace, conversations.turns_of(path), goes_on=goes_on)
     tokens = await read_prompt(state.backend, transcript, ())
-    namespace = derived_namespace(tenant.namespace, adapter=model.adapter)
-    cached = await _num_cached(state.cache_observer, tokens, namespace)
+    salt = conversation_salt(tenant.sharing, conversation_id)
+    namespace = derived_namespace(tenant.namespace, salt=salt, adapter=model.adapter)
+    cached = 0 if tenant.sharing == "off" else await _num_cached(state.cache_observer, tokens, namespace)
     return Cost(num_tokens(tokens), cached, model.info.max_length - 1)
 
 
@@ -84,7 +87,8 @@ async def costs_of(
         path = await conversations.store.path(tenant.namespace, conversation_id, message_id) if left > 0 else []
         left -= sum(len(message.text) for message in path)
         unknown = Cost(None, None, model.info.max_length - 1)
-        costs.append(unknown if left < 0 or not path else await cost_of(request, tenant, model, path))
+        is_known = left >= 0 and path
+        costs.append(await cost_of(request, tenant, model, conversation_id, path) if is_known else unknown)
     return costs
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fastapi import Request
 
+from radixkv.core.namespaces import conversation_salt
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
 from radixkv.gateway.api.conversations.refusals import conflict, not_possible
@@ -99,6 +100,7 @@ async def _start(
     begun: Begun | None,
 ) -> tuple[Origin, EventStream]:
     state = request.app.state
+    sharing = context.choose_sharing(options.sharing)
     settings = options.over(kept.settings)
     model = await chat_model(request, settings.model)
     max_tokens = settings.max_tokens or min(state.config.max_tokens, model.info.max_length)
@@ -110,6 +112,7 @@ async def _start(
         sampling=settings.sampling(model, options.n, max_tokens),
         namespace=tenant.namespace,
         adapter=model.adapter,
+        cache_salt=conversation_salt(sharing, kept.id),
         request_id=context.request_id,
     )
     may_shorten = settings.max_tokens is None
