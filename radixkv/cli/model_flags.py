@@ -188,6 +188,13 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         default=[],
         help="the same within one namespace; may be given several times",
     )
+    flags.add_argument(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="price list: TOML with a currency and the prices of a million tokens computed, found, generated, and held for an "
+        "hour; each usage then has a cost",
+    )
 
 
 def _num_blocks(text: str) -> int | None:
@@ -251,6 +258,7 @@ def worker_config(
         share_prefixes=not options.no_prefix_sharing,
         unshared_namespaces=frozenset(options.no_prefix_sharing_for),
         store=store_settings(options),
+        prices_file=options.prices,
         on_stage=say_stage,
     )
 

@@ -223,6 +223,11 @@ class RemoteReader:
         request = readers.UsageRequest(pool=self.pool_name, namespace=_optional_namespace(namespace))
         return [USAGE.read(usage) for usage in self._only(self._call(self._stub.Usage, request)).usages]
 
+    def usage_all(self) -> dict[str, list[NamespaceUsage]]:
+        """`usage` of every pool of the service, by name, and of all its namespaces."""
+        response = self._call(self._stub.Usage, readers.UsageRequest())
+        return {pool.pool: [USAGE.read(usage) for usage in pool.usages] for pool in response.pools}
+
     def stats(self) -> CacheStats:
         """See `PrefixCache.stats`."""
         return STATS.read(self._pool_stats())

@@ -146,7 +146,8 @@ class NamespaceUsage(NamedTuple):
 
     `num_blocks`: blocks that it owns, cached or private. `num_blocks_in_use`: those of them that cannot be evicted, being
     locked or private, and those promised to its sequences. `block_quota`, `sequence_quota`: see `PrefixCache.set_quota`.
-    `num_query_tokens`, `num_hit_tokens`: tokens of its prompts, and the cached ones, since it was last empty.
+    `num_query_tokens`, `num_hit_tokens`: tokens of its prompts, and the cached ones, since it was last empty. `held_block_s`:
+    blocks that it owned times the seconds that it did, since the pool was attached.
     """
 
     namespace: str
@@ -157,6 +158,7 @@ class NamespaceUsage(NamedTuple):
     sequence_quota: int | None
     num_query_tokens: int = 0
     num_hit_tokens: int = 0
+    held_block_s: float = 0.0
 
 
 class NodeInfo(NamedTuple):

@@ -17,7 +17,7 @@ from starlette.datastructures import State
 from starlette.middleware.cors import CORSMiddleware
 
 from radixkv.core.errors import RadixKVError
-from radixkv.gateway.api import engine_routes, forks, instructions, me
+from radixkv.gateway.api import billing, engine_routes, forks, instructions, me
 from radixkv.gateway.api.anthropic import routes as anthropic_routes
 from radixkv.gateway.api.conversations import message_routes as kept_messages
 from radixkv.gateway.api.conversations import routes as conversations
@@ -46,6 +46,7 @@ from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.pages.cache_view.texts import NodeTexts
 from radixkv.gateway.protocol.errors import RATE_LIMIT_HEADERS
 from radixkv.gateway.state import kept_state
+from radixkv.gateway.storage.billing import BillingBook
 from radixkv.gateway.turns import models
 from radixkv.gateway.turns.openapi import ERRORS
 from radixkv.generation.request import Generator
@@ -73,6 +74,7 @@ _ROUTERS = (
     prompt_routes.router,
     replay.router,
     me.router,
+    billing.router,
     instructions.router,
     pages.router,
 )
@@ -109,6 +111,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.metrics = Metrics()
     state.recording = Recording()
     state.generations = Generations()
+    state.billing = BillingBook()
     state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
     state.cache_observer, state.node_texts = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests, config.max_waiting, is_shared=not state.keys.is_open)
@@ -137,6 +140,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         metrics=state.metrics,
         recording=state.recording,
         generations=state.generations,
+        billing=state.billing,
     )
     if config.cors_origins:  # outermost, so that pages can read rejections, too
         app.add_middleware(

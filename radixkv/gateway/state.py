@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from radixkv.core.errors import RadixKVError
+from radixkv.gateway.api.billing import kept_bills
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.jobs.batches import BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
@@ -84,7 +85,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             _sweep(state.store, state.transcripts, state.conversations), name="radixkv-sweep"
         )
         try:
-            yield
+            async with kept_bills(app):
+                yield
         finally:
             sweeping.cancel()
             with suppress(asyncio.CancelledError):

@@ -21,6 +21,7 @@ from radixkv.core.validation import check_retention, check_ttl, check_unicode
 from radixkv.generation.block_file import ImportedBlocks
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.generation.prices import Prices
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import GenerationStream
 from radixkv.generation.thinking import ThinkingMarks
@@ -248,7 +249,7 @@ class ModelInfo(NamedTuple):
 
     max_length: longest history in tokens. has_chat_template: whether requests may have messages. adapters: names for requests.
     sampling: defaults of a request's sampling. thinking: marks around its thoughts, if any. template_variables: thinking
-    variables that its chat template reads. num_parameters: 0: not known.
+    variables that its chat template reads. num_parameters: 0: not known. prices: of its tokens; None: there is no price list.
     """
 
     name: str
@@ -262,6 +263,7 @@ class ModelInfo(NamedTuple):
     thinking: ThinkingMarks | None = None
     template_variables: tuple[str, ...] = ()
     num_parameters: int = 0
+    prices: Prices | None = None
 
 
 class Generator(Protocol):

@@ -24,6 +24,7 @@ from radixkv.generation.params import (
     SamplingDefaults,
     SamplingParams,
 )
+from radixkv.generation.prices import Prices
 from radixkv.generation.request import MAX_PINS, ForkParams, GenerateParams, Message, ModelInfo, PrefixPin, Prompt
 from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
 from radixkv.generation.stream import (
@@ -261,6 +262,7 @@ MODEL = Codec(
     eos_token_ids=_UNPACKED,
     sampling=Codec(SamplingDefaults, pb.SamplingDefaults),
     thinking=Form(_MARKS.write, lambda proto: _MARKS.read(proto) if proto.opens and proto.closes else None),
+    prices=Codec(Prices, pb.Prices),
 )
 VERIFICATION = Codec(
     Verification,

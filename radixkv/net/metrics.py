@@ -128,6 +128,7 @@ def pool_metrics(pools: Sequence[PoolFigures]) -> Iterator[Metric]:
                 family.add_metric([] if figures.pool is None else [figures.pool], value(figures.cache))
             yield family
     yield _hit_rates(pools, labels)
+    yield _held(pools, labels)
     for name, text in _TIMES.items():
         histograms = HistogramMetricFamily(f"{PREFIX}{name}", text, labels=labels)
         for figures in pools:
@@ -163,6 +164,21 @@ def _hit_rates(pools: Sequence[PoolFigures], labels: list[str]) -> Metric:
                 sum(getattr(use, name) for use in others) for name in ("num_hit_tokens", "num_query_tokens")
             )
             family.add_metric([*own, OTHERS], _share(num_hit, num_query))
+    return family
+
+
+def _held(pools: Sequence[PoolFigures], labels: list[str]) -> Metric:
+    """Token-seconds held by up to `MAX_NAMESPACES` namespaces, those with most, and by the others."""
+    text = "Tokens of the blocks that a namespace owned times the seconds that it did"
+    family = CounterMetricFamily(f"{PREFIX}kv_held_token_seconds", text, labels=[*labels, "namespace"])
+    for figures in pools:
+        own = [] if figures.pool is None else [figures.pool]
+        ranked = sorted(figures.usages, key=lambda usage: usage.held_block_s, reverse=True)
+        for usage in ranked[:MAX_NAMESPACES]:
+            family.add_metric([*own, usage.namespace], usage.held_block_s * figures.cache.block_size)
+        if others := ranked[MAX_NAMESPACES:]:
+            held = sum(usage.held_block_s for usage in others)
+            family.add_metric([*own, OTHERS], held * figures.cache.block_size)
     return family
 
 

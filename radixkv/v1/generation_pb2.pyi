@@ -354,27 +354,43 @@ class Completed(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., pinned_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s", "num_loaded_tokens")
+    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s", "num_loaded_tokens", "cost")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
     num_computed_tokens: int
     time_to_first_token_s: float
     num_loaded_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ...) -> None: ...
+    cost: float
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class Prices(_message.Message):
+    __slots__ = ("currency", "computed", "found", "generated", "held")
+    CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    currency: str
+    computed: float
+    found: float
+    generated: float
+    held: float
+    def __init__(self, currency: _Optional[str] = ..., computed: _Optional[float] = ..., found: _Optional[float] = ..., generated: _Optional[float] = ..., held: _Optional[float] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables", "num_parameters")
+    __slots__ = ("name", "max_length", "vocab_size", "block_size", "eos_token_ids", "has_chat_template", "adapters", "sampling", "thinking", "template_variables", "num_parameters", "prices")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -386,6 +402,7 @@ class GetModelResponse(_message.Message):
     THINKING_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_VARIABLES_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    PRICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_length: int
     vocab_size: int
@@ -397,7 +414,8 @@ class GetModelResponse(_message.Message):
     thinking: ThinkingMarks
     template_variables: _containers.RepeatedScalarFieldContainer[str]
     num_parameters: int
-    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ...) -> None: ...
+    prices: Prices
+    def __init__(self, name: _Optional[str] = ..., max_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., eos_token_ids: _Optional[bytes] = ..., has_chat_template: _Optional[bool] = ..., adapters: _Optional[_Iterable[str]] = ..., sampling: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingMarks, _Mapping]] = ..., template_variables: _Optional[_Iterable[str]] = ..., num_parameters: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ...) -> None: ...
 
 class ThinkingMarks(_message.Message):
     __slots__ = ("opens", "closes", "close_ids")

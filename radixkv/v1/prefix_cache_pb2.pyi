@@ -385,7 +385,7 @@ class PoolUsage(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., usages: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ...) -> None: ...
 
 class NamespaceUsage(_message.Message):
-    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota", "num_query_tokens", "num_hit_tokens")
+    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota", "num_query_tokens", "num_hit_tokens", "held_block_s")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +394,7 @@ class NamespaceUsage(_message.Message):
     SEQUENCE_QUOTA_FIELD_NUMBER: _ClassVar[int]
     NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCK_S_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     num_blocks: int
     num_blocks_in_use: int
@@ -402,7 +403,8 @@ class NamespaceUsage(_message.Message):
     sequence_quota: int
     num_query_tokens: int
     num_hit_tokens: int
-    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ...) -> None: ...
+    held_block_s: float
+    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., held_block_s: _Optional[float] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("pool",)

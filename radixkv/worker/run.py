@@ -25,6 +25,7 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
+from radixkv.generation.prices import read_prices
 from radixkv.net.addresses import parse_address
 from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
@@ -87,6 +88,7 @@ class WorkerConfig:
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.
+        prices_file: price list, see `generation.prices`; None: no usage has a cost.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
             worker holds the pool.
@@ -121,6 +123,7 @@ class WorkerConfig:
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     store: StoreSettings | None = None
+    prices_file: Path | None = None
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -192,6 +195,7 @@ class Worker:
             address = parse_address(config.listen)  # checked before the long work of loading a model
             config.security.check_address(address)
             address.require_free()
+        prices = read_prices(config.prices_file) if config.prices_file is not None else None
         model = str(resolve_model(config.model, progress=config.show_progress))
         clear_models(Path(model), cache_folder())
         config.on_stage("weights and tokenizer")
@@ -222,6 +226,7 @@ class Worker:
             num_remembered=config.num_remembered,
             arena=Arena(*first_line) if plan.num_lines else None,
             store=store,
+            prices=prices,
         )
         lease.wake, lease.noted = self.engine.wake, self.engine.noted
         stack.callback(self.engine.close)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import add_command, add_service_flag, say
 from radixkv.cli.security_flags import add_client_flags, client_credentials
+from radixkv.core.errors import PermissionDeniedError
+
+if TYPE_CHECKING:
+    from radixkv.core.api import NamespaceUsage
 
 __all__ = ["add"]
 
@@ -24,16 +29,32 @@ def _run(options: argparse.Namespace) -> int:
 
     with connect(options.service, credentials=client_credentials(options)) as reader:
         pools, followed = reader.stats_all(), reader.event_stats_all()
+        try:
+            usages = reader.usage_all()
+        except PermissionDeniedError:  # the credential sees its own namespaces alone
+            usages = {}
     for name, stats in pools.items():
         say(f"pool {name}")
         followers = followed[name]._asdict() if name in followed else {}
         for field, value in (stats._asdict() | followers).items():
             say(f"  {field:<26} {value if isinstance(value, str) else format(value, ','):>14}")
+        _say_usages(usages.get(name, ()), stats.block_size)
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     if options.worker is not None:
         _say_levels(options)
     return 0
+
+
+def _say_usages(usages: Sequence[NamespaceUsage], block_size: int) -> None:
+    """What each namespace read since it was last empty, and has held, for billing."""
+    for use in usages:
+        num_computed = use.num_query_tokens - use.num_hit_tokens
+        token_hours = use.held_block_s * block_size / 3600
+        say(
+            f"  namespace {use.namespace}: {num_computed:,} prompt tokens computed, {use.num_hit_tokens:,} found, "
+            f"{token_hours:,.1f} token-hours held"
+        )
 
 
 def _say_levels(options: argparse.Namespace) -> None:

@@ -36,7 +36,6 @@ from radixkv.core.sequences.publish import fragment_cover, publish, right_is_fre
 from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation
-from radixkv.core.tree.accounts import NamespaceAccount
 from radixkv.core.tree.block_pool import FollowedPool
 from radixkv.core.tree.roots import RootNode
 
@@ -152,7 +151,7 @@ class PrefixCache(Reads, Management, Adoption):
         if type(at_least) is not int or at_least:
             validation.check_int("at_least", at_least, 0, length)
         owner = owner_of(namespace)
-        account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
+        account = forest.find_account(owner)
         known_root = forest.roots.get(namespace) if share_prefix else None
         root = RootNode(namespace, account, is_hidden=not share_prefix) if known_root is None else known_root
         walk = found = forest.walk(root, packed)

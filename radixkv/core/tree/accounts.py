@@ -13,6 +13,7 @@ A namespace that needs room while its partition is full evicts its own branches 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 from radixkv.core.eviction import EvictionPolicy, Place, PriorityOrder
@@ -71,11 +72,15 @@ class NamespaceAccount:
         num_held, num_in_use: as in `Partition`, whose counters `take`, `give_back`, `use` and `promise` change too.
         num_sequences: open ones.
         num_pinned: blocks that pins of all its namespaces protect.
+        held_block_s: blocks held times seconds, up to the last change; see `settle_held`.
         num_query_tokens, num_hit_tokens: of prompts acquired since it was last empty, and the cached ones of these.
     """
 
     __slots__ = (
+        "_changed_s",
+        "_clock",
         "has_quota",
+        "held_block_s",
         "leaves",
         "max_sequences",
         "num_held",
@@ -87,8 +92,11 @@ class NamespaceAccount:
         "partition",
     )
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, clock: Callable[[], float] = time.monotonic) -> None:
         self.partition = partition
+        self._clock = clock
+        self._changed_s = 0.0
+        self.held_block_s = 0.0
         self.leaves: EvictionPolicy | PriorityOrder = partition.policy
         self.has_quota = False
         self.max_sequences: int | None = None
@@ -107,6 +115,7 @@ class NamespaceAccount:
     def take(self, num_blocks: int) -> None:
         """Count blocks taken from the pool as private ones of a sequence: they are held and in use."""
         partition = self.partition
+        self.settle_held()
         self.num_held += num_blocks
         self.num_in_use += num_blocks
         partition.num_held += num_blocks
@@ -114,8 +123,17 @@ class NamespaceAccount:
 
     def give_back(self, num_blocks: int) -> None:
         """Count blocks that return to the pool and are not in use."""
+        self.settle_held()
         self.num_held -= num_blocks
         self.partition.num_held -= num_blocks
+
+    def settle_held(self) -> float:
+        """Bring `held_block_s` up to now; returns it. O(1)."""
+        now_s = self._clock()
+        if self.num_held:
+            self.held_block_s += self.num_held * (now_s - self._changed_s)
+        self._changed_s = now_s
+        return self.held_block_s
 
     def use(self, num_blocks: int) -> None:
         """Count held blocks that become in use; below 0, blocks that become evictable or are about to return to the pool."""

@@ -28,6 +28,9 @@ from radixkv.core.tree.roots import RootNode
 
 __all__ = ["Forest", "Walk"]
 
+MAX_ENDED_ACCOUNTS = 4096
+"""Namespaces without blocks whose held block-seconds are kept."""
+
 
 class Walk(NamedTuple):
     """The cached part of a history: up to `matched_bytes`.
@@ -46,7 +49,8 @@ class Forest:
     """Trees by namespace, their pool and its partitions.
 
     `partitions`: the common one first, then those of the namespaces with a quota. `accounts`: by owner, so that derived
-    namespaces count as the owner's.
+    namespaces count as the owner's. `ended_accounts`: `held_block_s` of the last ones that were dropped,
+    while and before they are open again.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Forest:
         self.retentions = RetentionTimes()
         self.journal = Journal()
         self.accounts: dict[str, NamespaceAccount] = {}
+        self.ended_accounts: dict[str, float] = {}
         self.clock = clock
         self.events = events
         self.times = BlockTimer()
@@ -86,9 +91,15 @@ class Forest:
     def account_of(self, namespace: str) -> NamespaceAccount:
         """The account of a namespace's owner, opened if it has none; `forget_if_empty` closes it again."""
         owner = owner_of(namespace)
+        account = self.accounts[owner] = self.find_account(owner)
+        return account
+
+    def find_account(self, owner: str) -> NamespaceAccount:
+        """The account of an owner, or a new one that is not kept yet."""
         account = self.accounts.get(owner)
         if account is None:
-            account = self.accounts[owner] = NamespaceAccount(self.partitions[0])
+            account = NamespaceAccount(self.partitions[0], self.clock)
+            account.held_block_s = self.ended_accounts.get(owner, 0.0)
         return account
 
     def roots_of(self, namespace: str) -> list[RootNode]:
@@ -112,6 +123,11 @@ class Forest:
         account = self.accounts.get(owner)
         if account is not None and account.is_idle:
             del self.accounts[owner]
+            self.ended_accounts.pop(owner, None)
+            if account.held_block_s:
+                self.ended_accounts[owner] = account.held_block_s  # the last one to go
+                if len(self.ended_accounts) > MAX_ENDED_ACCOUNTS:
+                    del self.ended_accounts[next(iter(self.ended_accounts))]
 
     # -- walking ------------------------------------------------------------------------------------------------------
 

@@ -45,9 +45,9 @@ def set_quota(forest: Forest, namespace: str, num_blocks: int | None, max_sequen
 
 
 def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
-    """The usage of a namespace's owner, zeros where it is unknown. O(1)."""
+    """The usage of a namespace's owner; where it holds nothing zeros, but for the block-seconds that it has held. O(1)."""
     owner = owner_of(namespace)
-    account = forest.accounts.get(owner) or NamespaceAccount(forest.partitions[0])
+    account = forest.find_account(owner)
     return NamespaceUsage(
         owner,
         account.num_held,
@@ -57,6 +57,7 @@ def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
         account.max_sequences,
         account.num_query_tokens,
         account.num_hit_tokens,
+        account.settle_held(),
     )
 
 

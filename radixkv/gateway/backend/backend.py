@@ -17,6 +17,7 @@ from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
+from radixkv.generation.prices import Prices
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 from radixkv.util.calls import Calls
@@ -196,6 +197,11 @@ class Backend:
                 self._spelled.clear()
             self._info, self._asked_s = info, now_s
         return self._info
+
+    @property
+    def prices(self) -> Prices | None:
+        """Prices of the served model, as last known."""
+        return self._info.prices if self._info is not None else None
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
         """Continue a prompt. Returns once the worker accepted it."""

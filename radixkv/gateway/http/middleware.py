@@ -30,6 +30,7 @@ from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.http.uploads import FORM_BYTES
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.billing import BillingBook
 from radixkv.net.limits import Limiter
 from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
@@ -68,6 +69,7 @@ class GatewayMiddleware:
         metrics: Metrics,
         recording: Recording,
         generations: Generations,
+        billing: BillingBook,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -81,6 +83,7 @@ class GatewayMiddleware:
         self._metrics = metrics
         self._recording = recording
         self._generations = generations
+        self._billing = billing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,9 +91,8 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
-        context = RequestContext(
-            _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
-        )
+        books = self._metrics, self._recording, self._generations, self._billing
+        context = RequestContext(_request_id(scope), *books, is_background=job is not None)
         scope[REQUEST_CONTEXT] = context
         answer = _Answer(send, context, _id_headers(scope))
         if job is not None:

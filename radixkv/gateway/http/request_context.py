@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -22,6 +23,7 @@ from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recorded, Recording
 from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError, rate_limit_headers
+from radixkv.gateway.storage.billing import BillingBook
 from radixkv.gateway.storage.transcript import Transcript, nothing_said
 from radixkv.generation.cost import GenerationCost
 from radixkv.generation.params import Grammar
@@ -68,6 +70,7 @@ class RequestContext:
     """
 
     __slots__ = (
+        "_billing",
         "_constraint",
         "_generations",
         "_metrics",
@@ -93,6 +96,7 @@ class RequestContext:
         metrics: Metrics,
         recording: Recording,
         generations: Generations,
+        billing: BillingBook,
         *,
         is_background: bool = False,
     ) -> None:
@@ -105,6 +109,7 @@ class RequestContext:
         self._metrics = metrics
         self._recording = recording
         self._generations = generations
+        self._billing = billing
         self._slot: Slot | None = None
         self._constraint: Constraint | None = None
         self.error_code: str | None = None
@@ -192,7 +197,9 @@ class RequestContext:
             if self._constraint is not None and params.sampling.grammar is not None:
                 params = replace(params, sampling=replace(params.sampling, grammar=self._constraint.grammar))
             try:
-                meter = _Meter(self, self._metrics, self._recording, self._generations, params, transcript)
+                books = self._metrics, self._recording, self._generations
+                bill = partial(self._billing.count, params.namespace or DEFAULT_NAMESPACE, backend.prices)
+                meter = _Meter(self, *books, params, transcript, bill)
                 stream = await backend.generate(params, meter.watch)
                 self.let_body_go()
                 if len(self.generation_ids) < MAX_TOLD_IDS:
@@ -244,11 +251,13 @@ class _Meter:
     """Counts, times and records one generation."""
 
     __slots__ = (
+        "_bill",
         "_context",
         "_cost",
         "_generations",
         "_last_s",
         "_metrics",
+        "_num_found",
         "_params",
         "_recorded",
         "_recording",
@@ -264,8 +273,11 @@ class _Meter:
         generations: Generations,
         params: GenerateParams,
         transcript: Transcript,
+        bill: Callable[..., None],
     ) -> None:
         self._context = context
+        self._bill = bill
+        self._num_found: int | None = None
         self._metrics = metrics
         self._recording = recording
         self._generations = generations
@@ -282,11 +294,13 @@ class _Meter:
         for event in events:
             context.charge(cost.add(event))
             if isinstance(event, Delta):
+                self._bill_prompt(event.num_cached_tokens)
                 if self._told is not None:
                     self._generations.grow(self._told, event)
                 if self._recorded is not None:
                     self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
+                self._bill(num_requests=1)
                 context.num_prompt_tokens += cost.num_prompt_tokens
                 self._metrics.prompted(cost.num_prompt_tokens)
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
@@ -303,12 +317,19 @@ class _Meter:
                 )
             elif isinstance(event, Completed):
                 num_cached = event.usage.num_cached_tokens
+                self._bill_prompt(num_cached)
                 context.num_cached_tokens += num_cached
                 self._metrics.found(num_cached)
                 if self._recorded is not None:
                     self._recorded.num_found = num_cached
         if cost.num_generated_tokens > num_before:
             self._generated(cost.num_generated_tokens - num_before)
+
+    def _bill_prompt(self, num_found: int | None) -> None:
+        """Bill the prompt, once it is known how much of it was found."""
+        if num_found is not None and self._num_found is None:
+            self._num_found = num_found
+            self._bill(num_computed=self._cost.num_prompt_tokens - num_found, num_found=num_found)
 
     def _generated(self, num_new: int) -> None:
         now_s = time.perf_counter()
@@ -317,6 +338,7 @@ class _Meter:
         else:
             self._metrics.next_tokens(now_s - self._last_s)
         self._last_s = now_s
+        self._bill(num_generated=num_new)
         self._context.num_generated_tokens += num_new
         self._metrics.generated(num_new)
 

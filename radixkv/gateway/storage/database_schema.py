@@ -270,7 +270,20 @@ CREATE TABLE instructions (
     PRIMARY KEY (namespace, name)
 ) WITHOUT ROWID;
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES, _INSTRUCTIONS)
+_BILLING = """
+CREATE TABLE billing (
+    namespace TEXT PRIMARY KEY,
+    num_requests INTEGER NOT NULL DEFAULT 0,
+    num_computed_tokens INTEGER NOT NULL DEFAULT 0,
+    num_found_tokens INTEGER NOT NULL DEFAULT 0,
+    num_generated_tokens INTEGER NOT NULL DEFAULT 0,
+    held_token_s REAL NOT NULL DEFAULT 0,
+    cost REAL NOT NULL DEFAULT 0,
+    held_seen REAL NOT NULL DEFAULT 0          -- block-seconds of the cache service's counter that are in the sum
+) WITHOUT ROWID;
+"""
+
+STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES, _INSTRUCTIONS, _BILLING)
 """Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 
 SCHEMA_VERSION = len(STEPS)

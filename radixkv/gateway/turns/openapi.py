@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 __all__ = [
     "ERRORS",
@@ -53,6 +53,7 @@ class TokenUsage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    cost: float | None = Field(None, description="By the worker's price list, in the currency of `/v1/radixkv/billing`")
 
 
 class CalledFunction(BaseModel):

@@ -12,7 +12,7 @@ from radixkv.generation.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.generation.thinking import ThinkingMarks
 from radixkv.generation.thought_splitter import splitter_of
 
-__all__ = ["Growth", "Reply", "RunningUsage", "usage_body"]
+__all__ = ["Growth", "Reply", "RunningUsage", "cost_of", "usage_body"]
 
 
 class Growth(NamedTuple):
@@ -208,11 +208,17 @@ class RunningUsage:
 
 
 def usage_body(usage: Usage, num_thinking_tokens: int = 0) -> Mapping[str, Any]:
-    """Return `usage` of a response; `num_thinking_tokens`: of all its replies."""
+    """Return `usage` of a response; `num_thinking_tokens`: of all its replies. It has a `cost` if the worker has prices."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_generated_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": num_thinking_tokens},
+        **cost_of(usage),
     }
+
+
+def cost_of(usage: Usage) -> dict[str, float]:
+    """Return the field `cost` of a usage; none without a price list."""
+    return {} if usage.cost is None else {"cost": usage.cost}

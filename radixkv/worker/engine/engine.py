@@ -33,6 +33,7 @@ from radixkv.core.validation import check_namespace
 from radixkv.generation.block_file import ImportedBlocks
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults, SamplingParams
+from radixkv.generation.prices import Prices
 from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, ModelInfo, PrefixPin, Prompt
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
@@ -90,6 +91,7 @@ class Engine:
         overlaps: whether the runner computes on a device of its own, so that the host works meanwhile; see `loop`.
         cache_stats: returns the cache's stats and times, on any thread. None: the holder's, on the engine's thread.
         store: a block store below the pool; None: there is none.
+        prices: of its tokens, for the usage of each request; None: no usage has a cost.
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
         clock: seconds, monotonic.
         new_id: source of generation ids.
@@ -113,6 +115,7 @@ class Engine:
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
         arena: Arena | None = None,
         store: BlockStore | None = None,
+        prices: Prices | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -122,7 +125,7 @@ class Engine:
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
             max_length=runner.max_model_len,
-            num_blocks=arena.first_block if arena else pool.num_blocks,
+            num_blocks=self._num_blocks,
             block_size=pool.block_size,
         )
         self._info = ModelInfo(
@@ -137,7 +140,9 @@ class Engine:
             thinking=self._reader.thinking,
             template_variables=self._reader.template_variables,
             num_parameters=num_parameters,
+            prices=prices,
         )
+        self._num_blocks = arena.first_block if arena else pool.num_blocks
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
         self._scores = ScoreMemory()  # of the engine's thread
@@ -152,7 +157,12 @@ class Engine:
         self._loop = EngineLoop(
             runner,
             holder,
-            Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),
+            Scheduler(
+                pool.block_size,
+                self._limits,
+                clock=clock,
+                has_lines=arena is not None,
+            ),
             reattach=reattach,
             clock=clock,
             wake=self.wake,
@@ -444,6 +454,7 @@ class Engine:
             adapter=prompt.adapter,
             terms=self._terms(now_s, params, prompt, pins),
             scores=self._scores_of(prompt, params.sampling),
+            prices=self._info.prices,
         )
         items.bound(partial(self._inbox.put, partial(self._loop.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens, sharing))

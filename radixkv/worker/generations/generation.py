@@ -13,6 +13,7 @@ from torch import Tensor
 from radixkv.core.api import Retention
 from radixkv.core.tokens import num_tokens, token_array
 from radixkv.generation.params import SampledToken, fresh_seed
+from radixkv.generation.prices import Prices
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
 from radixkv.worker.generations.branch import Branch, Phase
@@ -71,6 +72,7 @@ class Generation:
         num_cached_tokens: of the prompt; None before it was admitted. num_loaded_tokens: of these, loaded from the block store.
         stored_under: id of the keys under which its first blocks were stored; empty: none were.
         scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
+        prices: of its tokens; None: there is no price list.
     """
 
     __slots__ = (
@@ -90,6 +92,7 @@ class Generation:
         "num_loaded_tokens",
         "num_prompt_tokens",
         "pinning",
+        "prices",
         "prompt",
         "replies",
         "rules",
@@ -118,7 +121,9 @@ class Generation:
         adapter: str = "",
         terms: Terms = Terms(),  # noqa: B008  # immutable
         scores: PromptScores | None = None,
+        prices: Prices | None = None,
     ) -> None:
+        self.prices = prices
         self.generation_id = generation_id
         self.arrival = arrival
         self.adapter = adapter
@@ -306,6 +311,9 @@ class Generation:
             time_to_first_token_s=self.time_to_first_token_s or 0.0,
             num_loaded_tokens=self.num_loaded_tokens,
         )
+        if self.prices is not None:
+            tokens = usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_generated_tokens
+            usage = usage._replace(cost=self.prices.cost(*tokens))
         self.items.put(Completed(usage, self.pinning.num_tokens))
         self.items.put(None)
 

@@ -70,7 +70,8 @@ def read_snapshot(holder: CacheHolder) -> Snapshot:
         held = cached.setdefault(node.namespace, set())
         held.update(tokens[:end] for end in range(path.num_above + 1, len(tokens) + 1))
     pins = {(pin.namespace, tuple(unpack_tokens(pin.tokens))) for pin in holder.pins()}
-    return Snapshot(holder.stats(), paths, cached, pins, {use.namespace: use for use in holder.usage()})
+    usage = {use.namespace: use._replace(held_block_s=0.0) for use in holder.usage()}  # it grows with time alone
+    return Snapshot(holder.stats(), paths, cached, pins, usage)
 
 
 def check_books(snapshot: Snapshot, oracle: Oracle) -> None:

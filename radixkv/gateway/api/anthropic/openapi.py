@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from radixkv.gateway.turns.call_parser import CallPiece
@@ -83,6 +83,7 @@ class MessageUsage(BaseModel):
     cache_creation: CacheCreation
     output_tokens: int
     output_tokens_details: OutputTokensDetails
+    cost: float | None = Field(None, description="By the worker's price list, in the currency of `/v1/radixkv/billing`")
 
 
 class MessageAnswer(BaseModel):

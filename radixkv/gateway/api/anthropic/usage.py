@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.core.validation import PIN_CLASSES
+from radixkv.gateway.turns.replies import cost_of
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import Usage
 
@@ -36,4 +37,5 @@ def usage_of(
         "cache_creation": {f"ephemeral_{name}_input_tokens": created[ttl_s] for name, ttl_s in PIN_CLASSES.items()},
         "output_tokens": usage.num_generated_tokens,
         "output_tokens_details": {"thinking_tokens": num_thinking_tokens},
+        **cost_of(usage),
     }

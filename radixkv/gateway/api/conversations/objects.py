@@ -47,7 +47,8 @@ class MessageDetails(BaseModel):
 
     Of a reply: its model; its tokens; its milliseconds since the request. `cached_tokens`: prompt tokens found in the cache,
     null where the generation was ended before they were known. `loaded_tokens`: of these, in the worker's block store.
-    `drafts`: replies generated at once from one prompt. `generation`: the id of the first of them. `thinking`: the model's
+    `drafts`: replies generated at once from one prompt. `cost`: of all of them, by the
+    worker's price list. `generation`: the id of the first of them. `thinking`: the model's
     thoughts before the reply, in `thinking_tokens` of the generated tokens. `settings`: its sampling parameters. `continues`:
     the reply whose first `position` characters it begins with, followed by the `appended` text. `copies`: the message on
     another branch that it copies. `edited`: by hand. `imported`: from a file; `left_out`: numbers of omitted parts there and
@@ -60,6 +61,7 @@ class MessageDetails(BaseModel):
     cached_tokens: int | None = None
     loaded_tokens: int | None = None
     generated_tokens: int | None = None
+    cost: float | None = None
     first_token_ms: float | None = None
     duration_ms: float | None = None
     finish_reason: str | None = None

@@ -338,5 +338,6 @@ async def _merged(streams: list[EventStream]) -> AsyncGenerator[tuple[int, list[
 
 
 def _sum(usages: Sequence[Usage]) -> Mapping[str, Any]:
-    totals = [sum(column) for column in zip(*usages, strict=True)] if usages else [0] * len(Usage._fields)
-    return usage_body(Usage(*totals))
+    totals = [sum(filter(None, column)) for column in zip(*usages, strict=True)] or [0] * len(Usage._fields)
+    total = Usage(*totals)
+    return usage_body(total if any(usage.cost is not None for usage in usages) else total._replace(cost=None))

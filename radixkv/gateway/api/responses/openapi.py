@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from radixkv.gateway.turns.openapi import TokenLogprob
 
@@ -121,6 +121,7 @@ class ResponseUsage(BaseModel):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    cost: float | None = Field(None, description="By the worker's price list, in the currency of `/v1/radixkv/billing`")
 
 
 class ResponseFailure(BaseModel):

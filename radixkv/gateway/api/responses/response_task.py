@@ -26,7 +26,7 @@ from radixkv.gateway.protocol.follower import Follower, Followers
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.logprobs import chat_logprobs
-from radixkv.gateway.turns.replies import Growth
+from radixkv.gateway.turns.replies import Growth, cost_of
 from radixkv.gateway.turns.reply_task import ReplyTask, ReplyTasks
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Usage
 
@@ -195,6 +195,7 @@ def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:
         "output_tokens": usage.num_generated_tokens,
         "output_tokens_details": {"reasoning_tokens": num_thinking_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
+        **cost_of(usage),
     }
 
 

@@ -185,12 +185,13 @@ def test_a_reply_is_forked_within_its_own_conversation(site: Site) -> None:
 
 def test_kept_conversations_share_with_themselves_alone(site: Site) -> None:
     site.allow("own")
-    talk, found = site.talk(), []
-    for _ in range(2):
-        conversation_id = talk.begin()
-        _, first = talk.turn(conversation_id, LONG)
-        _, second = talk.turn(conversation_id, "And now?", parent=first["id"])
-        found.append([reply["details"]["cached_tokens"] for reply in (first, second)])
+    found = []
+    with site.talk() as talk:
+        for _ in range(2):
+            conversation_id = talk.begin()
+            _, first = talk.turn(conversation_id, LONG)
+            _, second = talk.turn(conversation_id, "And now?", parent=first["id"])
+            found.append([reply["details"]["cached_tokens"] for reply in (first, second)])
     assert [first for first, _ in found] == [0, 0]
     assert all(second > 32 for _, second in found)
 

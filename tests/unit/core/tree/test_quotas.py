@@ -100,7 +100,7 @@ def test_what_runs_within_a_quota_always_fits_beside_what_runs_elsewhere() -> No
 
 
 def test_a_refusal_changes_nothing_and_leaves_no_account_behind() -> None:
-    cache = PrefixCache(8, BLOCK)
+    cache = PrefixCache(8, BLOCK, clock=lambda: 0.0)
     cache.set_quota("tenant", 2)
     kept = fill(cache, "other", 3)
     before = (cache.stats(), cache.dump(), cache.usage())
@@ -268,3 +268,30 @@ def test_a_quota_of_nothing_shuts_a_namespace_out() -> None:
     with pytest.raises(QuotaError):
         cache.acquire([5], namespace="tenant")
     assert cache.match([1, 1], namespace="tenant").num_tokens == 2
+
+
+def test_blocks_are_counted_times_the_seconds_that_they_are_held() -> None:
+    now_s = 100.0
+    cache = PrefixCache(16, BLOCK, clock=lambda: now_s)
+    seq = cache.acquire([1] * BLOCK * 4, namespace="tenant")
+    cache.insert(seq.seq_id, num_computed=BLOCK * 4)
+    now_s += 10
+    cache.release(seq.seq_id)  # four blocks stay cached
+    now_s += 5
+    assert cache.usage("tenant")[0].held_block_s == 4 * 15
+    assert cache.usage("tenant#adapter=sql")[0].held_block_s == 4 * 15, "the owner's"
+    cache.set_quota("tenant", 4)
+    cache.set_quota("tenant")
+    cache.evict(1)
+    now_s += 2
+    held = cache.usage("tenant")[0]
+    assert held.held_block_s == 4 * 15 + held.num_blocks * 2
+    cache.clear("tenant")
+    now_s += 1000
+    assert cache.usage() == []
+    assert cache.usage("tenant")[0].held_block_s == held.held_block_s, "kept while it holds nothing"
+    seq = cache.acquire([2] * BLOCK, namespace="tenant")
+    now_s += 1
+    assert cache.usage("tenant")[0].held_block_s == held.held_block_s + 1
+    assert cache.usage("other")[0].held_block_s == 0
+    cache.check()

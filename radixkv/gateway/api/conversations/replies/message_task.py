@@ -22,7 +22,7 @@ from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.replies import Growth as ReplyGrowth
-from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.replies import Reply, cost_of
 from radixkv.gateway.turns.reply_task import ReplyTask, ReplyTasks
 from radixkv.gateway.turns.turns import remember_reply
 from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, Usage
@@ -220,6 +220,7 @@ class MessageTask(ReplyTask):
             "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
             "loaded_tokens": usage.num_loaded_tokens if usage else None,
             "generated_tokens": len(reply.token_ids),
+            **(cost_of(usage) if usage else {}),
             "first_token_ms": self._since_start_ms(branch.first_text_s),
             "duration_ms": self._since_start_ms(branch.ended_s),
             "finish_reason": reply.reason.value if reply.reason else None,

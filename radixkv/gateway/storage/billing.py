@@ -1,0 +1,124 @@
+"""What each namespace has used, for billing: tokens, what they cost, and tokens held in the cache times seconds.
+
+Sums since a namespace was first seen, kept in the state file: a bill is the difference of two readings. Tokens are those of
+requests to this gateway, counted as their events come, also where a client leaves before the end. Held tokens are read from the
+cache service, which counts them whichever way they were computed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from radixkv.core.api import NamespaceUsage
+from radixkv.gateway.storage.database import Database
+from radixkv.generation.prices import Prices
+
+__all__ = ["Bill", "BillingBook"]
+
+_SUMS = ("num_requests", "num_computed_tokens", "num_found_tokens", "num_generated_tokens", "held_token_s", "cost")
+
+
+class Bill(NamedTuple):
+    """The sums of one namespace.
+
+    num_requests: generations begun. num_computed_tokens, num_found_tokens: of their prompts. num_generated_tokens: of all
+    branches. held_token_s: tokens of the blocks that it owned times seconds. cost: of all that, by the prices at the time.
+    """
+
+    namespace: str
+    num_requests: int = 0
+    num_computed_tokens: int = 0
+    num_found_tokens: int = 0
+    num_generated_tokens: int = 0
+    held_token_s: float = 0.0
+    cost: float = 0.0
+
+
+class BillingBook:
+    """The sums of all namespaces. What was not flushed is lost if the process is killed. One event loop uses it."""
+
+    def __init__(self) -> None:
+        self._database: Database | None = None
+        self._new: dict[str, Bill] = {}
+        self._holding: set[str] = set()
+
+    def open(self, database: Database) -> None:
+        """Store the sums there from now on."""
+        self._database = database
+
+    def count(
+        self,
+        namespace: str,
+        prices: Prices | None,
+        *,
+        num_requests: int = 0,
+        num_computed: int = 0,
+        num_found: int = 0,
+        num_generated: int = 0,
+    ) -> None:
+        """Add to the sums of a namespace; numbers below 0 correct earlier ones. O(1)."""
+        cost = 0.0 if prices is None else prices.cost(num_computed + num_found, num_found, num_generated)
+        added = Bill(namespace, num_requests, num_computed, num_found, num_generated, 0.0, cost)
+        before = self._new.get(namespace)
+        self._new[namespace] = added if before is None else _sum(before, added)
+
+    async def flush(self) -> None:
+        """Store what has been counted. Raises UnavailableError: the state file is closed; it is tried again."""
+        if not self._new or self._database is None:
+            return
+        new, self._new = self._new, {}
+        try:
+            await self._database.run(lambda connection: _add(connection, new.values()))
+        except BaseException:
+            for name, bill in new.items():
+                self._new[name] = _sum(bill, self._new[name]) if name in self._new else bill
+            raise
+
+    async def hold(self, usages: Iterable[NamespaceUsage], block_size: int, prices: Prices | None) -> None:
+        """Add what namespaces have held since the last time, by the counters of the cache service; these begin at 0 again where
+        the service was restarted or the worker has a new pool.
+        """
+        assert self._database is not None
+        held = {usage.namespace: usage.held_block_s for usage in usages}
+        self._holding = {usage.namespace for usage in usages if usage.num_blocks}
+        await self._database.run(lambda connection: _hold(connection, held, block_size, prices))
+
+    def left_out(self, usages: Iterable[NamespaceUsage]) -> set[str]:
+        """Namespaces that held blocks the last time and are not in `usages` now: they have to be asked for by name."""
+        return self._holding - {usage.namespace for usage in usages}
+
+    async def read(self, namespace: str, *, of_all: bool = False) -> list[Bill]:
+        """The sums of a namespace, or of all by name; none of one that has used nothing."""
+        await self.flush()
+        assert self._database is not None
+        query = f"SELECT namespace, {', '.join(_SUMS)} FROM billing"
+        where, values = ("ORDER BY namespace", ()) if of_all else ("WHERE namespace = ?", (namespace,))
+        return await self._database.read(
+            lambda connection: [Bill(*row) for row in connection.execute(f"{query} {where}", values)], namespace
+        )
+
+
+def _sum(one: Bill, other: Bill) -> Bill:
+    return Bill(one.namespace, *(a + b for a, b in zip(one[1:], other[1:], strict=True)))
+
+
+def _add(connection: sqlite3.Connection, bills: Iterable[Bill]) -> None:
+    sums = ", ".join(f"{name} = billing.{name} + excluded.{name}" for name in _SUMS)
+    names = ", ".join(("namespace", *_SUMS))
+    command = f"INSERT INTO billing ({names}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace) DO UPDATE SET {sums}"
+    for bill in bills:
+        connection.execute(command, tuple(bill))
+
+
+def _hold(connection: sqlite3.Connection, held: Mapping[str, float], block_size: int, prices: Prices | None) -> None:
+    for namespace, now in held.items():
+        row = connection.execute("SELECT held_seen FROM billing WHERE namespace = ?", (namespace,)).fetchone()
+        seen = row[0] if row is not None else 0.0
+        if now == seen:
+            continue
+        token_s = (now - seen if now > seen else now) * block_size
+        cost = 0.0 if prices is None else prices.held_cost(token_s)
+        _add(connection, [Bill(namespace, held_token_s=token_s, cost=cost)])
+        connection.execute("UPDATE billing SET held_seen = ? WHERE namespace = ?", (now, namespace))
