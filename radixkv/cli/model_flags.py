@@ -170,6 +170,13 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         help="after this wait no request of its tenant overtakes a request, whatever prefix is cached (default %(default)s)",
     )
     flags.add_argument(
+        "--admission",
+        default="estimate",
+        choices=["estimate", "worst-case"],
+        help="a request starts once there are blocks for its prompt and the output that replies before it lead to expect "
+        "(estimate), or for its longest output, and is never preempted (worst-case) (default %(default)s)",
+    )
+    flags.add_argument(
         "--preemption",
         default="recompute",
         choices=["recompute", "swap"],
@@ -279,6 +286,7 @@ def _limits(options: argparse.Namespace) -> SchedulerLimits:
         chunk_tokens=min(usual.chunk_tokens, options.max_batch_tokens),
         max_wait_s=options.max_wait,
         preemption=options.preemption,
+        admission=options.admission,
     )
 
 

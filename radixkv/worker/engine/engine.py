@@ -120,6 +120,7 @@ class Engine:
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         pool = runner.pool
+        self._num_blocks = arena.first_block if arena else pool.num_blocks
         self._reader = PromptReader(
             text,
             vocab_size=runner.vocab_size,
@@ -142,7 +143,6 @@ class Engine:
             num_parameters=num_parameters,
             prices=prices,
         )
-        self._num_blocks = arena.first_block if arena else pool.num_blocks
         self._limits = limits or SchedulerLimits()
         self._unshared_namespaces = unshared_namespaces
         self._scores = ScoreMemory()  # of the engine's thread
@@ -162,6 +162,7 @@ class Engine:
                 self._limits,
                 clock=clock,
                 has_lines=arena is not None,
+                num_blocks=self._num_blocks,
             ),
             reattach=reattach,
             clock=clock,
@@ -434,6 +435,7 @@ class Engine:
     ) -> GenerationStream:
         tokens = prompt.tokens
         max_length = self._reader.bound_length(num_tokens(tokens), params.sampling)
+        self._check_worst_case(max_length, params.sampling)
         before = unpack_tokens(tokens[-_NUM_BEFORE * TOKEN_BYTES :]) if params.goes_on_from_text else ()
         rules = self._reader.reply_rules(params.sampling, owner_of(prompt.namespace), tokens, before)
         if len(self._loop.generations) >= MAX_GENERATIONS:
@@ -460,6 +462,25 @@ class Engine:
         items.put(Started(generation.generation_id, tokens, sharing))
         self._post(partial(self._loop.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
+
+    def _check_worst_case(self, max_length: int, sampling: SamplingParams) -> None:
+        """Reject what could never start if the longest histories of all branches have to fit the pool.
+
+        Raises:
+            InvalidArgumentError: they do not, and admission is by the worst case.
+        """
+        if self._limits.admission != "worst-case":
+            return
+        each = -(-max(1, max_length - 1) // self._info.block_size)
+        name, num_asked = (
+            ("num_beams", sampling.num_beams) if sampling.num_beams > 1 else ("n", sampling.best_of or sampling.n)
+        )
+        each *= 2 if sampling.num_beams > 1 else 1  # a search forks beams before it drops others
+        if num_asked * each > self._num_blocks:
+            most = (
+                f"at most {self._num_blocks // each}, since admission by the worst case reserves {each} blocks for each"
+            )
+            raise InvalidArgumentError(name, num_asked, f"{most}, of {self._num_blocks}; or allow fewer max_tokens")
 
     def _scores_of(self, prompt: History, sampling: SamplingParams) -> PromptScores | None:
         num_top, start = sampling.prompt_logprobs, sampling.prompt_logprobs_start

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["OutputLengthEstimator"]
+__all__ = ["LongestOutput", "OutputLengthEstimator"]
 
 _WEIGHT = 0.05
 """Of the latest finished branch, in the moving mean and deviation."""
@@ -51,3 +51,12 @@ class OutputLengthEstimator:
     def was_too_small(self) -> None:
         """A branch was preempted: too few blocks had been reserved."""
         self._caution = 1.0
+
+
+class LongestOutput(OutputLengthEstimator):
+    """Every branch is expected to use its longest reply: then none ever lacks a block."""
+
+    @property
+    def share(self) -> float:
+        """See `OutputLengthEstimator`."""
+        return 1.0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SchedulerLimits"]
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["ADMISSIONS", "SchedulerLimits"]
+
+ADMISSIONS = ("estimate", "worst-case")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,11 @@ class SchedulerLimits:
     max_wait_s: after this wait no request of its owner overtakes a request.
     preemption: ``"recompute"`` or ``"swap"``.
     swap_blocks: host slots for swapped blocks; when they are full, a branch is recomputed.
+    admission: ``"estimate"``: a branch starts once its history and its expected output have blocks, see `length_estimate`.
+        ``"worst-case"``: once its longest output has them, of all of its branches, and nothing is ever preempted.
+
+    Raises:
+        InvalidArgumentError: another admission.
     """
 
     max_running: int = 64
@@ -29,3 +38,8 @@ class SchedulerLimits:
     max_wait_s: float = 10.0
     preemption: str = "recompute"
     swap_blocks: int = 0
+    admission: str = "estimate"
+
+    def __post_init__(self) -> None:
+        if self.admission not in ADMISSIONS:
+            raise InvalidArgumentError("admission", self.admission, f"one of {', '.join(ADMISSIONS)}")

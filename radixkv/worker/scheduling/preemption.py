@@ -35,8 +35,16 @@ class Preemptor:
     """
 
     def __init__(
-        self, running_set: RunningSet, admission: Admission, swapped: SwappedBranches, block_size: int
+        self,
+        running_set: RunningSet,
+        admission: Admission,
+        swapped: SwappedBranches,
+        block_size: int,
+        *,
+        may_make_way: bool = True,
     ) -> None:
+        """`may_make_way`: whether a running branch may be preempted for one that was refused."""
+        self._may_make_way = may_make_way
         self.failures: list[tuple[Branch, RadixKVError]] = []
         self.num_preemptions = 0
         self._running_set = running_set
@@ -75,6 +83,8 @@ class Preemptor:
         owner would hold at most an equal part, the victim may be of the owner that holds most. That owner then still holds no
         less than the refused branch's owner with its request.
         """
+        if not self._may_make_way:
+            return None
         refused = sorted(self._admission.queue.refused, key=lambda branch: -branch.priority)
         in_blocks = self._in_blocks() if refused else []
         for branch in refused:

@@ -10,7 +10,8 @@ A round of the engine:
 
 Rules:
 
-- Order of admission: see `queue`. A branch's expected output is reserved with its prompt: see `length_estimate`.
+- Order of admission: see `queue`. A branch's expected output is reserved with its prompt: see `length_estimate`. With admission
+  by the worst case it is the longest, and no running branch is preempted.
 - A branch refused for lack of blocks lets others try until it is due. Then no branch of its owner is admitted before it, nor of
   an owner that was served as much and holds as much.
 - Single flight: an acquire whose next tokens another branch computes waits for them, and lends that branch its priority.
@@ -63,7 +64,7 @@ from radixkv.core.errors import (
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
-from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
+from radixkv.worker.scheduling.length_estimate import LongestOutput, OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.preemption import Preemptor
 from radixkv.worker.scheduling.running import RunningSet, Sent
@@ -103,9 +104,14 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         growth: OutputLengthEstimator | None = None,
         has_lines: bool = False,
+        num_blocks: int | None = None,
     ) -> None:
-        """`has_lines`: whether acquires that never fork are offered to an `Arena`."""
+        """`has_lines`: whether acquires that never fork are offered to an `Arena`. `num_blocks`: of the pool, for admission by
+        the worst case.
+        """
         self.limits = limits
+        self._is_worst_case = limits.admission == "worst-case"
+        self._num_blocks = num_blocks
         num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
         self._running_set = RunningSet(block_size)
         self.swapped = SwappedBranches(block_size, num_host_blocks, self._running_set.new_seq_id)
@@ -114,14 +120,16 @@ class Scheduler:
         self._has_lines = has_lines
         self._block_size = block_size
         self._admission = Admission(
-            growth or OutputLengthEstimator(), lambda owner: self._running_set.num_blocks_by_owner()[owner]
+            growth or (LongestOutput() if self._is_worst_case else OutputLengthEstimator()),
+            lambda owner: self._running_set.num_blocks_by_owner()[owner],
         )
         self._sent: deque[list[Sent]] = deque()
         self._loads: list[BlockMove] = []
         self._newly_opened: list[Branch] = []
         self._last_ran: dict[str, int] = {}  # turn of each owner's last prefill chunk, the latest last
         self._turns = itertools.count()
-        self._preemptor = Preemptor(self._running_set, self._admission, self.swapped, block_size)
+        parts = self._running_set, self._admission, self.swapped, block_size
+        self._preemptor = Preemptor(*parts, may_make_way=not self._is_worst_case)
 
     # -- input of the engine
 
@@ -290,7 +298,7 @@ class Scheduler:
             most = limit - limit // 4 if branch.is_background else limit
             has_place = num_held.total() < most or num_held[owner] < most // len(num_held.keys() | {owner})
             num_tokens = num_ahead[owner, False] + (num_ahead[owner, True] if branch.is_background else 0)
-            return has_place and num_tokens < self.limits.max_batch_tokens
+            return has_place and num_tokens < self.limits.max_batch_tokens and self._fits_worst_case(branch)
 
         while True:
             was_alone = not self._running_set
@@ -305,6 +313,25 @@ class Scheduler:
             op = self._acquire_op(head)
             sent.append(Sent(op, (head,), was_alone, is_only_tenant, self._admission.num_freed))
             sent += self._running_set.ask_for_room(head)
+
+    def _fits_worst_case(self, branch: Branch) -> bool:
+        """Whether forks to come will find their blocks next to this branch. O(running).
+
+        A sequence reserves blocks for its own branch alone. So while a request with several has begun, or is about to, none
+        starts unless the longest histories of all would fit the pool with nothing shared.
+        """
+        if not self._is_worst_case or self._num_blocks is None or branch.index:
+            return True
+        generations = {id(other.generation): other for other in (*self._running_set, branch)}.values()
+        if all(other.generation.num_branches == 1 for other in generations):
+            return True
+        return sum(self._worst_case(other) for other in generations) <= self._num_blocks or not self._running_set
+
+    def _worst_case(self, branch: Branch) -> int:
+        """Blocks of the longest histories of all branches of its request; a search forks beams before it drops others."""
+        generation = branch.generation
+        num_branches = generation.num_branches * (2 if generation.takes_logits else 1)
+        return num_branches * -(-branch.max_room // self._block_size)
 
     def _acquire_op(self, branch: Branch) -> AcquireOp:
         generation, terms = branch.generation, branch.generation.terms
@@ -395,7 +422,9 @@ class Scheduler:
         elif not was_alone:
             refused = self._admission.refused_by_quota if isinstance(error, QuotaError) else self._admission.refused
             refused(branch, entry.num_freed)
-        elif op.reserve or parked:  # no branch will free blocks: reserve less, or take those parked
+        elif (
+            op.reserve and not self._is_worst_case
+        ) or parked:  # no branch will free blocks: reserve less, or take those parked
             branch.is_reserving = False
             for other in parked:
                 self._preemptor.unpark(other)
