@@ -57,6 +57,13 @@ class CacheStats(NamedTuple):
     eviction: str
     eviction_followed: str
 
+    def num_more(self, num_tokens: int) -> int:
+        """How many more requests of `num_tokens` tokens, prompt and reply, have blocks now, with nothing found in the cache and
+        without a quota. Cached blocks that nobody reads count as free; what is promised to running requests does not.
+        """
+        num_available = self.num_free_blocks + self.num_evictable_blocks - self.num_promised_blocks
+        return max(0, num_available) // max(1, -(-num_tokens // self.block_size))
+
 
 class TimeHistogram(NamedTuple):
     """Times in seconds, one per block. `counts[i]`: at most `bounds_s[i]` and above the bound before; the last: above all."""

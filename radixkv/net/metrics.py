@@ -98,6 +98,9 @@ _COUNTERS: dict[str, tuple[str, Callable[[CacheStats], float]]] = {
     "kv_query_tokens": ("Tokens of prompts that sequences were opened on", lambda cache: cache.num_query_tokens),
     "kv_hit_tokens": ("Of these, found in the cache and not computed", lambda cache: cache.num_hit_tokens),
 }
+ROOM_TOKENS = (1024, 4096, 16_384, 65_536)
+"""Lengths of the requests that `kv_more_requests` counts."""
+
 _MISSED = (
     "Tokens of whole blocks of prompts that were not found: nothing went on there, others did, or they had been evicted"
 )
@@ -121,6 +124,7 @@ def pool_metrics(pools: Sequence[PoolFigures]) -> Iterator[Metric]:
             missed.add_metric([*own, cause], getattr(figures.cache, f"num_missed_{cause}_tokens"))
     yield blocks
     yield missed
+    yield _more_requests(pools, labels)
     for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, (text, value) in table.items():
             family = kind(f"{PREFIX}{name}", text, labels=labels)
@@ -164,6 +168,18 @@ def _hit_rates(pools: Sequence[PoolFigures], labels: list[str]) -> Metric:
                 sum(getattr(use, name) for use in others) for name in ("num_hit_tokens", "num_query_tokens")
             )
             family.add_metric([*own, OTHERS], _share(num_hit, num_query))
+    return family
+
+
+def _more_requests(pools: Sequence[PoolFigures], labels: list[str]) -> Metric:
+    text = (
+        "Further requests of so many tokens, prompt and reply, that have blocks now, with nothing of them in the cache"
+    )
+    family = GaugeMetricFamily(f"{PREFIX}kv_more_requests", text, labels=[*labels, "tokens"])
+    for figures in pools:
+        own = [] if figures.pool is None else [figures.pool]
+        for num_tokens in ROOM_TOKENS:
+            family.add_metric([*own, str(num_tokens)], figures.cache.num_more(num_tokens))
     return family
 
 

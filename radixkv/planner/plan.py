@@ -6,6 +6,7 @@ memory x utilisation
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -180,7 +181,7 @@ def plan_memory(
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=load.max_num_seqs,
-        weight_bytes=-(-shape.num_parameters // tp) * DTYPES[dtype],
+        weight_bytes=math.ceil(-(-shape.num_parameters // tp) * DTYPES[dtype]),
         activation_bytes=estimate_activations(shape, dtype, load, tp),
         token_bytes=token_bytes,
         block_bytes=token_bytes * block_size,
@@ -202,7 +203,7 @@ def estimate_activations(shape: ModelShape, dtype: str, load: Load, tp: int = 1)
     position = 2 * shape.hidden_size + max(attention, 3 * shape.feed_forward_size) // tp
     num_sequences = min(load.max_num_seqs or 64, load.max_batch_tokens)
     logits = num_sequences * shape.vocab_size * (DTYPES[dtype] + _SAMPLING_BYTES)
-    return load.max_batch_tokens * position * max(2, DTYPES[dtype]) + logits
+    return math.ceil(load.max_batch_tokens * position * max(2, DTYPES[dtype]) + logits)
 
 
 def _check(shape: ModelShape, load: Load, tp: int, layout: str) -> None:

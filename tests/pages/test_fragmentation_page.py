@@ -99,6 +99,22 @@ def outcome(page: Page) -> dict[str, list[float]]:
     return found
 
 
+def test_a_scene_tells_how_many_requests_a_card_serves_by_each_way(page: Page) -> None:
+    settled(page)
+    page.get_by_label("Requests", exact=True).select_option("scene")
+    rows = page.locator(".scene tbody tr")
+    expect(rows).to_have_count(3)
+    told = [row.locator("td").all_inner_texts() for row in rows.all()]
+    assert told == [
+        ["2.50 GiB", "0", "11", "14", "27.50 GiB"],
+        ["1.25 GiB", "0", "23", "2", "28.75 GiB"],
+        ["0.94 GiB", "0.31 GiB", "25", "0", "23.75 GiB"],
+    ]
+    expect(page.locator(".outcome:not(.scene) tbody tr")).to_have_count(3)
+    page.get_by_label("Requests", exact=True).select_option("recorded")
+    expect(rows).to_have_count(0)
+
+
 def test_sharing_serves_more_with_the_same_memory(page: Page) -> None:
     settled(page)
     reserve, paged, sharing = outcome(page).values()

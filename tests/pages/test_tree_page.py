@@ -95,6 +95,21 @@ def test_the_figures_of_the_pool_have_words(rivers: TreeStack, page: Page) -> No
     expect(page.get_by_role("img", name=re.compile("Blocks evicted in each ten seconds"))).to_be_visible()
 
 
+def test_how_many_more_requests_fit_is_told_live_for_a_length_of_ones_own(rivers: TreeStack, page: Page) -> None:
+    room = page.locator(".room")
+    expect(room).to_contain_text("1 more request fits now")  # of 1,024 tokens, in 256 blocks of 4
+    room.get_by_label("of").fill("64")
+    room.get_by_label("of").press("Tab")
+    stats = rivers.holder.stats()
+    expect(room.locator("strong")).to_have_text(str(stats.num_more(64)))
+    seq = rivers.holder.acquire(range(1000, 1000 + 4 * 100))
+    expect(room.locator("strong")).to_have_text(str(rivers.holder.stats().num_more(64)))
+    rivers.holder.release(seq.seq_id)
+    room.get_by_label("of").fill("-3")
+    room.get_by_label("of").press("Tab")
+    expect(room.get_by_label("of")).to_have_value("64")
+
+
 def test_an_empty_tree_says_how_it_is_filled(browser: Browser, stack: TreeStack) -> None:
     with open_page(browser, stack.url) as page:
         expect(page.get_by_text("Nothing is cached yet")).to_be_visible()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Rates", "Reading", "View", "level_line"]
 
 _BAR_WIDTH = 48
+_ROOM_TOKENS = (1024, 4096)
+"""Lengths of requests of which the view tells how many more fit; next to the longest."""
 
 
 class Reading(NamedTuple):
@@ -89,9 +91,15 @@ class View(NamedTuple):
             "model": self.model.name,
             "engine": {name: _plain(value) for name, value in engine._asdict().items()},
             "cache": None if cache is None else cache._asdict(),
+            "more_requests": None if cache is None else self._more(cache),
             "levels": [asdict(level) for level in self.now.stats.levels],
             "rates_per_second": None if self.rates is None else self.rates._asdict(),
         }
+
+    def _more(self, cache: CacheStats) -> dict[str, int]:
+        """How many more requests of a length fit now, by their tokens."""
+        lengths = {length for length in _ROOM_TOKENS if length < self.model.max_length} | {self.model.max_length}
+        return {str(length): cache.num_more(length) for length in sorted(lengths)}
 
     def lines(self) -> list[str]:
         """As plain text."""
@@ -142,6 +150,9 @@ class View(NamedTuple):
         total = engine.num_cached_tokens / engine.num_prompt_tokens if engine.num_prompt_tokens else None
         recent = f"{_percent(rates.hit_rate)} now, " if rates is not None else ""
         yield "hit rate", f"{recent}{_percent(total)} since the start"
+        if cache is not None:
+            room = ", ".join(f"{number:,} of {int(length):,} tokens" for length, number in self._more(cache).items())
+            yield "more now", f"{room}, with nothing of them in the cache"
         yield "first token", _spread(engine.time_to_first_token)
         yield "inter-token", _spread(engine.inter_token)
         yield "waited", _spread(engine.waited)

@@ -130,3 +130,22 @@ def test_no_more_namespaces_are_told_apart_than_a_bound() -> None:
     assert len(rates) == MAX_NAMESPACES + 1
     assert rates["n0"] == 0.5
     assert rates[OTHERS] == 1500 / (900 + 899 + 898)
+
+
+def test_how_many_more_requests_fit_now_and_what_each_namespace_has_held() -> None:
+    now_s = 0.0
+    cache = PrefixCache(130, 16, clock=lambda: now_s)
+    seq = cache.acquire([1] * 16, reserve=16, namespace="a")
+    now_s = 10.0
+    figures = PoolFigures(cache.stats(), cache.block_times(), cache.usage(), None)
+    told = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in pool_metrics([figures])
+        for sample in family.samples
+    }
+    assert told["radixkv:kv_more_requests", "1024"] == 2, "130 blocks less one held and one promised, in 64 each"
+    assert told["radixkv:kv_more_requests", "4096"] == 0
+    assert told["radixkv:kv_held_token_seconds_total", "a"] == 160
+    cache.release(seq.seq_id)
+    assert cache.stats().num_more(16) == 130
+    assert cache.stats().num_more(17) == 65

@@ -29,7 +29,13 @@ def engine(**changes: Any) -> EngineStats:
 
 
 def cache(**changes: Any) -> CacheStats:
-    return CacheStats(**(dict.fromkeys(CacheStats._fields, 0) | {"num_blocks": 100, "num_free_blocks": 100} | changes))
+    return CacheStats(
+        **(
+            dict.fromkeys(CacheStats._fields, 0)
+            | {"num_blocks": 100, "num_free_blocks": 100, "block_size": 16}
+            | changes
+        )
+    )
 
 
 def reading(time_s: float, *, pool: CacheStats | None = None, **changes: Any) -> Reading:
@@ -149,6 +155,7 @@ def test_screen_text_and_json_tell_the_same() -> None:
             "p50 40 ms, p90 500 ms, p99 1.25 s",
             "11 (2.0/s)",
             "7 promised, of 100 in all",
+            "13 of 100 tokens, with nothing of them in the cache",
             "0 tokens new, 1,600 parted from others, 320 evicted before",
         ):
             assert part in written
@@ -157,6 +164,7 @@ def test_screen_text_and_json_tell_the_same() -> None:
     assert as_dict["engine"]["time_to_first_token"]["p99_s"] == 1.25
     assert as_dict["cache"]["num_promised_blocks"] == 7
     assert as_dict["rates_per_second"]["decode_tokens"] == 56.0
+    assert as_dict["more_requests"] == {"100": 13}
 
 
 def test_a_cache_that_cannot_be_asked_hides_nothing_else() -> None:

@@ -7,9 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.flags import add_command, say
+from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from radixkv.planner import MemoryPlan, ModelShape
+    from radixkv.planner import Device, MemoryPlan, ModelShape
 
 __all__ = ["add"]
 
@@ -17,6 +18,7 @@ EPILOG = """\
 examples:
   radixkv plan llama-3-8b --memory 24GiB
   radixkv plan deepseek-v3 --memory 141GB --tp 8 --dtype fp8 --max-model-len 131072
+  radixkv plan qwen3-30b-a3b --memory 32GB --table
   radixkv plan ./my-model --memory 16GiB --max-num-seqs 32 --json
 """
 
@@ -36,6 +38,12 @@ def add(commands: Any) -> None:
         default="default",
     )
     plan.add_argument("--list", action="store_true", help="list the published models known by name")
+    plan.add_argument(
+        "--table",
+        action="store_true",
+        help="print weights and KV in fewer bits, by batch and context: what fits, and what the full pool holds; --dtype and "
+        "--kv-dtype choose one",
+    )
     plan.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     _add_device_flags(plan)
     _add_load_flags(plan)
@@ -69,8 +77,16 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--max-batch-tokens", type=int, default=320, metavar="TOKENS", help="per forward (default %(default)s)"
     )
+    flags.add_argument("--batches", metavar="N,N", help="sequences, with --table (default 1,8,32,128)")
+    flags.add_argument(
+        "--contexts",
+        metavar="N,N",
+        help="tokens of a sequence, with --table (default 1024 and up to the model's length)",
+    )
     flags.add_argument("--block-size", type=int, default=16, metavar="TOKENS", help="8 to 128 (default %(default)s)")
-    flags.add_argument("--dtype", default="auto", help="of weights: auto (as published), float32, bfloat16, fp8, int8")
+    flags.add_argument(
+        "--dtype", default="auto", help="of weights: auto (as published), float32, bfloat16, fp8, int8, int4"
+    )
     flags.add_argument(
         "--kv-dtype",
         default="auto",
@@ -97,6 +113,11 @@ def _run(options: argparse.Namespace) -> int:
         memory, workspace = parse_bytes(options.memory, "--memory"), parse_bytes(options.workspace, "--workspace")
         device = Device(memory, options.utilisation, workspace)
     shape = ModelShape.of(read_config(options.model))
+    if options.table:
+        return _print_table(options, shape, device)
+    for flag in ("batches", "contexts"):
+        if getattr(options, flag) is not None:
+            raise InvalidArgumentError(f"--{flag}", getattr(options, flag), "given along with --table")
     plan = plan_memory(
         shape,
         dtype=options.dtype,
@@ -115,6 +136,43 @@ def _run(options: argparse.Namespace) -> int:
     for note in _notes(shape, plan):
         say(f"note: {note}")
     return 0
+
+
+def _print_table(options: argparse.Namespace, shape: ModelShape, device: Device | None) -> int:
+    from radixkv.planner.table import BATCHES, contexts_of, plan_table, table_lines
+
+    if device is None:
+        raise InvalidArgumentError("--memory", None, "given along with --table")
+    for flag, value in (("--max-model-len", options.max_model_len), ("--max-num-seqs", options.max_num_seqs)):
+        if value is not None:
+            raise InvalidArgumentError(flag, value, "left out with --table, which has --contexts and --batches")
+    batches = _numbers("--batches", options.batches) or BATCHES
+    contexts = contexts_of(shape, _numbers("--contexts", options.contexts))
+    configurations = plan_table(
+        shape,
+        device,
+        contexts,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        block_size=options.block_size,
+        max_batch_tokens=options.max_batch_tokens,
+        tp=options.tp,
+        layout=options.kv_layout,
+    )
+    if options.json:
+        say(json.dumps([each.as_dict(contexts, batches) for each in configurations], indent=2))
+    else:
+        say("\n".join(table_lines(shape.name, device, contexts, batches, configurations)))
+    return 0
+
+
+def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise InvalidArgumentError(flag, text, "whole numbers of at least 1 with commas between them")
+    return tuple(map(int, parts))
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, str]]:

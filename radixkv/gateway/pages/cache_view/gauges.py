@@ -31,6 +31,7 @@ class Point(NamedTuple):
     num_cached_blocks: int
     num_private_blocks: int
     num_evictable_blocks: int
+    num_promised_blocks: int
     num_pinned_blocks: int
     num_nodes: int
     num_sequences: int

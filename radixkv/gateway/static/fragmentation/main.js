@@ -7,6 +7,7 @@ import { About, Outcome, Sentences } from "./outcome.js";
 import { Choice, Follow, Legend, PlayBar, Pool, count, percent } from "./parts.js";
 import { WAYS } from "./player.js";
 import { PoolView, palette } from "./pool_view.js";
+import { SceneTable } from "./scene.js";
 import * as state from "./state.js";
 
 const BLOCK_SIZES = [1, 2, 4, 8, 16, 32, 64, 128];
@@ -89,6 +90,7 @@ function Stage() {
   return html`
     ${notice && html`<p class="notice" role="alert">${notice}</p>`}
     <${Conditions} read=${stream.value} settings=${settings.value} />
+    ${stream.value.isScene && html`<${SceneTable} settings=${settings.value} />`}
     ${player.value ? html`<${Replayed} player=${player.value} />` : html`<p class="soft">The stream is being played once to its end.</p>`}
   `;
 }

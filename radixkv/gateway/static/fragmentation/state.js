@@ -3,6 +3,7 @@
 import { CallError, callText } from "../page.js";
 import { batch, computed, signal } from "../vendor/htm-preact.js";
 import { Player } from "./player.js";
+import { SCENE, sceneStream } from "./scene.js";
 import { Slots } from "./slots.js";
 import { StreamError, readStream, requestsOf } from "./stream.js";
 
@@ -11,6 +12,7 @@ const LARGEST_POOL = 1 << 20;
 const SHOW_MS = 90; // numbers change no faster than they can be read
 export const SOURCES = {
   recorded: { name: "A recorded run of branching chats", path: "/static/fragmentation/recorded.json" },
+  scene: { name: SCENE.name, make: sceneStream },
   live: { name: "This server's last requests", path: "/v1/radixkv/replay" },
 };
 
@@ -39,8 +41,8 @@ export const step_s = () => stream.value.step_s ?? ASSUMED_STEP_S;
 
 export async function load(from, file = null) {
   try {
-    const name = file ? file.name : SOURCES[from].name;
-    const read = readStream(name, file ? await file.text() : await callText("GET", SOURCES[from].path));
+    const { name, make, path } = file ? { name: file.name } : SOURCES[from];
+    const read = make ? make() : readStream(name, file ? await file.text() : await callText("GET", path));
     batch(() => {
       [stream.value, source.value, settings.value, notice.value] = [read, from, usualSettings(read), ""];
     });
@@ -59,7 +61,7 @@ function usualSettings(read) {
   const mean = lengths.reduce((sum, length) => sum + length, 0) / lengths.length;
   const reply = Math.max(16, read.longestReply);
   const sizes = poolSizes(read, reply);
-  const numSlots = sizes.find((size) => size >= 4 * (mean + reply)) ?? sizes[sizes.length - 1];
+  const numSlots = read.numSlots ?? sizes.find((size) => size >= 4 * (mean + reply)) ?? sizes[sizes.length - 1];
   return { numSlots, blockSize: 16, reply, rate: 1, share: 1 };
 }
 
@@ -68,7 +70,8 @@ export function poolSizes(read, reply) {
   const longest = Math.max(...read.requests.map((row) => row.prompt)) + reply;
   const sizes = [];
   for (let power = 8; 1 << power <= LARGEST_POOL; power += 1) sizes.push(1 << power, 3 << (power - 1));
-  return sizes.filter((size) => size % 128 === 0 && size >= longest + 128).slice(0, 14);
+  const fitting = sizes.filter((size) => size % 128 === 0 && size >= longest + 128).slice(0, 14);
+  return read.numSlots ? [...new Set([...fitting, read.numSlots])].sort((one, other) => one - other) : fitting;
 }
 
 export function replies(read) {

@@ -7,6 +7,9 @@ const NUM_KEPT = 600;
 const BUCKET_S = 10;
 const WIDTH = 200;
 const HEIGHT = 36;
+const LONGEST = 10_000_000;
+/** Tokens of a request, prompt and reply, of which the pool's card tells how many more fit. */
+const length = signal(1024);
 
 /** Points as they come, oldest first. */
 export class Gauges {
@@ -50,6 +53,26 @@ export function GaugeCards({ gauges }) {
     <${SavedCard} latest=${latest} />`;
 }
 
+/** Requests of so many tokens that have blocks now, with nothing of them in the cache. */
+export function numMore(latest, tokens) {
+  const available = latest.num_free_blocks + latest.num_evictable_blocks - (latest.num_promised_blocks ?? 0);
+  return Math.floor(Math.max(0, available) / Math.max(1, Math.ceil(tokens / latest.block_size)));
+}
+
+function Room({ latest }) {
+  const changed = ({ target }) => {
+    const tokens = Math.round(Number(target.value));
+    if (tokens >= 1 && tokens <= LONGEST) length.value = tokens;
+    else target.value = length.value;
+  };
+  const number = numMore(latest, length.value);
+  const title = "Prompt and reply, with nothing of them in the cache; cached blocks that nobody reads count as free";
+  return html`<p class="room small numbers" title=${title}>
+    <span><strong>${number.toLocaleString("en")}</strong> more ${number === 1 ? "request fits" : "requests fit"} now</span>${" "}
+    <label>of <input type="number" min="1" max=${LONGEST} value=${length.value} onChange=${changed} /> tokens</label>
+  </p>`;
+}
+
 function PoolCard({ latest }) {
   const inUse = latest.num_blocks - latest.num_free_blocks - latest.num_evictable_blocks;
   const pinned = Math.min(latest.num_pinned_blocks, inUse);
@@ -72,6 +95,7 @@ function PoolCard({ latest }) {
     <h2 id="card-pool">Pool</h2>
     <p class="figure numbers">${percent(used)} <span class="soft small">filled</span></p>
     <${Chart} label=${label}>${bars}<//>
+    <${Room} latest=${latest} />
     <ul class="keys small soft" aria-hidden="true">
       ${parts.map(([name, told]) => html`<li><i class=${`bar-${name}`}></i>${told.replace("cached, ", "")}</li>`)}
     </ul>
