@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from bench.hit_rate.optimum import optimal_rate
 from bench.hit_rate.run import bars
-from bench.hit_rate.workloads import MOONCAKE, _grouped, _shuffled, _turns
+from bench.hit_rate.workloads import MOONCAKE, _grouped, _shuffled, in_turns
 from radixkv.simulate import Trace, replay, trace_of_texts
 
 
@@ -52,13 +52,13 @@ def test_no_replay_passes_the_optimum() -> None:
 
 def test_every_order_has_all_requests_and_keeps_those_of_a_group_in_theirs() -> None:
     groups = [[f"{group}.{number}" for number in range(group + 1)] for group in range(5)]
-    for order in (_grouped, _turns, _shuffled):
+    for order in (_grouped, in_turns, _shuffled):
         requests = order(groups, random.Random(1))
         assert sorted(requests) == sorted(request for group in groups for request in group)
         for group in groups:
             places = [requests.index(request) for request in group]
             assert all(left < right for left, right in pairwise(places))
-    assert _turns(groups, random.Random())[:5] == ["0.0", "1.0", "2.0", "3.0", "4.0"]
+    assert in_turns(groups, random.Random())[:5] == ["0.0", "1.0", "2.0", "3.0", "4.0"]
 
 
 def test_bars_that_need_the_peer_are_unmet_without_it() -> None:
