@@ -22,7 +22,15 @@ from bench.common.conversations import WorkloadMissingError
 from radixkv.simulate import Trace, read_trace, trace_of_texts
 from radixkv.simulate.parsing import tree_requests
 
-__all__ = ["MOONCAKE", "WORKLOADS", "read_workload"]
+__all__ = [
+    "MOONCAKE",
+    "WORKLOADS",
+    "agent_sessions",
+    "chat_trees",
+    "few_shot_questions",
+    "in_turns",
+    "read_workload",
+]
 
 MOONCAKE = "Mooncake conversation"
 NUM_SHOTS = 8
@@ -68,7 +76,8 @@ def _agent_calls(folder: Path) -> list[tuple[float, str, str]]:
     return sorted((call["timestamp"] / 1e6, call["session_id"], call["input"]) for call in calls)
 
 
-def _agent_sessions(folder: Path) -> Groups:
+def agent_sessions(folder: Path) -> Groups:
+    """Prompts of the coding agent, by session."""
     sessions: dict[str, list[str]] = {}
     for _, session, prompt in _agent_calls(folder):
         sessions.setdefault(session, []).append(prompt)
@@ -90,12 +99,13 @@ def _tasks(folder: Path) -> Groups:
     ]
 
 
-def _trees(folder: Path) -> Groups:
+def chat_trees(folder: Path) -> Groups:
+    """Histories of the OpenAssistant trees, by tree."""
     ((_, content),) = _members(folder, "oasst-trees", "en_100_tree.jsonl")
     return [tree_requests(json.loads(line)["prompt"]) for line in content.splitlines()]
 
 
-def _few_shot(folder: Path) -> Groups:
+def few_shot_questions(folder: Path) -> Groups:
     """Every test question of GSM8K after the same eight worked examples."""
     files: dict[str, list[dict[str, Any]]] = {
         name: [json.loads(line) for line in content.splitlines()]
@@ -111,7 +121,8 @@ def _grouped(groups: Groups, _source: random.Random) -> list[str]:
     return [request for group in groups for request in group]
 
 
-def _turns(groups: Groups, _source: random.Random) -> list[str]:
+def in_turns(groups: Groups, _source: random.Random | None = None) -> list[str]:
+    """One request of each group after another, round by round."""
     return [request for turn in zip_longest(*groups) for request in turn if request is not None]
 
 
@@ -139,13 +150,13 @@ def _agent_arrivals(folder: Path, _source: random.Random) -> Trace:
 WORKLOADS: dict[str, Callable[[Path, random.Random], Trace]] = {
     MOONCAKE: _mooncake,
     "coding agent, as it arrived": _agent_arrivals,
-    "coding agent, in turns": _in_order(_agent_sessions, _turns),
-    "coding agent, shuffled": _in_order(_agent_sessions, _shuffled),
+    "coding agent, in turns": _in_order(agent_sessions, in_turns),
+    "coding agent, shuffled": _in_order(agent_sessions, _shuffled),
     "BIG-Bench Hard, grouped by task": _in_order(_tasks, _grouped),
-    "BIG-Bench Hard, in turns": _in_order(_tasks, _turns),
+    "BIG-Bench Hard, in turns": _in_order(_tasks, in_turns),
     "BIG-Bench Hard, shuffled": _in_order(_tasks, _shuffled),
-    "chat trees, tree by tree": _in_order(_trees, _grouped),
-    "chat trees, in turns": _in_order(_trees, _turns),
-    "chat trees, shuffled": _in_order(_trees, _shuffled),
-    "GSM8K, few-shot": _in_order(_few_shot, _grouped),
+    "chat trees, tree by tree": _in_order(chat_trees, _grouped),
+    "chat trees, in turns": _in_order(chat_trees, in_turns),
+    "chat trees, shuffled": _in_order(chat_trees, _shuffled),
+    "GSM8K, few-shot": _in_order(few_shot_questions, _grouped),
 }

@@ -59,7 +59,7 @@ class CacheStats(NamedTuple):
 
     def num_more(self, num_tokens: int) -> int:
         """How many more requests of `num_tokens` tokens, prompt and reply, have blocks now, with nothing found in the cache and
-        without a quota. Cached blocks that nobody reads count as free; what is promised to running requests does not.
+        without a quota. Cached blocks without a reader count as free, and blocks promised to running requests as taken.
         """
         num_available = self.num_free_blocks + self.num_evictable_blocks - self.num_promised_blocks
         return max(0, num_available) // max(1, -(-num_tokens // self.block_size))

@@ -1,4 +1,4 @@
-"""A price list: what a worker's tokens cost, by whether they were computed, found in the cache, generated or kept there.
+"""A price list: the cost of a worker's tokens, by whether they were computed, found in the cache, generated or kept there.
 
     currency = "EUR"
     computed = 0.40      # a million tokens of prompts that were computed

@@ -201,7 +201,7 @@ class ForkParams(Prompt):
         sees: whether the caller may see generations of a namespace; other generations are unknown to it. None: it may see
             all.
         sharing: of the caller's tenant, see `core.namespaces`. Where it is stricter than that of the other generation, the
-            history is computed again and left to nobody.
+            history is computed again and shared with no other.
 
     The prompt, if any, is appended to the shared history.
     """

@@ -23,7 +23,7 @@ __all__ = ["Rates", "Reading", "View", "level_line"]
 
 _BAR_WIDTH = 48
 _ROOM_TOKENS = (1024, 4096)
-"""Lengths of requests of which the view tells how many more fit; next to the longest."""
+"""Lengths of requests of which the view counts how many more fit, next to the longest."""
 
 
 class Reading(NamedTuple):

@@ -1,4 +1,4 @@
-"""`GET /v1/radixkv/billing`: what a namespace has used, and the price list; and the task that keeps both stored."""
+"""`GET /v1/radixkv/billing`: the sums of a namespace and the price list; and the task that stores the sums."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Billing(BaseModel):
 
 @router.get("/v1/radixkv/billing", response_model=Billing)
 async def tell_bills(request: Request, tenant: CurrentTenant, of_all: bool = False) -> dict[str, Any]:  # in the query
-    """What your namespace has used; for operators, with `of_all=true`, what every namespace has."""
+    """The use of your namespace; for operators, with `of_all=true`, that of every namespace."""
     if of_all and not tenant.is_operator:
         message = "of_all is for operators; leave it out"
         raise ApiError(403, message, type="permission_error", code="no_right", param="of_all")
@@ -108,7 +108,7 @@ async def _keep(app: FastAPI) -> None:
 
 
 async def _look(app: FastAPI) -> None:
-    """Read what the namespaces hold, if there is a cache service, a pool and the right to."""
+    """Read how much the namespaces hold, if there is a cache service, a pool and the right to."""
     observer, book = app.state.cache_observer, app.state.billing
     if observer is None:
         return

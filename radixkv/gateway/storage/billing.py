@@ -1,4 +1,4 @@
-"""What each namespace has used, for billing: tokens, what they cost, and tokens held in the cache times seconds.
+"""The use of each namespace, for billing: tokens, their cost, and tokens held in the cache times seconds.
 
 Sums since a namespace was first seen, kept in the state file: a bill is the difference of two readings. Tokens are those of
 requests to this gateway, counted as their events come, also where a client leaves before the end. Held tokens are read from the
@@ -37,7 +37,7 @@ class Bill(NamedTuple):
 
 
 class BillingBook:
-    """The sums of all namespaces. What was not flushed is lost if the process is killed. One event loop uses it."""
+    """The sums of all namespaces. A killed process loses those not flushed. One event loop uses it."""
 
     def __init__(self) -> None:
         self._database: Database | None = None
