@@ -1,4 +1,4 @@
-"""The cost and the gain of the size of a block: hits, waste and throughput at 8 to 128 tokens, on chat, few-shot and long loads.
+"""The size of a block: hits, waste and throughput at 8 to 128 tokens, on chat, few-shot and long loads.
 
     chat        every history of 100 OpenAssistant trees, tree by tree
     few-shot    questions of GSM8K after the same eight worked examples
@@ -128,6 +128,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=f"sizes {QUICK_SIZES}, few requests; nothing written")
     parser.add_argument("--rounds", type=int, default=3, help="of the model, the sizes in turns (default: %(default)s)")
+    parser.add_argument(
+        "--longest", type=int, default=8000, help="tokens of a prompt for the model, cut there (default: %(default)s)"
+    )
+    parser.add_argument("--requests", type=float, default=1.0, help="share of them for the model (default: all)")
     parser.add_argument("--model", help="a folder or a Hugging Face id (default: the worker's)")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument(
@@ -166,8 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         ]
                         slots = max(distinct(requests), max(map(len, requests)) * 3 // 4) // 256 * 128
                         kept[name] = {each: keep(requests, slots, each) for each in sizes}
-                        most = 4 * (engine.model().max_length - REPLY - 1)
-                        num_wanted = num_run // 4 if options.quick else num_run
+                        most = 4 * min(options.longest, engine.model().max_length - REPLY - 1)
+                        num_wanted = int(num_run * (0.25 if options.quick else options.requests))
                         computed[name] = [request[:most] for request in requests[: max(2, num_wanted)]]
                     speeds[name][size].append(throughput(engine, computed[name]))
                     print(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner.dtypes import DTYPES, KV_DTYPES, KVDtype
 from radixkv.planner.errors import PlanError
-from radixkv.planner.fit import check_block_size, check_fit, count_blocks
+from radixkv.planner.fit import advise_block_size, check_block_size, check_fit, count_blocks
 from radixkv.planner.shape import LayerKV, ModelShape
 from radixkv.planner.sizes import format_bytes
 
@@ -49,11 +49,13 @@ class Load:
         max_model_len: tokens of the longest sequence; None: the model's length.
         max_num_seqs: concurrent sequences; None: as many as fit.
         max_batch_tokens: positions of one forward.
+        rope_scaling: how many times the model's own length its rotary positions are stretched to.
     """
 
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_batch_tokens: int = 320
+    rope_scaling: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,13 @@ class MemoryPlan:
         stored_as = _StoredAs.of(self.kv_dtype, self.dtype, self.layout)
         return _sequence_bytes(_layers(self.shape, self.layout, self.tp), stored_as, num_tokens, 1)
 
+    @property
+    def advised_block_size(self) -> int:
+        """For the load: `max_num_seqs` sequences in the whole pool, at most of `max_model_len`; see `advise_block_size`."""
+        if self.num_tokens is None or self.max_num_seqs is None:
+            return advise_block_size(None)
+        return advise_block_size(min(self.max_model_len, self.num_tokens // self.max_num_seqs))
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON: flat, sizes in bytes."""
         device = self.device
@@ -110,6 +119,7 @@ class MemoryPlan:
             "kv_layout": self.layout,
             "tp": self.tp,
             "block_size": self.block_size,
+            "advised_block_size": self.advised_block_size,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "weight_bytes": self.weight_bytes,
@@ -215,9 +225,16 @@ def _check(shape: ModelShape, load: Load, tp: int, layout: str) -> None:
     ):
         if value is not None and value < 1:
             raise InvalidArgumentError(argument, value, "at least 1")
-    if load.max_model_len and shape.max_length and load.max_model_len > shape.max_length:
+    if not 1 <= load.rope_scaling < math.inf:
+        raise InvalidArgumentError("rope_scaling", load.rope_scaling, "at least 1 and finite")
+    longest = int((shape.max_length or 0) * load.rope_scaling)
+    if load.max_model_len and longest and load.max_model_len > longest:
+        needed = math.ceil(100 * load.max_model_len / (shape.max_length or 1)) / 100
+        made_for = f"at most {longest}, which {shape.name} was made for"
+        if load.rope_scaling > 1:
+            made_for = f"at most {longest}, {load.rope_scaling:g} times the length of {shape.name}"
         raise InvalidArgumentError(
-            "max_model_len", load.max_model_len, f"at most {shape.max_length}, which {shape.name} was made for"
+            "max_model_len", load.max_model_len, f"{made_for}; --rope-scaling {needed:g} goes so far"
         )
     if shape.num_query_heads % tp:
         raise InvalidArgumentError("tp", tp, f"a divisor of the model's {shape.num_query_heads} query heads")

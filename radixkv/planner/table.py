@@ -58,19 +58,21 @@ class Configuration(NamedTuple):
         }
 
 
-def contexts_of(shape: ModelShape, contexts: Sequence[int] | None) -> tuple[int, ...]:
-    """The contexts of a table: those given, else the usual ones up to the model's length, and that length.
+def contexts_of(shape: ModelShape, contexts: Sequence[int] | None, rope_scaling: float = 1.0) -> tuple[int, ...]:
+    """The contexts of a table: those given, else the usual ones up to the model's length, stretched, and that length.
 
     Raises:
         InvalidArgumentError: one is out of bounds.
     """
-    longest = shape.max_length
+    longest = int(shape.max_length * rope_scaling) if shape.max_length else shape.max_length
     if contexts is None:
         usual = {context for context in CONTEXTS if not longest or context <= longest}
         return tuple(sorted(usual | ({longest} if longest and longest < CONTEXTS[-1] else set())))
     for context in contexts:
         if context < 1 or (longest and context > longest):
-            bound = f"from 1 to {longest:,}, the model's length" if longest else "at least 1"
+            bound = (
+                f"from 1 to {longest:,}, the model's length; --rope-scaling stretches it" if longest else "at least 1"
+            )
             raise InvalidArgumentError("--contexts", context, bound)
     return tuple(contexts)
 
@@ -84,6 +86,7 @@ def plan_table(
     kv_dtype: str = "auto",
     block_size: int = 16,
     max_batch_tokens: int = 320,
+    rope_scaling: float = 1.0,
     tp: int = 1,
     layout: str = "least",
 ) -> list[Configuration]:
@@ -98,9 +101,14 @@ def plan_table(
                 "tp": tp,
                 "layout": layout,
             }
-            alone = [plan_memory(shape, load=Load(context, None, max_batch_tokens), **given) for context in contexts]
+            alone = [
+                plan_memory(shape, load=Load(context, None, max_batch_tokens, rope_scaling), **given)
+                for context in contexts
+            ]
             try:
-                pool = plan_memory(shape, load=Load(min(contexts), None, max_batch_tokens), device=device, **given)
+                pool = plan_memory(
+                    shape, load=Load(min(contexts), None, max_batch_tokens, rope_scaling), device=device, **given
+                )
             except PlanError:
                 pool = None
             sizes = tuple(each.sequence_bytes for each in alone)

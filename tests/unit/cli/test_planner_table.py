@@ -9,7 +9,9 @@ import pytest
 
 from radixkv import gateway
 from radixkv.cli import main
-from radixkv.planner import Device, ModelShape, plan_memory, read_config
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.planner import Device, Load, ModelShape, plan_memory, read_config
+from radixkv.planner.fit import advise_block_size
 from radixkv.planner.table import contexts_of, plan_table
 
 GB, GIB = 10**9, 2**30
@@ -76,3 +78,45 @@ def test_what_cannot_be_meant_is_refused_by_name(
 ) -> None:
     assert main(["plan", "llama-3-8b", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_million_tokens_at_int4_are_planned_beyond_the_models_own_length_where_that_is_meant() -> None:
+    shape = ModelShape.of(read_config("llama-3.1-8b"))
+    with pytest.raises(
+        InvalidArgumentError, match=r"at most 131072, which llama-3.1-8b was made for; --rope-scaling 7.63 goes"
+    ):
+        plan_memory(shape, load=Load(max_model_len=1_000_000))
+    load = Load(max_model_len=1_000_000, rope_scaling=7.63)
+    plan = plan_memory(shape, kv_dtype="int4", load=load, device=Device(80 * GB))
+    assert plan.num_full_sequences == 1
+    assert plan.sequence_bytes == 1_000_000 * plan.token_bytes
+    with pytest.raises(
+        InvalidArgumentError, match=r"at most 262144, 2 times the length of llama-3.1-8b; --rope-scaling 7.63"
+    ):
+        plan_memory(shape, load=Load(max_model_len=1_000_000, rope_scaling=2))
+    assert contexts_of(shape, [1_000_000], 8) == (1_000_000,)
+
+
+@pytest.mark.parametrize("factor", [0, 0.5, float("inf"), float("nan")])
+def test_a_factor_that_stretches_nothing_is_refused_by_name(factor: float) -> None:
+    with pytest.raises(InvalidArgumentError, match="rope_scaling is"):
+        plan_memory(ModelShape.of(read_config("default")), load=Load(rope_scaling=factor))
+
+
+def test_the_advised_block_size_follows_the_length_of_a_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [advise_block_size(length) for length in (None, 1, 800, 1600, 3200, 6400, 1_000_000)] == [
+        16,
+        16,
+        16,
+        32,
+        64,
+        128,
+        128,
+    ]
+    for arguments, advice in (
+        ([], "16, for chats and few-shot questions"),
+        (["--max-num-seqs", "2"], "128: half a block is 0.8% of 8,192 tokens, the room of each of 2"),
+        (["--max-num-seqs", "40"], "16: half a block is 0.7% of 1,226 tokens"),
+    ):
+        assert main(["plan", "llama-3-8b", "--memory", "24GiB", *arguments]) == 0
+        assert advice in capsys.readouterr().out

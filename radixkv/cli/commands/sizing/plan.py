@@ -77,6 +77,13 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--max-batch-tokens", type=int, default=320, metavar="TOKENS", help="per forward (default %(default)s)"
     )
+    flags.add_argument(
+        "--rope-scaling",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="plan for positions stretched to so many times the model's own length (default %(default)g)",
+    )
     flags.add_argument("--batches", metavar="N,N", help="sequences, with --table (default 1,8,32,128)")
     flags.add_argument(
         "--contexts",
@@ -123,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         block_size=options.block_size,
-        load=Load(options.max_model_len, options.max_num_seqs, options.max_batch_tokens),
+        load=Load(options.max_model_len, options.max_num_seqs, options.max_batch_tokens, options.rope_scaling),
         device=device,
         tp=options.tp,
         layout=options.kv_layout,
@@ -147,7 +154,7 @@ def _print_table(options: argparse.Namespace, shape: ModelShape, device: Device 
         if value is not None:
             raise InvalidArgumentError(flag, value, "left out with --table, which has --contexts and --batches")
     batches = _numbers("--batches", options.batches) or BATCHES
-    contexts = contexts_of(shape, _numbers("--contexts", options.contexts))
+    contexts = contexts_of(shape, _numbers("--contexts", options.contexts), options.rope_scaling)
     configurations = plan_table(
         shape,
         device,
@@ -156,6 +163,7 @@ def _print_table(options: argparse.Namespace, shape: ModelShape, device: Device 
         kv_dtype=options.kv_dtype,
         block_size=options.block_size,
         max_batch_tokens=options.max_batch_tokens,
+        rope_scaling=options.rope_scaling,
         tp=options.tp,
         layout=options.kv_layout,
     )
@@ -202,7 +210,16 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("blocks", f"{plan.num_blocks:,}"),
         ("tokens", f"{plan.num_tokens:,}"),
         (f"sequences of {plan.max_model_len:,}", f"{plan.num_full_sequences:,} at once"),
+        ("block size advised", _advice(plan)),
     ]
+
+
+def _advice(plan: MemoryPlan) -> str:
+    size = plan.advised_block_size
+    if plan.max_num_seqs is None or plan.num_tokens is None:
+        return f"{size}, for chats and few-shot questions; with --max-num-seqs by the length of so many sequences"
+    length = min(plan.max_model_len, plan.num_tokens // plan.max_num_seqs)
+    return f"{size}: half a block is {size / 2 / length:.1%} of {length:,} tokens, the room of each of {plan.max_num_seqs:,}"
 
 
 def _in_short(count: int) -> str:

@@ -1,0 +1,182 @@
+"""Long histories: the time of each call of the cache by length, and one history end to end through a worker's engine.
+
+    calls         on a history of 1,024 to 131,072 tokens, in process and over gRPC (a unix socket): acquire finds all but the
+                  last token, fork parts in the middle, insert publishes one more; block tables of 8,192 entries at the longest
+    end to end    the engine with a model of hashes that checks every slot it reads: prefill in chunks, decode, the same prompt
+                  again, and a fork in the middle
+
+    python -m bench.long_context             up to 131,072 tokens
+    python -m bench.long_context --quick     up to 16,384, as in CI
+
+A step of the engine includes no attention: its time grows by bookkeeping alone. `bench.step_time` has that of a real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, percentile
+from radixkv import PoolShape, PrefixCache, connect, pack_tokens
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import Delta, GenerationStream, Started
+from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.scheduling.limits import SchedulerLimits
+
+__all__ = ["main"]
+
+LENGTHS = (1024, 4096, 16_384, 32_768, 65_536, 131_072)
+QUICK_LENGTHS = (1024, 4096, 16_384)
+BLOCK_SIZE = 16
+CHUNK = 4096
+NUM_CALLS = 40
+CALLS = ("match", "acquire", "insert", "extend", "fork", "release")
+GROWTH_BOUND = 4.0
+"""Times that a call may take more per token at the longest than at 4,096 tokens."""
+
+
+@contextmanager
+def holders(num_blocks: int) -> Iterator[dict[str, Any]]:
+    """A cache in this process, and one of a service over a unix socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder,
+        ServiceThread(ServiceConfig(addresses=(f"unix:{folder}/service",))) as service,
+        connect(service.addresses[0], PoolShape(num_blocks, BLOCK_SIZE)) as remote,
+    ):
+        yield {"in process": PrefixCache(num_blocks, BLOCK_SIZE), "over gRPC": remote}
+
+
+def time_calls(holder: Any, length: int) -> dict[str, float]:
+    """Median microseconds of each call on a cached history of so many tokens."""
+    prompt = pack_tokens(range(1, length + 1))
+    first = holder.acquire(prompt)
+    holder.insert(first.seq_id, num_computed=length)
+    holder.release(first.seq_id)
+    samples: dict[str, list[float]] = {name: [] for name in CALLS}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        begun_ns = time.perf_counter_ns()
+        result = call()
+        samples[name].append((time.perf_counter_ns() - begun_ns) / 1000)
+        return result
+
+    for number in range(NUM_CALLS):
+        assert timed("match", lambda: holder.match(prompt)).num_tokens == length
+        seq = timed("acquire", lambda: holder.acquire(prompt, reserve=BLOCK_SIZE))
+        assert seq.num_stored_tokens == length
+        assert len(seq.block_table) == -(-length // BLOCK_SIZE)
+        timed("extend", lambda seq=seq: holder.extend(seq.seq_id, num_tokens=length + 1))
+        new = pack_tokens([200_000 + number])
+        timed("insert", lambda seq=seq, new=new: holder.insert(seq.seq_id, num_computed=length + 1, new_tokens=new))
+        middle = length // 2 + BLOCK_SIZE // 2
+        (child,) = timed("fork", lambda seq=seq, middle=middle: holder.fork(seq.seq_id, position=middle))
+        assert child.num_stored_tokens == middle
+        holder.release(child.seq_id)
+        timed("release", lambda seq=seq: holder.release(seq.seq_id))
+    holder.check()
+    holder.clear()
+    return {name: percentile(found, 0.5) for name, found in samples.items()}
+
+
+class EndToEnd(NamedTuple):
+    """Seconds of the first token, cold and again; tokens found by the second request and by a fork in the middle."""
+
+    cold_s: float
+    warm_s: float
+    num_warm: int
+    num_forked: int
+
+
+def end_to_end(length: int) -> EndToEnd:
+    """One history of `length` tokens, reply included, through an engine.
+
+    Raises:
+        AssertionError: a kernel would have read a wrong slot, or something was not found.
+    """
+    num_blocks = 2 * (length // BLOCK_SIZE) + 64
+    runner = HashRunner(num_blocks, BLOCK_SIZE, max_model_len=length)
+    limits = SchedulerLimits(max_batch_tokens=CHUNK, chunk_tokens=CHUNK)
+    reply = 8
+    sampling = SamplingParams(max_tokens=reply, temperature=0, ignore_eos=True)
+    prompt = [number % 31 for number in range(length - reply)]
+    with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits) as engine:
+        cold_s, cold, generation_id = _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
+        warm_s, warm, _ = _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
+        position = length // 2 + BLOCK_SIZE // 2
+        asked = ForkParams(generation_id=generation_id, position=position, token_ids=[7], sampling=sampling)
+        _, forked, _ = _read(engine.fork(asked))
+        engine.call(lambda holder: holder.check())
+    assert cold.num_cached_tokens == 0
+    return EndToEnd(cold_s, warm_s, warm.num_cached_tokens, forked.num_cached_tokens)
+
+
+def _read(stream: GenerationStream) -> tuple[float, Any, str]:
+    begun_s, first_s, generation_id = time.perf_counter(), 0.0, ""
+    for event in stream:
+        if isinstance(event, Started):
+            generation_id = event.generation_id
+        if isinstance(event, Delta) and not first_s:
+            first_s = time.perf_counter() - begun_s
+    assert stream.usage is not None, "it has completed"
+    return first_s, stream.usage, generation_id
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.long_context", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="up to 16,384 tokens; nothing written")
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: bench/results/long_context.json on a full run)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark. Returns the exit code."""
+    options = parse(arguments)
+    lengths = QUICK_LENGTHS if options.quick else LENGTHS
+    report = Report("long_context", seed=0)
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    with holders(2 * (lengths[-1] // BLOCK_SIZE) + 64) as both:
+        for where, holder in both.items():
+            times[where] = {length: time_calls(holder, length) for length in lengths}
+            rows = [
+                (f"{length:,}", *(f"{found[name]:,.1f}" for name in CALLS)) for length, found in times[where].items()
+            ]
+            report.tables.append(Table(f"µs of a call, {where}", ("tokens", *CALLS), rows))
+            for name in CALLS:
+                growth = (times[where][lengths[-1]][name] / times[where][4096][name]) / (lengths[-1] / 4096)
+                report.bars.append(
+                    Bar(f"{name}, {where}: per token, the longest over 4,096", growth, GROWTH_BOUND, "x")
+                )
+    found = {length: end_to_end(length) for length in lengths}
+    rows = [
+        (f"{length:,}", f"{each.cold_s:.2f}", f"{each.warm_s * 1000:.1f}", f"{each.num_warm:,}", f"{each.num_forked:,}")
+        for length, each in found.items()
+    ]
+    columns = ("tokens", "first token cold, s", "again, ms", "found again", "found by a fork in the middle")
+    report.tables.append(Table("end to end, a model of hashes", columns, rows))
+    report.figures = {
+        "calls_us": {where: {str(length): each for length, each in by.items()} for where, by in times.items()},
+        "end_to_end": {str(length): each._asdict() for length, each in found.items()},
+    }
+    for length, each in found.items():
+        missed = (length - 8 - 1 - each.num_warm) + (length // 2 + BLOCK_SIZE // 2 - each.num_forked)
+        report.bars.append(Bar(f"{length:,} tokens: cached tokens that were not found", missed, 0))
+    is_full = not options.quick and arguments is None
+    path = options.json or (RESULTS_DIR / "long_context.json" if is_full else None)
+    return report.finish(path, is_quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
