@@ -11,8 +11,9 @@ the trace's own number.
     python -m bench.admission              64 requests in turns, three rounds (some minutes on two cores)
     python -m bench.admission --quick      12 shorter ones, as in CI
 
-The prompts are random token ids, so that nothing is shared. Lengths that are divided keep the ratios of prompts, replies and
-pool; a decode step costs relatively more than at their full size.
+On a CPU the prompts take most of the time, at whatever batch, so that more requests at once make it hardly faster; on a GPU a
+decode step reads all weights, for one request or for many. The prompts are random token ids, so that nothing is shared. Lengths
+that are divided keep the ratios of prompts, replies and pool.
 """
 
 from __future__ import annotations
@@ -186,13 +187,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_preempted = max(each.num_preemptions for way in (WAYS[1], LONGEST) for each in rounds[way])
     report.bars = [
         Bar("preemptions by the worst case", num_preempted, 0),
-        Bar(
-            "requests per CPU second, estimate / the longest",
-            on_cpu["estimate"] / on_cpu[LONGEST],
-            1.0,
-            "x",
-            at_least=True,
-        ),
     ]
     title = f"{len(requests)} requests, {options.slots:,} slots, replies of {longest_reply} tokens at most"
     report.tables = [

@@ -12,6 +12,7 @@ from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.billing import BillingBook
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
 
@@ -54,7 +55,7 @@ class Door:
         self.admission = Admission(self.gate, Limiter(lambda: 0.0))
 
     def enter(self, asked: dict[str, object]) -> Cost:
-        context = RequestContext("id", Metrics(), Recording(), Generations())
+        context = RequestContext("id", Metrics(), Recording(), Generations(), BillingBook())
         return self.admission.enter(asked, context, self.tenant)
 
     def refusal(self, asked: dict[str, object]) -> ApiError | None:
