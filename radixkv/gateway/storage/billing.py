@@ -7,6 +7,7 @@ cache service, which counts them whichever way they were computed.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -37,9 +38,13 @@ class Bill(NamedTuple):
 
 
 class BillingBook:
-    """The sums of all namespaces. A killed process loses those not flushed. One event loop uses it."""
+    """The sums of all namespaces. A killed process loses those not flushed. One event loop uses it.
+
+    `looking`: held from a reading of the cache service's counters to its `hold`, so that none is added after a later one.
+    """
 
     def __init__(self) -> None:
+        self.looking = asyncio.Lock()
         self._database: Database | None = None
         self._new: dict[str, Bill] = {}
         self._holding: set[str] = set()
@@ -65,13 +70,18 @@ class BillingBook:
         self._new[namespace] = added if before is None else _sum(before, added)
 
     async def flush(self) -> None:
-        """Store what has been counted. Raises UnavailableError: the state file is closed; it is tried again."""
+        """Store what has been counted. A cancelled call stores it all the same.
+
+        Raises:
+            Exception: it cannot be stored, and is part of the next call.
+        """
         if not self._new or self._database is None:
             return
         new, self._new = self._new, {}
         try:
-            await self._database.run(lambda connection: _add(connection, new.values()))
-        except BaseException:
+            storing = self._database.submit(lambda connection: _add(connection, new.values()))
+            await asyncio.shield(asyncio.wrap_future(storing))
+        except Exception:
             for name, bill in new.items():
                 self._new[name] = _sum(bill, self._new[name]) if name in self._new else bill
             raise
