@@ -2,13 +2,14 @@
 
     calls         on a history of 1,024 to 131,072 tokens, in process and over gRPC (a unix socket): acquire finds all but the
                   last token, fork parts in the middle, insert publishes one more; block tables of 8,192 entries at the longest
-    end to end    the engine with a model of hashes that checks every slot it reads: prefill in chunks, decode, the same prompt
-                  again, and a fork in the middle
+    end to end    the engine: prefill in chunks, decode, the same prompt again, and a fork in the middle; with a model of hashes
+                  that checks every slot it reads, and with a real one of one small layer and a window of 131,072 tokens
 
     python -m bench.long_context             up to 131,072 tokens
     python -m bench.long_context --quick     up to 16,384, as in CI
 
-A step of the engine includes no attention: its time grows by bookkeeping alone. `bench.step_time` has that of a real model.
+With hashes a step includes no attention: its time grows by bookkeeping alone. The real model's replies, greedy in float32, must
+be the same cold and cached.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.common.byte_model import save_byte_model
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, percentile
 from radixkv import PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
-from radixkv.generation.stream import Delta, GenerationStream, Started
+from radixkv.generation.stream import Delta, GenerationStream, Started, Usage
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
@@ -39,6 +41,7 @@ QUICK_LENGTHS = (1024, 4096, 16_384)
 BLOCK_SIZE = 16
 CHUNK = 4096
 NUM_CALLS = 40
+HASHES = "hashes"
 CALLS = ("match", "acquire", "insert", "extend", "fork", "release")
 GROWTH_BOUND = 4.0
 """Times that a call may take more per token at the longest than at 4,096 tokens."""
@@ -88,46 +91,111 @@ def time_calls(holder: Any, length: int) -> dict[str, float]:
 
 
 class EndToEnd(NamedTuple):
-    """Seconds of the first token, cold and again; tokens found by the second request and by a fork in the middle."""
+    """Seconds of the first token, cold and again, and of the process on the CPU until then, cold; tokens found by the second
+    request and by a fork in the middle; whether the cached reply was the cold one.
+    """
 
     cold_s: float
     warm_s: float
+    cold_cpu_s: float
     num_warm: int
     num_forked: int
+    is_same: bool
 
 
-def end_to_end(length: int) -> EndToEnd:
+class _Read(NamedTuple):
+    first_s: float
+    cpu_s: float
+    usage: Usage
+    generation_id: str
+    token_ids: list[int]
+
+
+@contextmanager
+def engine_of(length: int, model: str) -> Iterator[Engine]:
+    """An engine for a history of `length` tokens. `model`: a folder, or ``"hashes"``."""
+    num_blocks = 2 * (length // BLOCK_SIZE) + 64
+    limits = SchedulerLimits(max_batch_tokens=CHUNK, chunk_tokens=CHUNK)
+    if model == HASHES:
+        runner = HashRunner(num_blocks, BLOCK_SIZE, max_model_len=length)
+        with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits) as engine:
+            yield engine
+        return
+    from radixkv.worker.run import Worker, WorkerConfig
+
+    config = WorkerConfig(
+        model=model,
+        listen=None,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        dtype="float32",
+        quantization="none",
+        max_model_len=length,
+        limits=limits,
+    )
+    with Worker(config) as worker:
+        yield worker.engine
+
+
+def end_to_end(length: int, model: str) -> EndToEnd:
     """One history of `length` tokens, reply included, through an engine.
 
     Raises:
-        AssertionError: a kernel would have read a wrong slot, or something was not found.
+        AssertionError: with hashes: a kernel would have read a wrong slot.
     """
-    num_blocks = 2 * (length // BLOCK_SIZE) + 64
-    runner = HashRunner(num_blocks, BLOCK_SIZE, max_model_len=length)
-    limits = SchedulerLimits(max_batch_tokens=CHUNK, chunk_tokens=CHUNK)
     reply = 8
     sampling = SamplingParams(max_tokens=reply, temperature=0, ignore_eos=True)
     prompt = [number % 31 for number in range(length - reply)]
-    with Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits) as engine:
-        cold_s, cold, generation_id = _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
-        warm_s, warm, _ = _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
+    with engine_of(length, model) as engine:
+        _read(engine.generate(GenerateParams(token_ids=[1, 2, 3], sampling=sampling, sharing="off")))
+        cold = _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
+        warm = _read(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)))
         position = length // 2 + BLOCK_SIZE // 2
-        asked = ForkParams(generation_id=generation_id, position=position, token_ids=[7], sampling=sampling)
-        _, forked, _ = _read(engine.fork(asked))
+        asked = ForkParams(generation_id=cold.generation_id, position=position, token_ids=[7], sampling=sampling)
+        forked = _read(engine.fork(asked))
         engine.call(lambda holder: holder.check())
-    assert cold.num_cached_tokens == 0
-    return EndToEnd(cold_s, warm_s, warm.num_cached_tokens, forked.num_cached_tokens)
+    assert cold.usage.num_cached_tokens == 0
+    found = warm.usage.num_cached_tokens, forked.usage.num_cached_tokens
+    return EndToEnd(cold.first_s, warm.first_s, cold.cpu_s, *found, cold.token_ids == warm.token_ids)
 
 
-def _read(stream: GenerationStream) -> tuple[float, Any, str]:
-    begun_s, first_s, generation_id = time.perf_counter(), 0.0, ""
+def _read(stream: GenerationStream) -> _Read:
+    begun_s, cpu_s, first_s, generation_id = time.perf_counter(), time.process_time(), 0.0, ""
+    token_ids: list[int] = []
     for event in stream:
         if isinstance(event, Started):
             generation_id = event.generation_id
-        if isinstance(event, Delta) and not first_s:
-            first_s = time.perf_counter() - begun_s
+        if isinstance(event, Delta):
+            if not first_s:
+                first_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
+            token_ids += event.token_ids
     assert stream.usage is not None, "it has completed"
-    return first_s, stream.usage, generation_id
+    return _Read(first_s, cpu_s, stream.usage, generation_id, token_ids)
+
+
+def add_end_to_end(report: Report, name: str, model: str, lengths: Sequence[int]) -> None:
+    """Run a model at every length, and add its table, figures and bars."""
+    found = {}
+    for length in lengths:
+        found[length] = each = end_to_end(length, model)
+        print(f"{name}, {length:,}: {each}", file=sys.stderr, flush=True)
+        missed = (length - 8 - 1 - each.num_warm) + (length // 2 + BLOCK_SIZE // 2 - each.num_forked)
+        report.bars.append(Bar(f"{name}, {length:,} tokens: cached tokens that were not found", missed, 0))
+        report.bars.append(Bar(f"{name}, {length:,} tokens: replies that differ when cached", int(not each.is_same), 0))
+    rows = [
+        (
+            f"{length:,}",
+            f"{each.cold_s:.2f}",
+            f"{each.cold_cpu_s:.2f}",
+            f"{each.warm_s * 1000:.1f}",
+            f"{each.num_warm:,}",
+            f"{each.num_forked:,}",
+        )
+        for length, each in found.items()
+    ]
+    columns = ("tokens", "first token, s", "on the CPU, s", "again, ms", "found again", "found by a fork in the middle")
+    report.tables.append(Table(f"end to end, {name}", columns, rows))
+    report.figures[f"end_to_end, {name}"] = {str(length): each._asdict() for length, each in found.items()}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -159,20 +227,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report.bars.append(
                     Bar(f"{name}, {where}: per token, the longest over 4,096", growth, GROWTH_BOUND, "x")
                 )
-    found = {length: end_to_end(length) for length in lengths}
-    rows = [
-        (f"{length:,}", f"{each.cold_s:.2f}", f"{each.warm_s * 1000:.1f}", f"{each.num_warm:,}", f"{each.num_forked:,}")
-        for length, each in found.items()
-    ]
-    columns = ("tokens", "first token cold, s", "again, ms", "found again", "found by a fork in the middle")
-    report.tables.append(Table("end to end, a model of hashes", columns, rows))
     report.figures = {
         "calls_us": {where: {str(length): each for length, each in by.items()} for where, by in times.items()},
-        "end_to_end": {str(length): each._asdict() for length, each in found.items()},
     }
-    for length, each in found.items():
-        missed = (length - 8 - 1 - each.num_warm) + (length // 2 + BLOCK_SIZE // 2 - each.num_forked)
-        report.bars.append(Bar(f"{length:,} tokens: cached tokens that were not found", missed, 0))
+    with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
+        small = save_byte_model(Path(folder), max_length=lengths[-1], num_layers=1)
+        for name, model in ((HASHES, HASHES), ("one layer", small)):
+            add_end_to_end(report, name, model, lengths)
     is_full = not options.quick and arguments is None
     path = options.json or (RESULTS_DIR / "long_context.json" if is_full else None)
     return report.finish(path, is_quick=options.quick)

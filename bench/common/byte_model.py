@@ -17,8 +17,8 @@ VOCAB_SIZE = 260
 _TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
 
 
-def save_byte_model(folder: Path, seed: int = 0) -> str:
-    """Write model and tokenizer into `folder` and return it."""
+def save_byte_model(folder: Path, seed: int = 0, *, max_length: int = 1024, num_layers: int = 2) -> str:
+    """Write model and tokenizer into `folder` and return it. `max_length`: its window, in tokens."""
     alphabet = {char: byte for byte, char in bytes_to_unicode().items()}
     bytes_only: Any = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,11 +31,11 @@ def save_byte_model(folder: Path, seed: int = 0) -> str:
         vocab_size=VOCAB_SIZE,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=1024,
+        max_position_embeddings=max_length,
         eos_token_id=EOS,
     )
     model: Any = tf.LlamaForCausalLM(config).eval()

@@ -111,7 +111,7 @@ class BillingBook:
 
 
 def _sum(one: Bill, other: Bill) -> Bill:
-    return Bill(one.namespace, *(a + b for a, b in zip(one[1:], other[1:], strict=True)))
+    return Bill._make((one.namespace, *(a + b for a, b in zip(one[1:], other[1:], strict=True))))
 
 
 def _add(connection: sqlite3.Connection, bills: Iterable[Bill]) -> None:

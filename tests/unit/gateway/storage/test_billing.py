@@ -48,7 +48,8 @@ def test_what_is_counted_is_stored_once_and_read_by_its_namespace_alone(database
         return [await book.read("a"), await book.read("c"), await book_of(database).read("a", of_all=True)]
 
     mine, unknown, all_of_them = asyncio.run(run())
-    assert mine == [Bill("a", 1, 10, 20, 5, 0.0, pytest.approx(10 + 2))]
+    assert [bill._replace(cost=0.0) for bill in mine] == [Bill("a", 1, 10, 20, 5)]
+    assert mine[0].cost == pytest.approx(10 + 2)
     assert unknown == []
     assert [bill.namespace for bill in all_of_them] == ["a", "b"]
 
