@@ -1,4 +1,4 @@
-"""A rank of a model, in a process of its own: makes the calls that rank 0 tells it, until rank 0 is gone.
+"""A rank of a model, in a process of its own: makes the calls that rank 0 sends it, until rank 0 is gone.
 
     python -m radixkv.worker.parallel.rank FD
 
@@ -23,7 +23,7 @@ def main() -> None:
     """Serve rank 0 over the inherited socket whose descriptor is the argument."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.disable(logging.WARNING)  # rank 0 says the same
+    logging.disable(logging.WARNING)  # rank 0 logs the same
     with Connection(int(sys.argv[1])) as rank_0:
         try:
             seat, options = rank_0.recv()

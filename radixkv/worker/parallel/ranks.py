@@ -1,4 +1,4 @@
-"""The processes of the other ranks: rank 0 starts them, tells each what all do next, and notices when one ends.
+"""The processes of the other ranks: rank 0 starts them, sends each the calls that all make, and notices when one ends.
 
 They end with rank 0's connection, even if that is killed.
 """
@@ -60,25 +60,25 @@ class Ranks:
         """Where that rank sits."""
         return Seat(rank, self._num_ranks, self._folder, self._num_threads)
 
-    def tell(self, call: str, *args: Any) -> None:
+    def send(self, call: str, *args: Any) -> None:
         """Have every rank make this call, after those before.
 
         Raises:
             ModelError: a rank has ended.
         """
         message = pickle.dumps((call, args, False))
-        self._send(message)
+        self._send_all(message)
 
     def ask(self, call: str, *args: Any) -> list[Any]:
-        """`tell`, and return the results."""
-        self._send(pickle.dumps((call, args, True)))
+        """`send`, and return the results."""
+        self._send_all(pickle.dumps((call, args, True)))
         try:
             return [connection.recv() for connection in self._connections]
         except (OSError, EOFError) as error:
             raise ModelError(self.fault or f"a rank of the model has ended: {error!r}") from error
 
     def close(self) -> None:
-        """End them: what is told is done first. May be repeated."""
+        """End them, after the calls sent before. May be repeated."""
         self._is_closing = True
         for connection in self._connections:
             connection.close()
@@ -90,7 +90,7 @@ class Ranks:
                 process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _send(self, message: bytes) -> None:
+    def _send_all(self, message: bytes) -> None:
         if self.fault:
             raise ModelError(self.fault)
         try:
@@ -100,7 +100,7 @@ class Ranks:
             raise ModelError(self.fault or f"a rank of the model has ended: {error!r}") from error
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of one; before `close`, it ends all others, so that nobody waits for it."""
+        """Wait for the end of one; before `close`, it ends all others, so that none waits for it."""
         code = process.wait()
         if not self._is_closing:
             self.fault = self.fault or f"rank {rank} of the model has ended with code {code}"

@@ -92,8 +92,8 @@ class ParallelRunner(RankRunner):
             raise InvalidArgumentError("quantization", "int8", "auto or none with tensor_parallel")
         plan_shares(read_config(model).get_text_config(), num_ranks)  # before processes are started
         options["cuda_graphs"] = False
-        told = {"model": model, "device": device, **options, "progress": False}
-        self._ranks = Ranks(num_ranks, max(1, torch.get_num_threads() // num_ranks), told)
+        sent = {"model": model, "device": device, **options, "progress": False}
+        self._ranks = Ranks(num_ranks, max(1, torch.get_num_threads() // num_ranks), sent)
         try:
             own = self._ranks.seat(0).join(device)
             super().__init__(model, device=own, **options)
@@ -113,23 +113,23 @@ class ParallelRunner(RankRunner):
             dist.destroy_process_group()
 
     def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        self._ranks.tell("allocate_pool", num_blocks, block_size, num_host_blocks)
+        self._ranks.send("allocate_pool", num_blocks, block_size, num_host_blocks)
         super().allocate_pool(num_blocks, block_size, num_host_blocks)
 
     def release_pool(self) -> None:
-        self._ranks.tell("release_pool")
+        self._ranks.send("release_pool")
         super().release_pool()
 
     def prepare(self, num_rows: int) -> None:
-        self._ranks.tell("prepare", num_rows)
+        self._ranks.send("prepare", num_rows)
         super().prepare(num_rows)
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
-        self._ranks.tell("carry_out", ops)
+        self._ranks.send("carry_out", ops)
         super().carry_out(ops)
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
-        self._ranks.tell("forward", rows)
+        self._ranks.send("forward", rows)
         return super().forward(rows)
 
     def _make_pool(self, *sizes: Any, **format: Any) -> KVPool:
@@ -144,11 +144,11 @@ class _SharedPool(KVPool):
         self._ranks = ranks
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
-        self._ranks.tell("pool.save", block_ids, slots)
+        self._ranks.send("pool.save", block_ids, slots)
         super().save(block_ids, slots)
 
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
-        self._ranks.tell("pool.load", slots, block_ids)
+        self._ranks.send("pool.load", slots, block_ids)
         super().load(slots, block_ids)
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference:
@@ -166,4 +166,4 @@ CALLS: Mapping[str, Callable[[RankRunner], Callable[..., Any]]] = {
     "pool.load": lambda runner: runner.pool.load,
     "pool.difference": lambda runner: runner.pool.difference,
 }
-"""What rank 0 tells the others to do, by name."""
+"""The calls that rank 0 sends to the others, by name."""
