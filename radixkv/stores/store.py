@@ -214,6 +214,7 @@ class BlockStore:
         self._in_flight: Counter[bytes] = Counter()
         self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
+        self._sealed_into: list[bytearray | None] = []  # memory that the writer uses again
         self._clearing: Counter[str] = Counter()
         self._chores = Lane(1, "radixkv-store-chores")
         self._unput: deque[SealedBlock] = deque()
@@ -313,7 +314,10 @@ class BlockStore:
                     return
 
     def _save(self, batch: Sequence[Unsaved]) -> None:
-        sealed = [block for block in map(self._seal, batch) if block is not None]
+        if self.remote is None and not self._sealed_into:  # a remote level keeps blocks for a while
+            self._sealed_into = [bytearray(self._data_bytes + SEAL_BYTES) for _ in range(_WRITE_BATCH)]
+        outs = self._sealed_into or [None] * len(batch)
+        sealed = [block for block in map(self._seal, batch, outs) if block is not None]
         try:
             if self.disk is not None:
                 self.disk.write(sealed)
@@ -332,20 +336,22 @@ class BlockStore:
         with self._lock:
             self._in_flight -= Counter(block.name for block in batch)
 
-    def _seal(self, block: Unsaved) -> SealedBlock | None:
+    def _seal(self, block: Unsaved, out: bytearray | None) -> SealedBlock | None:
         """Seal a block and give its row back. None: it cannot be sealed, for want of memory."""
         try:
             block.row.wait()
-            return self._sealed(block.keys, block.name, block.parent, block.row.memory)
+            return self._sealed(block.keys, block.name, block.parent, block.row.memory, out)
         except Exception:
             _LOG.exception("a block could not be sealed")
             return None
         finally:
             self.host.give_back([block.row])
 
-    def _sealed(self, keys: NamespaceKeys, name: bytes, parent: bytes, data: memoryview) -> SealedBlock:
+    def _sealed(
+        self, keys: NamespaceKeys, name: bytes, parent: bytes, data: memoryview, out: bytearray | None = None
+    ) -> SealedBlock:
         stored = data if self._rounding is None else self._rounding.round(data)
-        return SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, stored))
+        return SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, stored, out))
 
     def _unseal(self, keys: NamespaceKeys, name: bytes, sealed: bytes | memoryview, out: memoryview) -> None:
         """Raises `SealError`."""

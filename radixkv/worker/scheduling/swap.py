@@ -146,7 +146,7 @@ class SwappedBranches:
         return parked.seq_id
 
     def settle(self, fence: Callable[[], Callable[[], None]]) -> None:
-        """All loads and saves taken so far have been given to the device, whose `fence` tells when they are done."""
+        """All loads and saves taken so far have been given to the device, whose `fence` passes once they are done."""
         if self.host is not None:
             self.host.settle(fence)
 

@@ -3,7 +3,7 @@
     row       per layer: K, V                                              as the pool's layout has them
     rounded   per run of equal layers: codes of K, of V, scales of K, of V     a cache of that format, whose blocks are layers
 
-K and V are rotated before they are rounded, as in a pool of that format; see `rotation`. What is rounded again changes little.
+K and V are rotated before they are rounded, as in a pool of that format; see `rotation`.
 """
 
 from __future__ import annotations
