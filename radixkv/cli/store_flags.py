@@ -87,13 +87,15 @@ def store_settings(options: argparse.Namespace) -> StoreSettings | None:
             )
         return None
     key_file = None if options.store_key is None else Path(options.store_key).expanduser()
+    is_for_swap = disk is None and options.remote is None and options.preemption == "swap"
+    is_all_default = is_default and options.remote is None and not has_host and options.disk_kv_dtype == "auto"
     return StoreSettings(
         disk,
         options.remote,
         key_file,
         save_rate,
         options.disk_kv_dtype,
-        is_optional=is_default and options.remote is None and not has_host and options.disk_kv_dtype == "auto",
+        is_optional=is_for_swap or is_all_default,
     )
 
 

@@ -64,6 +64,8 @@ class PoolWish:
         host_bytes: host memory for saved blocks and blocks that are swapped out; None: a default.
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
         has_lines: whether some of the blocks are set aside for lines; see `arena`.
+        has_store: whether there are host rows for a block store.
+        num_ranks: ranks that share the model; `kv_bytes` and `host_bytes` are of all together.
     """
 
     num_blocks: int | None = None
@@ -74,6 +76,7 @@ class PoolWish:
     needs_full_length: bool = False
     has_lines: bool = False
     has_store: bool = False
+    num_ranks: int = 1
 
     def check(self, limits: SchedulerLimits) -> None:
         """Reject settings that are out of bounds or in conflict.
@@ -88,6 +91,7 @@ class PoolWish:
             ("block_size", self.block_size, 1),
             ("kv_memory", self.kv_bytes, 1),
             ("host_cache", self.host_bytes, 0),
+            ("tensor_parallel", self.num_ranks, 1),
         ):
             if value is not None and value < least:
                 raise InvalidArgumentError(argument, value, f"at least {least}")
@@ -110,6 +114,7 @@ class PoolPlan:
     Attributes:
         num_blocks, block_size: of the pool. num_host_blocks: kept in host memory, or swapped out to it.
         num_rows: host rows for blocks on their way to and from a block store.
+        num_ranks: ranks of which each takes all this for its share.
         num_lines, line_blocks: spans after the pool's blocks, and their length.
         block_bytes: of one block over all layers.
         weight_bytes: of the model.
@@ -131,6 +136,7 @@ class PoolPlan:
     num_lines: int = 0
     line_blocks: int = 0
     num_rows: int = 0
+    num_ranks: int = 1
 
     @property
     def num_full_sequences(self) -> int:
@@ -138,7 +144,8 @@ class PoolPlan:
         return self.num_blocks // -(-self.max_model_len // self.block_size)
 
     def __str__(self) -> str:
-        parts = [f"weights {format_bytes(self.weight_bytes)}"]
+        each = f"each of {self.num_ranks} ranks: " if self.num_ranks > 1 else ""
+        parts = [f"{each}weights {format_bytes(self.weight_bytes)}"]
         if self.activation_bytes is not None and self.workspace_bytes is not None and self.free_bytes is not None:
             parts.append(f"activations {format_bytes(self.activation_bytes)}")
             parts.append(f"workspace {format_bytes(self.workspace_bytes)}")
@@ -184,6 +191,8 @@ def plan_pool(
         activation_bytes = _measure_activations(runner, wish.block_size, limits)
         workspace_bytes = _workspace_bytes(runner, limits)
         total_bytes, free_bytes = memory_of(runner.device)
+        if runner.device.type == "cpu":  # which its ranks share
+            total_bytes, free_bytes = total_bytes // wish.num_ranks, free_bytes // wish.num_ranks
         left = free_bytes - int((1 - wish.utilisation) * total_bytes) - activation_bytes - workspace_bytes
         left -= (num_rows + num_host_blocks) * block_bytes if runner.device.type == "cpu" else 0
         if left < block_bytes:
@@ -210,6 +219,7 @@ def plan_pool(
         num_lines=num_lines,
         line_blocks=line_blocks,
         num_rows=num_rows,
+        num_ranks=wish.num_ranks,
     )
 
 
@@ -237,14 +247,15 @@ def _lines(num_blocks: int, full_blocks: int, limits: SchedulerLimits) -> tuple[
 def _budget(runner: ModelRunner, wish: PoolWish, left: int, free_bytes: int) -> tuple[int, str]:
     """Bytes for KV, and the bound that set them."""
     if wish.kv_bytes is not None:
-        if wish.kv_bytes > left:
+        if wish.kv_bytes // wish.num_ranks > left:
+            remaining, free = (format_bytes(max(0, part) * wish.num_ranks) for part in (left, free_bytes))
             raise PlanError(
-                f"--kv-memory {format_bytes(wish.kv_bytes)} is more than the {format_bytes(max(0, left))} that are left of "
-                f"{format_bytes(free_bytes)} free on {runner.device}: lower it, or raise --utilisation {wish.utilisation:g}"
+                f"--kv-memory {format_bytes(wish.kv_bytes)} is more than the {remaining} that are left of {free} free on "
+                f"{runner.device}: lower it, or raise --utilisation {wish.utilisation:g}"
             )
-        return wish.kv_bytes, "--kv-memory"
+        return wish.kv_bytes // wish.num_ranks, "--kv-memory"
     if runner.device.type == "cpu":
-        share = min(int(free_bytes * CPU_SHARE), CPU_MOST_BYTES)
+        share = min(int(free_bytes * CPU_SHARE), CPU_MOST_BYTES // wish.num_ranks)
         if share < left:
             return share, "a quarter of the memory available, 2 GiB at most; --kv-memory sets another size"
     return left, f"--utilisation {wish.utilisation:g} of {runner.device}"
@@ -262,7 +273,7 @@ def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, device: torch.devi
         raise PlanError(
             f"--host-cache {format_bytes(num_bytes)} is more than the {format_bytes(available)} that the host has available"
         )
-    num_blocks = num_bytes // block_bytes
+    num_blocks = num_bytes // (wish.num_ranks * block_bytes)
     if wish.host_bytes and not num_blocks:
         raise PlanError(
             f"--host-cache {format_bytes(num_bytes)} is less than the {format_bytes(block_bytes)} of a block: raise it"
