@@ -45,6 +45,9 @@ _NUM_READERS, _NUM_FETCHERS = 2, 2
 _SLICE = 8
 """Blocks that a reader takes at a time."""
 
+_MEMORY_RATE = 1e9
+"""Bytes per second of a reader. One that was faster finds the blocks in the page cache, and has nothing read ahead."""
+
 _WAKE_AT = 16
 """Landed blocks that wake the engine while more are to come: each time costs it a round."""
 
@@ -424,13 +427,16 @@ class BlockStore:
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
             buffer = self._buffers.sealed = memoryview(bytearray(self._data_bytes + SEAL_BYTES))
-        self.disk.prefetch([load.names[index] for index in indices])
+        if getattr(self._buffers, "is_slow", True):
+            self.disk.prefetch([load.names[index] for index in indices])
+        began_s = time.perf_counter()
         with self._rows_for(load, landed, len(indices)) as next_row:
             for index in indices:
                 if load.is_cancelled:
                     return
                 if self.disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed, next_row):
                     self.disk.forget(load.names[index])
+        self._buffers.is_slow = time.perf_counter() - began_s > len(indices) * self._data_bytes / _MEMORY_RATE
 
     def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
         """Read in order, up to the first miss."""
