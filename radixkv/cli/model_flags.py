@@ -148,11 +148,6 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         help="share of the device's memory to take in all (default 0.9; 0.85 with --layout arena)",
     )
     flags.add_argument(
-        "--swap-space",
-        metavar="SIZE",
-        help="host memory for preempted branches, with --preemption swap (default 4GiB, at most a quarter of the free memory)",
-    )
-    flags.add_argument(
         "--pool", default="default", metavar="NAME", help="the pool's name at the service (default %(default)s)"
     )
 
@@ -182,7 +177,7 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         default="recompute",
         choices=["recompute", "swap"],
         help="preemption of a branch: recompute drops its blocks and recomputes the uncached part, swap moves them to "
-        "--swap-space (default %(default)s)",
+        "--host-cache (default %(default)s)",
     )
     flags.add_argument(
         "--no-prefix-sharing",
@@ -244,7 +239,7 @@ def worker_config(
         utilisation=options.utilisation,
         layout=options.layout,
         kv_bytes=_size(options.kv_memory, "--kv-memory"),
-        swap_bytes=_size(options.swap_space, "--swap-space"),
+        host_bytes=_size(options.host_cache, "--host-cache"),
         dtype=options.dtype,
         device=options.device,
         quantization=options.quantization,

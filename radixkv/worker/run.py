@@ -74,7 +74,7 @@ class WorkerConfig:
         security: keys and TLS of the Generation service.
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: from the device's memory, see
-            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes`.
+            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `host_bytes`.
         sampling: defaults of sampling parameters that a request leaves out; unset ones are the model's own.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         adapters: folders of low-rank adapters, by the name used in requests.
@@ -82,7 +82,7 @@ class WorkerConfig:
         cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
         tensor_parallel: ranks that share the model and the pool, each a process; see `parallel`.
         max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
-        limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
+        limits: bounds of a round. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.layouts`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
@@ -107,7 +107,7 @@ class WorkerConfig:
     block_size: int = 16
     utilisation: float | None = None
     kv_bytes: int | None = None
-    swap_bytes: int | None = None
+    host_bytes: int | None = None
     dtype: str = "auto"
     device: str = "auto"
     quantization: str = "auto"
@@ -260,7 +260,7 @@ class Worker:
 
         config.on_stage("block store")
         try:
-            store = open_store(config, config.store, self.runner, model, first_row=plan.num_host_blocks)
+            store = open_store(config, config.store, self.runner, model, num_kept=plan.num_host_blocks)
         except (StoreError, InvalidArgumentError) as error:
             if not config.store.is_optional:
                 raise
@@ -316,7 +316,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         block_size=config.block_size,
         utilisation=utilisation if config.utilisation is None else config.utilisation,
         kv_bytes=config.kv_bytes,
-        swap_bytes=config.swap_bytes,
+        host_bytes=config.host_bytes,
         num_ranks=config.tensor_parallel,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,

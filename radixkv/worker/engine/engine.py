@@ -67,7 +67,7 @@ _LONGEST_WAIT_S = 3600.0
 _NUM_BEFORE = 8
 """Tokens of a continued text that the reply's first tokens are decoded with."""
 
-_NO_STORE = "this worker has no block store: --disk-cache or --remote gives it one"
+_NO_STORE = "this worker has no block store: --disk-cache, --host-cache or --remote gives it one"
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -152,7 +152,13 @@ class Engine:
         self._loop = EngineLoop(
             runner,
             holder,
-            Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),
+            Scheduler(
+                pool.block_size,
+                self._limits,
+                clock=clock,
+                has_lines=arena is not None,
+                host=store.host if store else None,
+            ),
             reattach=reattach,
             clock=clock,
             wake=self.wake,
@@ -269,8 +275,8 @@ class Engine:
     def find_stored(
         self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0
     ) -> StoredPrefix:
-        """Tokens of whole blocks of a prompt, after its cached tokens, on the disk level of the block store, up to the first
-        that is missing, and whether loading or computing them is expected to be faster. None without a store. O(tokens).
+        """Tokens of whole blocks of a prompt, after its cached tokens, on host and disk level of the block store, up to the
+        first that is missing, and whether loading or computing them is expected to be faster. None without a store. O(tokens).
 
         Raises:
             InvalidArgumentError: not whole tokens, or `num_cached_tokens` is below 0.

@@ -190,8 +190,8 @@ class EngineLoop:
             num_lines=self._arena.num_lines if self._arena else 0,
             num_moved_lines=self._arena.num_moves if self._arena else 0,
             num_preemptions=scheduler.num_preemptions,
-            num_saved_blocks=swapped.space.num_saved,
-            num_loaded_blocks=swapped.space.num_loaded,
+            num_saved_blocks=swapped.num_saved,
+            num_loaded_blocks=swapped.num_loaded,
             num_store_unsaved_blocks=self.stored.num_unsaved if self.stored else 0,
             **counters.told(),
         )
@@ -223,6 +223,7 @@ class EngineLoop:
         self._fail(failures)
         for move in self._scheduler.swapped.take_saves():
             self._runner.pool.save(move.block_ids, move.slots)
+        self._scheduler.swapped.settle(self._runner.pool.fence)
         if ops:
             self._submit(ops)
             self._wait_for_beginners(ops)

@@ -14,10 +14,11 @@ from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.host import HostLevel, Row
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.sealing import SEAL_BYTES
-from radixkv.stores.store import BlockStore, Row
+from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -25,9 +26,6 @@ from radixkv.worker.scheduling.limits import SchedulerLimits
 __all__ = ["BLOCK", "LIMITS", "ask", "draw", "open_store", "serving"]
 
 BLOCK = 4
-FIRST_ROW = 200
-"""Host slots below are for swapped blocks."""
-
 LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
 
 
@@ -36,20 +34,22 @@ def open_store(
     runner: HashRunner,
     *,
     num_rows: int = 24,
+    num_kept: int = 0,
     size_bytes: int = 1 << 20,
     fingerprint: bytes = b"model of 16 byte",
     save_rate: float = 1e9,
     remote: str | None = None,
     has_disk: bool = True,
 ) -> BlockStore:
-    """A store for a runner: a key file and a disk level in the folder, and a remote level at a URL."""
-    slots = range(FIRST_ROW, FIRST_ROW + num_rows)
+    """A store for a runner: a key file and a disk level in the folder, and a remote level at a URL. `num_rows`: for blocks on
+    their way.
+    """
     sealed_bytes = 8 * runner.pool.block_size + SEAL_BYTES
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, sealed_bytes) if has_disk else None
     far = RemoteLevel(remote, fingerprint, sealed_bytes) if remote else None
-    rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
+    host = HostLevel([Row(slot, runner.pool.host_row(slot)) for slot in range(num_rows + num_kept)], num_kept)
     keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=far, save_rate=save_rate)
+    return BlockStore(keys, fingerprint, host, adapters={}, disk=disk, remote=far, save_rate=save_rate)
 
 
 @contextmanager
@@ -69,6 +69,7 @@ def serving(
                 engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
         assert opened.flush(10)
         assert opened.num_free_rows == num_rows, "a row was lost"
+        opened.host.check()
     finally:
         opened.close()
 
