@@ -1,0 +1,171 @@
+"""Drafts from texts that are there already.
+
+    own       the branch's prompt and reply so far; past their end a repetition goes on
+    recent    replies that ended lately in the same namespace, with the end of their prompts, the newest first
+
+A source never reads another namespace than the branch's, with its salt and adapter.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from radixkv.core.namespaces import covers
+from radixkv.worker.generations.branch import Branch
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.speculation.ngrams import NgramIndex, Place, index_bytes
+
+__all__ = ["Draft", "DraftSource", "OwnText", "RecentReplies", "Source"]
+
+_NUM_BEFORE = 48
+"""Tokens of the prompt that are kept with a reply, so that its beginning is found."""
+_BETWEEN = 2**32 - 1
+"""Between two replies; no token id."""
+_MOST_OF_ONE = 4
+"""A namespace's recent replies take at most this part of the bytes of all."""
+
+
+class Source(Enum):
+    """Origin of a draft."""
+
+    OWN = "own"
+    RECENT = "recent"
+
+
+class Draft(NamedTuple):
+    """Tokens that may follow. `length`: of the match that they follow, in tokens."""
+
+    source: Source
+    length: int
+    tokens: Sequence[int]
+
+
+class DraftSource(Protocol):
+    """A source of drafts."""
+
+    def find(self, branch: Branch, limit: int) -> Draft | None:
+        """At most `limit` tokens, and at least one, that may follow the branch's history. O(limit)."""
+
+    def ended(self, generation: Generation) -> None:
+        """A request has ended, however."""
+
+    def clear(self, namespace: str, running: Iterable[Generation]) -> None:
+        """Forget what was said in a namespace, and in those derived of it, also by the running requests."""
+
+
+class OwnText:
+    """Drafts from a branch's own history, indexed at its first draft. `max_bytes`: of all indexes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._indexes: dict[Branch, NgramIndex] = {}
+        self._num_bytes = 0
+
+    def find(self, branch: Branch, limit: int) -> Draft | None:
+        """See `DraftSource`. A history whose index would exceed the bytes has none."""
+        tokens, end = branch.tokens, len(branch.tokens)
+        index = self._indexes.get(branch)
+        more = index_bytes(end) - (index.size_bytes if index is not None else 0)
+        if more > 0 and self._num_bytes + more > self._max_bytes:
+            return None
+        if index is None:
+            index = self._indexes[branch] = NgramIndex()
+        size = index.size_bytes
+        index.extend(tokens, end - 1)
+        self._num_bytes += index.size_bytes - size
+        place = index.find(tokens, tokens[-_NUM_BEFORE:])
+        if place is None:
+            return None
+        known = tokens[place.end : place.end + limit]
+        period = len(known)
+        return Draft(Source.OWN, place.length, [known[at % period] for at in range(limit)])
+
+    def ended(self, generation: Generation) -> None:
+        """See `DraftSource`."""
+        for branch in generation.branches:
+            index = self._indexes.pop(branch, None)
+            self._num_bytes -= index.size_bytes if index is not None else 0
+
+    def clear(self, namespace: str, running: Iterable[Generation]) -> None:
+        """Nothing: a running reply has its own text alone."""
+
+
+class _Replies:
+    """Replies of one namespace, one after the other."""
+
+    def __init__(self) -> None:
+        self.text = array("I")
+        self.index = NgramIndex()
+
+    @property
+    def size_bytes(self) -> int:
+        return 4 * len(self.text) + self.index.size_bytes
+
+    def add(self, tokens: Sequence[int], max_tokens: int) -> None:
+        """Append a reply. Past `max_tokens` the older half goes."""
+        self.text.append(_BETWEEN)
+        self.text.extend(tokens[-max_tokens // 2 :])
+        if len(self.text) > max_tokens:
+            del self.text[: -max_tokens // 2]
+            self.index = NgramIndex()
+        self.index.extend(self.text, len(self.text))
+
+
+class RecentReplies:
+    """Drafts from replies that have ended. Requests without prefix sharing neither add nor get any.
+
+    `max_bytes`: of all; the namespace that was used least recently goes first.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        largest = max_bytes // _MOST_OF_ONE // (4 + index_bytes(1 << 20) // (1 << 20))
+        self._max_tokens = 1 << (largest.bit_length() - 1) if largest else 0
+        self._replies: dict[str, _Replies] = {}  # the least recently used first
+        self._cleared: set[str] = set()  # ids of running requests that are not kept
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory in use. O(namespaces)."""
+        return sum(replies.size_bytes for replies in self._replies.values())
+
+    def find(self, branch: Branch, limit: int) -> Draft | None:
+        """See `DraftSource`."""
+        generation = branch.generation
+        replies = self._replies.get(generation.namespace)
+        if replies is None or not generation.terms.shares_prefix:
+            return None
+        place = replies.index.find(replies.text, branch.tokens[-_NUM_BEFORE:])
+        tokens = _after(replies.text, place, limit) if place is not None else ()
+        return Draft(Source.RECENT, place.length, tokens) if place is not None and tokens else None
+
+    def ended(self, generation: Generation) -> None:
+        """See `DraftSource`: keep its replies."""
+        is_kept = generation.terms.shares_prefix and generation.generation_id not in self._cleared
+        self._cleared.discard(generation.generation_id)
+        if not is_kept or self._max_tokens < 2 * _NUM_BEFORE:
+            return
+        start = max(0, generation.num_prompt_tokens - _NUM_BEFORE)
+        told = [branch.tokens[start:] for branch in generation.branches if len(branch.tokens) > generation.trunk_length]
+        if not told:
+            return
+        replies = self._replies.pop(generation.namespace, None) or _Replies()
+        self._replies[generation.namespace] = replies
+        for tokens in told:
+            replies.add(tokens, self._max_tokens)
+        while self.size_bytes > self._max_bytes:
+            del self._replies[next(iter(self._replies))]
+
+    def clear(self, namespace: str, running: Iterable[Generation]) -> None:
+        """See `DraftSource`."""
+        for name in [name for name in self._replies if covers(namespace, name)]:
+            del self._replies[name]
+        self._cleared |= {one.generation_id for one in running if covers(namespace, one.namespace)}
+
+
+def _after(text: array[int], place: Place, limit: int) -> Sequence[int]:
+    tokens = text[place.end : place.end + limit]
+    return tokens[: tokens.index(_BETWEEN)] if _BETWEEN in tokens else tokens
