@@ -251,8 +251,6 @@ class EngineLoop:
             self._batch_start_s = self._clock()
             if self._drafter:
                 self._drafter.plan(rows, self._max_batch_tokens)
-                drafted_s, self._batch_start_s = self._batch_start_s, self._clock()
-                self._counters.draft_s += self._batch_start_s - drafted_s
             self._batch_step.launch(rows)
             if self.stored:
                 self.stored.ran(rows)
@@ -285,8 +283,7 @@ class EngineLoop:
         self._batch_step.finish()
         self._batch_s = self._clock() - self._batch_start_s
         if self._drafter:
-            self._drafter.finished(self._batch_s)
-            self._counters.draft_s += self._clock() - self._batch_start_s - self._batch_s
+            self._drafter.finished()
         if self.stored:
             self.stored.timed(self._batch_s)
         return True

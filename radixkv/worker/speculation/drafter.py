@@ -9,8 +9,9 @@ A draft lies in the room that its branch has. Nothing is drafted beside a prompt
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class Drafter:
         block_size: token slots per block.
         counters: of the engine.
         sources: where drafts come from; None: own text and recent replies.
+        clock: seconds that the engine's thread has computed: the turn of another program is no property of a step.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Drafter:
         block_size: int,
         counters: EngineCounters,
         sources: Sequence[DraftSource] | None = None,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._settings = settings
         self._vocab_size = vocab_size
@@ -66,9 +69,17 @@ class Drafter:
         self._last: dict[Branch, Outcome] = {}
         self._found: list[_Found] = []
         self._rows: Sequence[Row] = ()
+        self._clock = clock
+        self._planned_s = 0.0
 
     def plan(self, rows: Sequence[Row], max_positions: int) -> None:
         """Set the drafts of the rows' branches; the batch has at most `max_positions` with them. O(rows · sources)."""
+        began_s = self._clock()
+        self._plan(rows, max_positions)
+        self._planned_s = self._clock()
+        self._counters.draft_s += self._planned_s - began_s
+
+    def _plan(self, rows: Sequence[Row], max_positions: int) -> None:
         for found in self._found:  # of a batch whose sequences were lost
             found.branch.draft = ()
         self._rows, self._found = rows, []
@@ -86,8 +97,9 @@ class Drafter:
         for found, number in zip(self._found, numbers, strict=True):
             found.branch.draft = found.draft.tokens[:number]
 
-    def finished(self, seconds: float) -> None:
-        """The planned rows have run, their tokens are drawn, and that took so long."""
+    def finished(self) -> None:
+        """The planned rows have run, and their tokens are drawn."""
+        ended_s = self._clock()
         num_positions = len(self._rows) + sum(len(found.branch.draft) for found in self._found)
         for found in self._found:
             branch, draft = found.branch, found.draft
@@ -100,8 +112,9 @@ class Drafter:
                 self._counters.count_draft(draft.source.value, len(branch.draft), num_accepted)
             branch.draft = ()
         if self._rows and all(row.end - row.start == 1 for row in self._rows):
-            self._time.learn(num_positions, _context(self._rows), seconds)
+            self._time.learn(num_positions, _context(self._rows), ended_s - self._planned_s)
         self._rows, self._found = (), []
+        self._counters.draft_s += self._clock() - ended_s
 
     def ended(self, generation: Generation) -> None:
         """A request has ended, however."""

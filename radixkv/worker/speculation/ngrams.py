@@ -1,9 +1,10 @@
 """Where the n-grams of a growing text ended last.
 
     text      t t a b c d t t t a b c           the last three tokens, a b c, ended before at 5: d may follow
-    tables    one per length n: hash of n tokens -> one past their last place; a later n-gram with the same slot takes it
+    heads     per length n: hash of n tokens -> one past the last place of such n tokens
+    before    per length n: one past a place -> the same of the place before it with the same hash
 
-Every hit is compared with the text, so a collision loses a draft and never makes one. 16 to 28 bytes per token with the text.
+Every hit is compared with the text, so a collision makes no draft. 28 to 56 bytes per token with the text.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["LONGEST", "NgramIndex", "Place", "index_bytes"]
 
@@ -25,6 +27,8 @@ _FEW = 48
 """Tokens up to which a loop is faster than numpy."""
 _MOST_COMPARED = 48
 """Longest match that is told."""
+_MOST_PLACES = 8
+"""Places of one n-gram that are looked at, the latest first."""
 
 
 class Place(NamedTuple):
@@ -36,7 +40,7 @@ class Place(NamedTuple):
 
 def index_bytes(num_tokens: int) -> int:
     """Bytes of the index of a text of so many tokens, without the text."""
-    return 4 * len(LENGTHS) * _num_slots(num_tokens)
+    return 8 * len(LENGTHS) * _num_slots(num_tokens)
 
 
 def _num_slots(num_tokens: int) -> int:
@@ -49,27 +53,31 @@ class NgramIndex:
     def __init__(self) -> None:
         self._num_indexed = 0
         self._num_slots = 0
-        self._tables: list[array[int]] = []
+        self._heads: list[array[int]] = []
+        self._before: list[array[int]] = []
 
     @property
     def size_bytes(self) -> int:
         """Memory of the tables."""
-        return 4 * len(LENGTHS) * self._num_slots
+        return 8 * len(LENGTHS) * self._num_slots
 
     def extend(self, text: array[int], end: int) -> None:
         """Index the n-grams that end at or before `end`. O(new tokens), amortised."""
         start = self._num_indexed
         if end > self._num_slots:
             self._num_slots = _num_slots(end)
-            self._tables = [array("I", bytes(4 * self._num_slots)) for _ in LENGTHS]
+            self._heads = [array("I", bytes(4 * self._num_slots)) for _ in LENGTHS]
+            self._before = [array("I", bytes(4 * self._num_slots + 4)) for _ in LENGTHS]
             start = 0
         if end - start > _FEW:
             self._extend_at_once(text, start, end)
         else:
             shift = self._shift
             for last in range(start + 1, end + 1):
-                for table, value in zip(self._tables, _hashes(text[max(0, last - LONGEST) : last]), strict=False):
-                    table[value >> shift] = last
+                hashes = _hashes(text[max(0, last - LONGEST) : last])
+                for heads, before, value in zip(self._heads, self._before, hashes, strict=False):
+                    before[last] = heads[value >> shift]
+                    heads[value >> shift] = last
         self._num_indexed = end
 
     @property
@@ -83,21 +91,33 @@ class NgramIndex:
         for place in range(LONGEST):
             value[place:] += tokens[: len(tokens) - place] * np.uint64(_FACTORS[place])
             if place + 1 in LENGTHS:
-                table = self._tables[LENGTHS.index(place + 1)]
                 skipped = max(place, start - first)  # of windows that begin before the text, or are indexed
                 slots = (value[skipped:] >> np.uint64(self._shift)).astype(np.int64)
-                ends = np.arange(first + skipped + 1, end + 1, dtype=np.uint32)
-                np.frombuffer(table, dtype=np.uint32)[slots] = ends  # of equal slots the last one stays
+                self._link(LENGTHS.index(place + 1), slots, np.arange(first + skipped + 1, end + 1))
+
+    def _link(self, index: int, slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+        """Put rising ends into their slots."""
+        heads, before = (np.frombuffer(of_all[index], dtype=np.uint32) for of_all in (self._heads, self._before))
+        order = np.argsort(slots, kind="stable")
+        slots, ends = slots[order], ends[order]
+        is_first = np.diff(slots, prepend=-1) != 0
+        before[ends] = np.where(is_first, heads[slots], np.roll(ends, 1))
+        is_last = np.roll(is_first, -1)
+        heads[slots[is_last]] = ends[is_last]
 
     def find(self, text: Sequence[int], tail: Sequence[int]) -> Place | None:
-        """The last indexed place of the longest of the n-grams that `tail` ends with. O(1)."""
+        """The place with the longest match among the last ones of the longest n-gram that `tail` ends with. O(1)."""
         if not self._num_slots:
             return None
-        hashes = _hashes(tail[-LONGEST:])
-        for table, length, value in reversed(list(zip(self._tables, LENGTHS, hashes, strict=False))):
-            end = table[value >> self._shift]
-            if end >= length and text[end - length : end] == tail[-length:]:
-                return Place(end, _common(text, end, tail, length))
+        for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:])))):
+            length, end = LENGTHS[index], self._heads[index][value >> self._shift]
+            best, num_seen = Place(0, 0), 0
+            while end >= length and num_seen < _MOST_PLACES:
+                if text[end - length : end] == tail[-length:]:
+                    best = max(best, Place(end, _common(text, end, tail, length)), key=lambda place: place.length)
+                end, num_seen = self._before[index][end], num_seen + 1
+            if best.length:
+                return best
         return None
 
 

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from radixkv.core.namespaces import covers
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.speculation.ngrams import NgramIndex, Place, index_bytes
@@ -102,7 +103,7 @@ class _Replies:
 
     @property
     def size_bytes(self) -> int:
-        return 4 * len(self.text) + self.index.size_bytes
+        return TOKEN_BYTES * len(self.text) + self.index.size_bytes
 
     def add(self, tokens: Sequence[int], max_tokens: int) -> None:
         """Append a reply. Past `max_tokens` the older half goes."""
@@ -122,7 +123,7 @@ class RecentReplies:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        largest = max_bytes // _MOST_OF_ONE // (4 + index_bytes(1 << 20) // (1 << 20))
+        largest = max_bytes // _MOST_OF_ONE // (TOKEN_BYTES + index_bytes(1 << 20) // (1 << 20))
         self._max_tokens = 1 << (largest.bit_length() - 1) if largest else 0
         self._replies: dict[str, _Replies] = {}  # the least recently used first
         self._cleared: set[str] = set()  # ids of running requests that are not kept
