@@ -408,8 +408,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a reply that runs at a clear is drafted from later",
         "worker/speculation/sources.py",
-        "generation.terms.shares_prefix and generation.generation_id not in self._cleared",
-        "generation.terms.shares_prefix",
+        "_is_shared(generation) and generation.generation_id not in self._cleared",
+        "_is_shared(generation)",
         ("integration/engine/test_engine_speculation.py::test_a_reply_that_runs_at_a_clear_is_not_kept",),
     ),
     PlantedBug(

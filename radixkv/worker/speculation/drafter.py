@@ -23,7 +23,7 @@ from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.speculation.estimates import Acceptance, Outcome, StepTime
 from radixkv.worker.speculation.settings import SpeculationSettings
-from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, RecentReplies
+from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, Predictions, RecentReplies
 
 __all__ = ["Drafter"]
 
@@ -45,7 +45,7 @@ class Drafter:
         vocab_size: drafts end before a token id that is not below it.
         block_size: token slots per block.
         counters: of the engine.
-        sources: where drafts come from; None: own text and recent replies.
+        sources: where drafts come from; None: predictions, own text and recent replies.
         clock: seconds that the engine's thread has computed: the turn of another program is no property of a step.
     """
 
@@ -63,8 +63,9 @@ class Drafter:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._counters = counters
-        half = settings.max_bytes // 2
-        self._sources = (OwnText(half), RecentReplies(half)) if sources is None else sources
+        part = settings.max_bytes // 4
+        ours = (Predictions(part), OwnText(part), RecentReplies(2 * part))
+        self._sources: Sequence[DraftSource] = ours if sources is None else sources
         self._acceptance, self._time = Acceptance(), StepTime()
         self._last: dict[Branch, Outcome] = {}
         self._found: list[_Found] = []
@@ -133,6 +134,8 @@ class Drafter:
         """Most tokens that may be drafted for a branch."""
         generation = branch.generation
         is_drawing = not generation.takes_logits and len(branch.tokens) > generation.trunk_length
+        if generation.sampling.speculation == "none":
+            return 0
         if not is_drawing or branch.is_line or branch.starved or generation.adapter or branch.siblings:
             return 0
         return min(self._settings.num_tokens, branch.room - len(branch.tokens))

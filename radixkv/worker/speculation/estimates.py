@@ -1,7 +1,7 @@
 """The worth of a draft: the chance that its tokens are drawn, and the time of a step with them. Both are learned while running.
 
 chance    of a source, a length of match, what became of the branch's last draft, and a depth, given all tokens before it
-time      a + b n + c max(0, n - 4) + d n context, of n positions; weights by recursive least squares
+time      a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positions; weights by recursive least squares
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def _bucket(depth: int) -> int:
     return _DEPTH_BUCKETS[min(depth, len(_DEPTH_BUCKETS) - 1)]
 
 
-_FREE = 4
-"""Positions of a step up to which the weights' memory bounds it."""
+_BENDS = (2, 4)
+"""Positions of a step from which one more may cost more: before, weights are read anyway, or a kernel has rows to spare."""
 _CONTEXT = 1024.0
-_GUESS = np.array([0.94, 0.06, 0.10, 0.02])
+_GUESS = np.array([0.94, 0.06, 0.05, 0.05, 0.02])
 """Relative to a step of one position."""
-_GUESS_APART = np.array([0.3, 0.05, 0.05, 0.02])
+_GUESS_APART = np.array([0.3, 0.05, 0.1, 0.1, 0.02])
 _NOISE = 0.05
 _FORGOTTEN = 0.99
 _MOST_APART = 0.5
@@ -151,6 +151,5 @@ class StepTime:
 
 def _features(num_positions: npt.NDArray[np.int64], context: float) -> npt.NDArray[np.float64]:
     numbers = num_positions.astype(np.float64)
-    return np.stack(
-        [np.ones_like(numbers), numbers, np.maximum(0, numbers - _FREE), numbers * context / _CONTEXT], axis=1
-    )
+    bends = [np.maximum(0, numbers - bend) for bend in _BENDS]
+    return np.stack([np.ones_like(numbers), numbers, *bends, numbers * context / _CONTEXT], axis=1)

@@ -19,7 +19,7 @@ class SpeculationSettings:
     """Bounds.
 
     num_tokens: most tokens drafted for a branch in a step.
-    max_bytes: of all indexes: half for running replies, half for recent ones, of these at most a quarter per namespace.
+    max_bytes: of all indexes: half for running requests, half for recent replies, of these at most a quarter per namespace.
     shared_tokens: branches that may have so many tokens of common blocks with another one of the step draft nothing, because
         attention then reads these blocks once for both, and the split of its sums depends on the step.
     always: draft whatever is found, whatever it costs.

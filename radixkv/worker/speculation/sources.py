@@ -1,6 +1,7 @@
 """Drafts from texts that are there already.
 
     own       the branch's prompt and reply so far; past their end a repetition goes on
+    predicted the text that the request says its reply will repeat
     recent    replies that ended lately in the same namespace, with the end of their prompts, the newest first
 
 A source never reads another namespace than the branch's, with its salt and adapter.
@@ -19,7 +20,7 @@ from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.speculation.ngrams import NgramIndex, Place, index_bytes
 
-__all__ = ["Draft", "DraftSource", "OwnText", "RecentReplies", "Source"]
+__all__ = ["Draft", "DraftSource", "OwnText", "Predictions", "RecentReplies", "Source"]
 
 _NUM_BEFORE = 48
 """Tokens of the prompt that are kept with a reply, so that its beginning is found."""
@@ -33,6 +34,7 @@ class Source(Enum):
     """Origin of a draft."""
 
     OWN = "own"
+    PREDICTED = "predicted"
     RECENT = "recent"
 
 
@@ -94,6 +96,43 @@ class OwnText:
         """Nothing: a running reply has its own text alone."""
 
 
+class Predictions:
+    """Drafts from a request's prediction: of its beginning at first, and then of what followed there. `max_bytes`: of all."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._indexes: dict[Generation, NgramIndex] = {}
+        self._num_bytes = 0
+
+    def find(self, branch: Branch, limit: int) -> Draft | None:
+        """See `DraftSource`."""
+        generation = branch.generation
+        text = generation.rules.prediction
+        if not text:
+            return None
+        index = self._indexes.get(generation)
+        if index is None:
+            if self._num_bytes + index_bytes(len(text)) > self._max_bytes:
+                return None
+            index = self._indexes[generation] = NgramIndex()
+            index.extend(text, len(text))
+            self._num_bytes += index.size_bytes
+        said = branch.tokens[generation.num_prompt_tokens :][-_NUM_BEFORE:]
+        place = index.find(text, said)
+        if place is None and said == text[: len(said)]:
+            place = Place(len(said), len(said))
+        tokens = text[place.end : place.end + limit] if place is not None else ()
+        return Draft(Source.PREDICTED, place.length, tokens) if place is not None and tokens else None
+
+    def ended(self, generation: Generation) -> None:
+        """See `DraftSource`."""
+        index = self._indexes.pop(generation, None)
+        self._num_bytes -= index.size_bytes if index is not None else 0
+
+    def clear(self, namespace: str, running: Iterable[Generation]) -> None:
+        """Nothing: a prediction is its request's alone."""
+
+
 class _Replies:
     """Replies of one namespace, one after the other."""
 
@@ -116,7 +155,7 @@ class _Replies:
 
 
 class RecentReplies:
-    """Drafts from replies that have ended. Requests without prefix sharing neither add nor get any.
+    """Drafts from replies that have ended. Requests without prefix sharing, or with fewer sources, neither add nor get any.
 
     `max_bytes`: of all; the namespace that was used least recently goes first.
     """
@@ -137,7 +176,7 @@ class RecentReplies:
         """See `DraftSource`."""
         generation = branch.generation
         replies = self._replies.get(generation.namespace)
-        if replies is None or not generation.terms.shares_prefix:
+        if replies is None or not _is_shared(generation):
             return None
         place = replies.index.find(replies.text, branch.tokens[-_NUM_BEFORE:])
         tokens = _after(replies.text, place, limit) if place is not None else ()
@@ -145,7 +184,7 @@ class RecentReplies:
 
     def ended(self, generation: Generation) -> None:
         """See `DraftSource`: keep its replies."""
-        is_kept = generation.terms.shares_prefix and generation.generation_id not in self._cleared
+        is_kept = _is_shared(generation) and generation.generation_id not in self._cleared
         self._cleared.discard(generation.generation_id)
         if not is_kept or self._max_tokens < 2 * _NUM_BEFORE:
             return
@@ -165,6 +204,10 @@ class RecentReplies:
         for name in [name for name in self._replies if covers(namespace, name)]:
             del self._replies[name]
         self._cleared |= {one.generation_id for one in running if covers(namespace, one.namespace)}
+
+
+def _is_shared(generation: Generation) -> bool:
+    return generation.terms.shares_prefix and generation.sampling.speculation == "all"
 
 
 def _after(text: array[int], place: Place, limit: int) -> Sequence[int]:
