@@ -68,9 +68,8 @@ class Run(NamedTuple):
     draft_s: float
 
 
-def loads(material: Material, text: ChatText, is_quick: bool) -> Iterator[Load]:
-    """All loads, in the order in which they are run."""
-    num, num_tokens = (2, 48) if is_quick else (16, 128)
+def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iterator[Load]:
+    """All loads of `num` requests, in the order in which they are run."""
     greedy = SamplingParams(max_tokens=num_tokens, temperature=0)
 
     def asked(prompts: Sequence[Sequence[int]], sampling: SamplingParams = greedy) -> list[GenerateParams]:
@@ -175,6 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a few requests of each load; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
+    parser.add_argument("--requests", type=int, help="of each load (default: 16)")
+    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8"], help="as of a worker")
     parser.add_argument("--batch", type=int, default=1, help="requests at once (default: %(default)s)")
     parser.add_argument("--draft-tokens", type=int, default=16, help="as of a worker (default: %(default)s)")
     parser.add_argument("--loads", nargs="*", choices=LEAST_GAIN, help="loads to run (default: all)")
@@ -182,12 +183,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    settings = WorkerConfig(listen=None, num_blocks=NUM_BLOCKS, draft_tokens=options.draft_tokens, device="cpu")
+    settings = WorkerConfig(
+        listen=None,
+        num_blocks=NUM_BLOCKS,
+        draft_tokens=options.draft_tokens,
+        device="cpu",
+        quantization=options.quantization,
+    )
     report = Report("speculation", SEED, figures={"threads": options.threads, "batch": options.batch})
-    rows = []
+    num, num_tokens = (2, 48) if options.quick else (16, 128)
+    rows, text = [], ChatText(resolve_model(None))
     try:
         with Worker(replace(settings, speculation="off")) as plain, Worker(settings) as drafted:
-            for load in loads(Material(options.workloads), ChatText(resolve_model(None)), options.quick):
+            for load in loads(Material(options.workloads), text, options.requests or num, num_tokens):
                 if not options.loads or load.name in options.loads:
                     rows.append(measure(report, load, plain.engine, drafted.engine, options.batch))
                     print("  ".join(rows[-1]), file=sys.stderr, flush=True)
@@ -196,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     columns = ("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting")
     report.tables.append(Table(f"{options.batch} at once, {options.threads} thread(s)", columns, rows))
-    is_kept = not options.quick and not options.loads and options.batch == 1
+    is_kept = not (options.quick or options.loads or options.requests) and options.batch == 1
     return report.finish(
         options.json or (RESULTS_DIR / "speculation.json" if is_kept else None), is_quick=options.quick
     )

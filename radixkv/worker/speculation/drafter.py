@@ -27,6 +27,11 @@ from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, Pred
 
 __all__ = ["Drafter"]
 
+_FEW_ROWS = 4
+"""Batches up to this size look for drafts in every step: that takes 1% of a small one."""
+_PATIENCE = 8
+"""Larger ones look once in so many steps after as many without a draft that paid."""
+
 
 class _Found(NamedTuple):
     """A branch's draft, of which `branch.draft` are run; its history had `length` tokens."""
@@ -70,6 +75,7 @@ class Drafter:
         self._last: dict[Branch, Outcome] = {}
         self._found: list[_Found] = []
         self._rows: Sequence[Row] = ()
+        self._num_plans = self._num_fruitless = 0
         self._clock = clock
         self._planned_s = 0.0
 
@@ -84,7 +90,7 @@ class Drafter:
         for found in self._found:  # of a batch whose sequences were lost
             found.branch.draft = ()
         self._rows, self._found = rows, []
-        if any(row.end - row.start > 1 or row.branch.is_prefilling for row in rows):
+        if any(row.end - row.start > 1 or row.branch.is_prefilling for row in rows) or self._rests(len(rows)):
             return
         sharing = self._sharing(rows)
         for row in rows:
@@ -95,6 +101,7 @@ class Drafter:
         if not self._found:
             return
         numbers = self._choose(max_positions - len(rows))
+        self._num_fruitless = 0 if any(numbers) else self._num_fruitless + 1
         for found, number in zip(self._found, numbers, strict=True):
             found.branch.draft = found.draft.tokens[:number]
 
@@ -129,6 +136,11 @@ class Drafter:
         """Forget what was said in a namespace; nothing that the running requests say is kept."""
         for source in self._sources:
             source.clear(namespace, running)
+
+    def _rests(self, num_rows: int) -> bool:
+        """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""
+        self._num_plans += 1
+        return num_rows > _FEW_ROWS and self._num_fruitless >= _PATIENCE and self._num_plans % _PATIENCE > 0
 
     def _limit(self, branch: Branch) -> int:
         """Most tokens that may be drafted for a branch."""

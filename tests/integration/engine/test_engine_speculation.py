@@ -205,7 +205,7 @@ def test_requests_side_by_side_get_the_streams_that_they_get_alone(stack: Stack)
     alone = [told(stack.plain.generate(params)) for params in asked]
     for params, one in zip(asked, alone, strict=True):
         stack.learn(params.text or "", one.events)
-    for params, stream, one in zip(asked, start_together(stack.drafted, asked), alone, strict=True):
+    for stream, one in zip(start_together(stack.drafted, asked), alone, strict=True):
         assert_same(uncached(told(stream))._replace(usage=one.usage), uncached(one))
 
 

@@ -11,7 +11,7 @@ import pytest
 from drafts import LyingSource, a_branch
 
 from radixkv.generation.stats import EngineCounters
-from radixkv.worker.generations.branch import Phase
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.speculation.drafter import Drafter
 from radixkv.worker.speculation.settings import SpeculationSettings
@@ -118,6 +118,35 @@ def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
         branch.phase, branch.room, branch.num_computed, branch.block_table = Phase.RUNNING, 40, 2, array("i", table)
     drafter.plan([Row(branch, 2, 3) for branch in branches], 320)
     assert [len(branch.draft) for branch in branches] == [0, 0, 2, 2]
+
+
+def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
+    num_looks = 0
+
+    def look(_branch: Branch) -> list[int]:
+        nonlocal num_looks
+        num_looks += 1
+        return [1, 2]
+
+    now_s = 0.0
+    drafter = Drafter(
+        SpeculationSettings(),
+        vocab_size=50,
+        block_size=16,
+        counters=EngineCounters(),
+        sources=[LyingSource(look, 0.0, 1)],
+        clock=lambda: now_s,
+    )
+    branches = [a_branch([1], [2, 3], name=str(number)) for number in range(8)]
+    for step in range(200):
+        for branch in branches:
+            branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 10_000, len(branch.tokens) - 1
+        drafter.plan([Row(branch, len(branch.tokens) - 1, len(branch.tokens)) for branch in branches], 320)
+        now_s += 1.0 + sum(len(branch.draft) for branch in branches)
+        for branch in branches:
+            branch.tokens.append(step % 40 + 5)
+        drafter.finished()
+    assert num_looks < 8 * 200 / 4
 
 
 def test_nothing_is_drafted_beside_a_prompt() -> None:
