@@ -249,7 +249,10 @@ class Engine:
         return self._start(history._replace(tokens=tokens, retention=retention), params, origin)
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
-        """Run a short function on the holder, on the engine's thread, after all ops submitted before."""
+        """Run a short function on the holder, on the engine's thread, after all ops submitted before.
+
+        Speculation does not notice a namespace that is cleared by it: `erase` ends guesses from its replies.
+        """
         answer: Future[_Result] = Future()
         run = partial(_answer, lambda: function(self._loop.holder), answer)
         self._post(lambda: self._loop.call_later(run))

@@ -16,9 +16,9 @@ _STRIDE = 7919
 
 
 def rows_agree(runner: Runner, num_tokens: int) -> bool:
-    """Whether a row of `num_tokens` has the logits that they have one by one, to the bit, in a pool that nobody uses yet.
+    """Whether a row of `num_tokens` has the logits that they have one by one, to the bit, in a pool that is not in use yet.
 
-    The row follows as many tokens, and another row runs beside it. Writes the pool's first blocks; False if it has too few.
+    The row follows as many tokens, and another row runs next to it. Writes the pool's first blocks; False if it has too few.
     """
     size = runner.pool.block_size
     num_blocks = -(-2 * num_tokens // size)

@@ -4,7 +4,7 @@
     finished   what came true is learned, and how long the step took
     ended      the reply is a source for later ones
 
-A draft lies in the room that its branch has. Nothing is drafted beside a prompt's positions, so that no first token is later.
+A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, so that no first token is later.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Drafter:
                 source.ended(generation)
 
     def clear(self, namespace: str, running: Iterable[Generation]) -> None:
-        """Forget what was said in a namespace; nothing that the running requests say is kept."""
+        """Forget the replies of a namespace, also those of the running requests at their end."""
         for source in self._sources:
             source.clear(namespace, running)
 

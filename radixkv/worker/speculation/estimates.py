@@ -31,7 +31,7 @@ _DEPTH_BUCKETS = (0, 1, 2, 2, 3, 3, 3, 3, 4)
 """Of a token's place in its draft; deeper ones are of the last."""
 _NUM_DEPTHS = _DEPTH_BUCKETS[-1] + 1
 _LENGTHS = (6, 12, 24, 48)
-"""Matches are told apart below and from these lengths on."""
+"""Matches are distinguished below and from these lengths on."""
 _FORGETTING = 256
 """Trials at which those so far count half."""
 _PRIOR_TRIALS = 4.0
@@ -115,7 +115,7 @@ _MOST_APART = 0.5
 
 
 class StepTime:
-    """Expected seconds of a step of decodes. Before the first one its scale is unknown, and only its shape is told."""
+    """Expected seconds of a step of decodes. Before the first one its scale is unknown, and only its shape is returned."""
 
     def __init__(self) -> None:
         self._weights: npt.NDArray[np.float64] = _GUESS.copy()

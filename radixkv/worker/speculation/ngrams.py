@@ -26,7 +26,7 @@ _LEAST_SLOTS = 1 << 8
 _FEW = 48
 """Tokens up to which a loop is faster than numpy."""
 _MOST_COMPARED = 48
-"""Longest match that is told."""
+"""Longest match that is measured."""
 _MOST_PLACES = 8
 """Places of one n-gram that are looked at, the latest first."""
 

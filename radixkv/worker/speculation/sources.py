@@ -1,7 +1,7 @@
 """Drafts from texts that are there already.
 
     own       the branch's prompt and reply so far; past their end a repetition goes on
-    predicted the text that the request says its reply will repeat
+    predicted the text of the request that its reply is expected to repeat
     recent    replies that ended lately in the same namespace, with the end of their prompts, the newest first
 
 A source never reads another namespace than the branch's, with its salt and adapter.
@@ -56,7 +56,7 @@ class DraftSource(Protocol):
         """A request has ended, however."""
 
     def clear(self, namespace: str, running: Iterable[Generation]) -> None:
-        """Forget what was said in a namespace, and in those derived of it, also by the running requests."""
+        """Forget the replies of a namespace, and of those derived of it, also of the running requests at their end."""
 
 
 class OwnText:

@@ -158,6 +158,8 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("worker", ("--max-batch-tokens", "999"), {"limits.max_batch_tokens": 999}),
     ("worker", ("--max-wait", "0"), {"limits.max_wait_s": 0.0}),
     ("worker", ("--preemption", "swap"), {"limits.preemption": "swap"}),
+    ("worker", ("--speculation", "off"), {"speculation": "off"}),
+    ("worker", ("--draft-tokens", "4", "--draft-memory", "1MiB"), {"draft_tokens": 4, "draft_bytes": 1 << 20}),
     ("worker", ("--no-prefix-sharing",), {"share_prefixes": False}),
     ("worker", ("--disk-cache", "/d:1GiB"), {"store": StoreSettings((Path("/d"), 1 << 30))}),
     (

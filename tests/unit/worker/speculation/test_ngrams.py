@@ -13,7 +13,8 @@ from radixkv.worker.speculation.ngrams import LENGTHS, NgramIndex, Place, index_
 def expected(text: array[int], end: int) -> Place | None:
     """Of the last 8 places at or before `end` of the longest n-gram that the text ends with, the one with most before it."""
     for length in reversed(LENGTHS):
-        tail, places = text[-length:], []
+        tail = text[-length:]
+        places: list[Place] = []
         for last in range(end, length - 1, -1):
             if len(tail) == length and text[last - length : last] == tail and len(places) < 8:
                 common = length
