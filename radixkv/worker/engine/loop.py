@@ -133,8 +133,13 @@ class EngineLoop:
         self._max_batch_tokens = scheduler.limits.max_batch_tokens
         self._drafter: Drafter | None = None
         if speculation is not None:
-            sizes = {"vocab_size": runner.vocab_size, "block_size": runner.pool.block_size}
-            self._drafter = Drafter(speculation, **sizes, counters=self._counters, sources=sources)
+            self._drafter = Drafter(
+                speculation,
+                vocab_size=runner.vocab_size,
+                block_size=runner.pool.block_size,
+                counters=self._counters,
+                sources=sources,
+            )
             if self.stored is not None:
                 self._batch_step.advanced = self.stored.advanced
         self._answers: deque[Future[list[StepResult]]] = deque()

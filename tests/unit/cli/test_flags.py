@@ -216,6 +216,7 @@ def test_a_command_without_flags_begins_with_the_defaults_of_what_it_starts() ->
 
 REFUSED: list[tuple[str, Flags, str]] = [
     ("worker", ("--max-num-seqs", "0"), "--max-num-seqs is 0; it must be at least 1"),
+    ("worker", ("--draft-tokens", "0"), "--draft-tokens is 0; it must be between 1 and 64"),
     ("worker", ("--max-batch-tokens", "0"), "--max-batch-tokens is 0"),
     ("worker", ("--max-wait", "-0.1"), "--max-wait is -0.1"),
     ("worker", ("--max-wait", "inf"), "--max-wait is inf"),
