@@ -157,7 +157,7 @@ class _Replies:
 class RecentReplies:
     """Drafts from replies that have ended. Requests without prefix sharing, or with fewer sources, neither add nor get any.
 
-    `max_bytes`: of all; the namespace that was used least recently goes first.
+    `max_bytes`: of all, `size_bytes` in use; the namespace that was used least recently goes first.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -165,12 +165,8 @@ class RecentReplies:
         largest = max_bytes // _MOST_OF_ONE // (TOKEN_BYTES + index_bytes(1 << 20) // (1 << 20))
         self._max_tokens = 1 << (largest.bit_length() - 1) if largest else 0
         self._replies: dict[str, _Replies] = {}  # the least recently used first
+        self.size_bytes = 0
         self._cleared: set[str] = set()  # ids of running requests that are not kept
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory in use. O(namespaces)."""
-        return sum(replies.size_bytes for replies in self._replies.values())
 
     def find(self, branch: Branch, limit: int) -> Draft | None:
         """See `DraftSource`."""
@@ -192,18 +188,24 @@ class RecentReplies:
         told = [branch.tokens[start:] for branch in generation.branches if len(branch.tokens) > generation.trunk_length]
         if not told:
             return
-        replies = self._replies.pop(generation.namespace, None) or _Replies()
-        self._replies[generation.namespace] = replies
+        replies = self._take(generation.namespace) or _Replies()
         for tokens in told:
             replies.add(tokens, self._max_tokens)
+        self._replies[generation.namespace] = replies
+        self.size_bytes += replies.size_bytes
         while self.size_bytes > self._max_bytes:
-            del self._replies[next(iter(self._replies))]
+            self._take(next(iter(self._replies)))
 
     def clear(self, namespace: str, running: Iterable[Generation]) -> None:
         """See `DraftSource`."""
         for name in [name for name in self._replies if covers(namespace, name)]:
-            del self._replies[name]
+            self._take(name)
         self._cleared |= {one.generation_id for one in running if covers(namespace, one.namespace)}
+
+    def _take(self, namespace: str) -> _Replies | None:
+        replies = self._replies.pop(namespace, None)
+        self.size_bytes -= replies.size_bytes if replies is not None else 0
+        return replies
 
 
 def _is_shared(generation: Generation) -> bool:
