@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
@@ -25,6 +28,7 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
+from radixkv.kernels.cpu.native_attention import NATIVE_LIMITS
 from radixkv.net.addresses import parse_address
 from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
@@ -44,6 +48,8 @@ from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.speculation.comparison import rows_agree
+from radixkv.worker.speculation.settings import DEFAULT_BYTES, DEFAULT_TOKENS, SPECULATIONS, SpeculationSettings
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
@@ -88,6 +94,8 @@ class WorkerConfig:
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.
+        speculation: ``"auto"``: several tokens of a reply in a step, where guesses pay, see `speculation`; ``"off"``: one.
+        draft_tokens, draft_bytes: most tokens guessed for a branch in a step; memory of the texts that guesses come from.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
             worker holds the pool.
@@ -123,6 +131,9 @@ class WorkerConfig:
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     store: StoreSettings | None = None
+    speculation: str = "auto"
+    draft_tokens: int = DEFAULT_TOKENS
+    draft_bytes: int = DEFAULT_BYTES
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -199,6 +210,7 @@ class Worker:
             address = parse_address(config.listen)  # checked before the long work of loading a model
             config.security.check_address(address)
             address.require_free()
+        bounds = _draft_bounds(config)
         model = str(resolve_model(config.model, progress=config.show_progress))
         clear_models(Path(model), cache_folder())
         config.on_stage("weights and tokenizer")
@@ -230,6 +242,7 @@ class Worker:
             num_remembered=config.num_remembered,
             arena=Arena(*first_line) if plan.num_lines else None,
             store=store,
+            speculation=bounds if _keeps_replies(config, self.runner) else None,
         )
         lease.wake, lease.noted = self.engine.wake, self.engine.noted
         stack.callback(self.engine.close)
@@ -357,6 +370,26 @@ def _allocate(runner: ModelRunner, wish: PoolWish, config: WorkerConfig) -> Pool
     runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
     runner.prepare(config.limits.max_running)
     return plan
+
+
+def _draft_bounds(config: WorkerConfig) -> SpeculationSettings:
+    if config.speculation not in SPECULATIONS:
+        raise InvalidArgumentError("speculation", config.speculation, " or ".join(SPECULATIONS))
+    shared_tokens = math.inf if config.deterministic else NATIVE_LIMITS.min_saved_tokens
+    return SpeculationSettings(config.draft_tokens, config.draft_bytes, shared_tokens)
+
+
+def _keeps_replies(config: WorkerConfig, runner: ModelRunner) -> bool:
+    """Whether drafts are wanted, and every reply is the one that it is without them.
+
+    The native decoder computes a token alike whatever else a step has, but for blocks that several branches read at once. Other
+    code rounds by the shape of a step, which only float32 does too little to be seen.
+    """
+    if config.speculation == "off" or runner.device.type != "cpu":
+        return False
+    if config.deterministic:
+        return rows_agree(runner, 1 + config.draft_tokens)
+    return runner.is_native or runner.dtype == torch.float32
 
 
 def _load_text(model: str) -> ChatText | None:

@@ -172,6 +172,12 @@ class StoredBlocks:
             if branch.loaded:
                 self._skip_loaded(branch)
 
+    def advanced(self, branch: Branch) -> None:
+        """A position that was run ahead of its token counts as computed: a block that it fills has a name."""
+        end, num_left = divmod(branch.num_computed, self._block_size)
+        if not num_left:
+            self._name(branch, end - 1, end)
+
     def timed(self, batch_s: float) -> None:
         """The rows launched last took so long: measure their prompts' part."""
         num_positions = sum(end - start for _, start, end in self._ran)

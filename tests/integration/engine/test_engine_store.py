@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from answers import collect
+from drafts import LyingSource
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
@@ -54,6 +55,17 @@ def test_a_reply_is_found_as_the_next_turns_history(tmp_path: Path) -> None:
     prompt = draw(2, 21)
     with serving(tmp_path) as engine:
         reply = ask(engine, prompt, 20).branches[0].tokens
+    with serving(tmp_path) as engine:
+        history = prompt + reply
+        assert ask(engine, [*history, 7, 7]).usage.num_cached_tokens == (len(history) - 1) // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize("lies", [0.0, 0.3, 1.0])
+def test_so_are_replies_whose_blocks_drafts_have_filled(tmp_path: Path, lies: float) -> None:
+    prompt = draw(2, 21)
+    source = LyingSource(lambda branch: generate(list(branch.tokens), 20), lies, 40)
+    with serving(tmp_path, source=source) as engine:
+        reply = ask(engine, prompt, 40).branches[0].tokens
     with serving(tmp_path) as engine:
         history = prompt + reply
         assert ask(engine, [*history, 7, 7]).usage.num_cached_tokens == (len(history) - 1) // BLOCK * BLOCK

@@ -22,6 +22,8 @@ from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import DraftSource
 
 __all__ = ["BLOCK", "LIMITS", "ask", "draw", "open_store", "serving"]
 
@@ -54,14 +56,26 @@ def open_store(
 
 @contextmanager
 def serving(
-    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
+    folder: Path,
+    num_blocks: int = 64,
+    limits: SchedulerLimits = LIMITS,
+    *,
+    is_killed: bool = False,
+    source: DraftSource | None = None,
+    **store: Any,
 ) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
+    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end.
+
+    With a `source` all that it drafts is run.
+    """
     runner = HashRunner(num_blocks, BLOCK)
     opened = open_store(folder, runner, **store)
     num_rows = opened.num_free_rows
     try:
-        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened) as engine:
+        drafts: dict[str, Any] = (
+            {"speculation": SpeculationSettings(always=True), "sources": [source]} if source else {}
+        )
+        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened, **drafts) as engine:
             engine.runner = runner  # type: ignore[attr-defined]  # for the tests
             engine.store = opened  # type: ignore[attr-defined]
             yield engine

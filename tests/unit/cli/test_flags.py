@@ -159,6 +159,8 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("worker", ("--max-batch-tokens", "999"), {"limits.max_batch_tokens": 999}),
     ("worker", ("--max-wait", "0"), {"limits.max_wait_s": 0.0}),
     ("worker", ("--preemption", "swap"), {"limits.preemption": "swap"}),
+    ("worker", ("--speculation", "off"), {"speculation": "off"}),
+    ("worker", ("--draft-tokens", "4", "--draft-memory", "1MiB"), {"draft_tokens": 4, "draft_bytes": 1 << 20}),
     ("worker", ("--no-prefix-sharing",), {"share_prefixes": False}),
     ("worker", ("--disk-cache", "/d:1GiB"), {"store": StoreSettings((Path("/d"), 1 << 30))}),
     (
@@ -220,6 +222,7 @@ def test_a_command_without_flags_begins_with_the_defaults_of_what_it_starts() ->
 
 REFUSED: list[tuple[str, Flags, str]] = [
     ("worker", ("--max-num-seqs", "0"), "--max-num-seqs is 0; it must be at least 1"),
+    ("worker", ("--draft-tokens", "0"), "--draft-tokens is 0; it must be between 1 and 64"),
     ("worker", ("--max-batch-tokens", "0"), "--max-batch-tokens is 0"),
     ("worker", ("--max-wait", "-0.1"), "--max-wait is -0.1"),
     ("worker", ("--max-wait", "inf"), "--max-wait is inf"),
