@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -22,6 +22,7 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import BEAT_S, beat
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
 
@@ -80,19 +81,36 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             gate=state.gate,
             max_body_bytes=config.max_body_bytes,
         )
-        sweeping = asyncio.create_task(
-            _sweep(state.store, state.transcripts, state.conversations), name="radixkv-sweep"
-        )
+        loops = [_sweep(state.store, state.transcripts, state.conversations)]
+        if database.is_shared:
+            loops.append(_share(database, state.store, state.response_tasks, state.conversations))
+        tasks = [asyncio.create_task(loop, name="radixkv-sweep") for loop in loops]
         try:
             yield
         finally:
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await state.jobs.aclose()
             await state.response_tasks.aclose()
             await state.conversations.aclose()
             await state.transcripts.aclose()
+
+
+async def _share(
+    database: Database, store: ResponseStore, tasks: ResponseTasks, conversations: ConversationService
+) -> None:
+    """Keep this gateway's lease, and end what gateways without one have left or what others have taken from this one."""
+    while True:
+        try:
+            await database.run(lambda connection: beat(connection, database.owner))
+            await store.fail_lost()
+            await conversations.fail_lost()
+            if tasks.stored_ids:
+                tasks.stop(await store.taken(tasks.stored_ids))
+        except RadixKVError as error:
+            _LOG.error("what other gateways left unfinished waits: %s", error)
+        await asyncio.sleep(BEAT_S)
 
 
 async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: ConversationService) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +10,7 @@ from pydantic import BaseModel, Field
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.net.limits import Limiter
 
@@ -78,7 +78,7 @@ async def tell_me(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     }
 
 
-def _kept(connection: sqlite3.Connection, namespace: str, config: GatewayConfig) -> dict[str, Any]:
+def _kept(connection: Connection, namespace: str, config: GatewayConfig) -> dict[str, Any]:
     tables = {
         "conversations": (
             "SELECT num_conversations, size_bytes FROM conversation_usage WHERE namespace = ?",

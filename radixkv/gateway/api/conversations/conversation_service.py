@@ -57,8 +57,8 @@ class ConversationService:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
-        self.lives = Lives()
-        self.trash = Trash(self.store.trash, self.lives, self._forget)
+        self.lives = Lives(is_shared=database.is_shared)
+        self.trash = Trash(self.store.trash, self.lives, self._forget, self.store.stop)
         self.message_tasks = MessageTasks(self.store)
         self.transcripts = transcripts
         self.clock = clock
@@ -144,11 +144,12 @@ class ConversationService:
             ApiError: 409: another message has its id, its parent is still being written, or a bound is reached.
         """
         async with self.lives.changing(conversation_id) as live:
-            if message.parent in live.growing:
-                await self.store.message(namespace, conversation_id, message.parent or "")
-                raise conflict(
-                    "the message to go on from is still being written; say a position in it, or stop it", "parent"
-                )
+            if message.parent is not None and (message.parent in live.growing or live.is_shared):
+                parent = await self.store.message(namespace, conversation_id, message.parent, "parent")
+                if live.is_growing(parent):
+                    raise conflict(
+                        "the message to go on from is still being written; say a position in it, or stop it", "parent"
+                    )
             change = await self.store.add(namespace, conversation_id, message, live.version)
             if not change.is_repeat:
                 live.tell_change(change)
@@ -163,7 +164,7 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             path = await self.store.path(namespace, conversation_id, leaf)
             for message in path:
-                if message.id in live.growing:
+                if live.is_growing(message):
                     raise conflict(
                         f"message {message.id!r} is still being written; stop it, or wait for its end", "leaf"
                     )
@@ -202,6 +203,10 @@ class ConversationService:
             live.tell_change(change)
             return change.messages[0]
 
+    async def fail_lost(self) -> None:
+        """As `ConversationStore.fail_lost`."""
+        await self.store.fail_lost()
+
     async def sweep(self) -> int:
         """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
         return await self.trash.sweep(self.clock(), self.delete)
@@ -211,6 +216,10 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             message = live.current(await self.store.message(namespace, conversation_id, message_id))
             growing = live.growing.get(message_id)
+            if growing is None and message.status == "running":
+                change = await self.store.stop(namespace, conversation_id, message_id, live.version)
+                live.tell_change(change)
+                return change.messages[0]
             if growing is None:
                 return message
             await growing.stop()

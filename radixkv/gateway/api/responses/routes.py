@@ -143,6 +143,8 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
         await task.wait()
         return JSONResponse(task.body)
     stored = await request.app.state.store.get(tenant.namespace, response_id)
+    if stored["status"] in ("queued", "in_progress"):  # another gateway writes it
+        stored = await request.app.state.store.cancel(tenant.namespace, response_id)
     if stored["status"] != "cancelled":
         message = f"the response is {stored['status']} already; it cannot be cancelled any more"
         raise ApiError(400, message, code="invalid_value", param="response_id")

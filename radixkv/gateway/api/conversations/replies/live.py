@@ -59,10 +59,12 @@ class Live:
         version: of the latest change that was sent.
         growing: replies being written, by id.
         followers: receivers of its events.
+        is_shared: other gateways may change it, too.
     """
 
-    def __init__(self, conversation_id: str) -> None:
+    def __init__(self, conversation_id: str, *, is_shared: bool = False) -> None:
         self.conversation_id = conversation_id
+        self.is_shared = is_shared
         self.changing = asyncio.Lock()
         self.beginning = asyncio.Lock()
         self.version = 0
@@ -92,20 +94,28 @@ class Live:
         version = max(conversation.version, self.version)
         return conversation._replace(version=version), [self.current(message) for message in messages]
 
+    def is_growing(self, message: Message) -> bool:
+        """Whether a stored message is being written, here or at another gateway."""
+        return message.id in self.growing or (self.is_shared and message.status == "running")
+
     def current(self, message: Message) -> Message:
         """Return a stored message as it is now. Do not modify it. A reply is running until its end is stored."""
         growing = self.growing.get(message.id)
         if growing is not None:
             return replace(growing.message, status="running", error=None)
-        if message.status == "running":  # its end could not be stored
+        if message.status == "running" and not self.is_shared:  # its end could not be stored
             return replace(message, status="failed", error=CUT_SHORT)
         return message
 
 
 class Lives:
-    """All conversations that are followed or written now, by id. The event loop owns it."""
+    """All conversations that are followed or written now, by id. The event loop owns it.
 
-    def __init__(self) -> None:
+    `is_shared`: other gateways may change them, too.
+    """
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
         self._lives: dict[str, Live] = {}
         self._followers = Followers()
         self._num_followers: Counter[str] = Counter()
@@ -131,7 +141,7 @@ class Lives:
         """As `held`, until `let_go`."""
         live = self._lives.get(conversation_id)
         if live is None:
-            live = self._lives[conversation_id] = Live(conversation_id)
+            live = self._lives[conversation_id] = Live(conversation_id, is_shared=self.is_shared)
         live.num_holders += 1
         return live
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +132,13 @@ class MessageTask(ReplyTask):
         self._ended: list[Branch] = []  # to be stored and sent
         self._usage: Usage | None = None
         self._num_cached: int | None = None
+
+    async def give_up(self, ids: Collection[str]) -> None:
+        """Write these replies no longer: they were stopped or removed at another gateway."""
+        async with self.live.changing:
+            for branch in self.branches:
+                if branch.message.id in ids and self.live.growing.pop(branch.message.id, None) is branch:
+                    branch.drop()
 
     def unsaved(self) -> list[Growth]:
         """Return the growth of replies since the last call."""
@@ -283,7 +290,11 @@ class MessageTasks(ReplyTasks[MessageTask]):
             growths = [growth for task in self._running.values() for growth in task.unsaved()]
             try:
                 if growths:
-                    await self._store.save(growths)
+                    taken = await self._store.save(growths)
+                    for task in list(self._running.values()) if taken else ():
+                        await task.give_up(
+                            {message_id for in_id, message_id in taken if in_id == task.live.conversation_id}
+                        )
             except RadixKVError as error:
                 _LOG.error("what was written of %d replies is not stored: %s", len(growths), error)
         self._saving = None

@@ -83,7 +83,7 @@ def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> N
         message = f"message {path[-1].id!r} is of role {path[-1].role}; replies can be asked for to a user's message"
         raise not_possible(message, "message_id")
     for above in path:
-        if above.id in live.growing:
+        if live.is_growing(above):
             raise conflict(
                 f"message {above.id!r} above is still being written; stop it, or wait for its end", "message_id"
             )
