@@ -22,7 +22,7 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import BEAT_S, beat
+from radixkv.gateway.storage.owners import BEAT_S, beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
 
@@ -30,6 +30,9 @@ __all__ = ["kept_state"]
 
 SWEEP_S = 300.0
 """How often expired entries are removed, in seconds. An expired entry is never returned, removed or not."""
+
+LOOK_S = 0.5
+"""How often followers are told what other gateways have changed, in seconds."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,7 +86,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         )
         loops = [_sweep(state.store, state.transcripts, state.conversations)]
         if database.is_shared:
-            loops.append(_share(database, state.store, state.response_tasks, state.conversations))
+            loops += [_share(app), _look_elsewhere(state.conversations)]
+        await state.limits.start()
         tasks = [asyncio.create_task(loop, name="radixkv-sweep") for loop in loops]
         try:
             yield
@@ -95,22 +99,34 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.response_tasks.aclose()
             await state.conversations.aclose()
             await state.transcripts.aclose()
+            await state.limits.aclose()
 
 
-async def _share(
-    database: Database, store: ResponseStore, tasks: ResponseTasks, conversations: ConversationService
-) -> None:
+async def _share(app: FastAPI) -> None:
     """Keep this gateway's lease, and end what gateways without one have left or what others have taken from this one."""
+    state = app.state
+    database, tasks = state.database, state.response_tasks
     while True:
         try:
             await database.run(lambda connection: beat(connection, database.owner))
-            await store.fail_lost()
-            await conversations.fail_lost()
+            if state.config.shared_url is None:
+                state.limits.num_gateways = max(1, await database.run(num_gateways))
+            await state.store.fail_lost()
+            await state.conversations.fail_lost()
             if tasks.stored_ids:
-                tasks.stop(await store.taken(tasks.stored_ids))
+                tasks.stop(await state.store.taken(tasks.stored_ids))
         except RadixKVError as error:
             _LOG.error("what other gateways left unfinished waits: %s", error)
         await asyncio.sleep(BEAT_S)
+
+
+async def _look_elsewhere(conversations: ConversationService) -> None:
+    while True:
+        try:
+            await conversations.look_elsewhere()
+        except RadixKVError as error:
+            _LOG.error("followers wait for what other gateways write: %s", error)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: ConversationService) -> None:

@@ -96,6 +96,12 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
         "(default: a file of yours, in RADIXKV_STATE or your platform's state folder)",
     )
     flags.add_argument(
+        "--shared",
+        metavar="URL",
+        help="redis://host:port of the Valkey or Redis server of all gateways: tenants' limits hold over all of them "
+        "(default: each gateway grants its share)",
+    )
+    flags.add_argument(
         "--cors",
         action="append",
         default=[],
@@ -281,6 +287,7 @@ def _gateway_config(
         worker_wait_s=getattr(options, "worker_wait", 0.0),  # none for a worker of this process
         log_requests=options.log_requests,
         state_file=state_file,
+        shared_url=options.shared,
         service=service,
         service_credentials=credentials,
         pool_name=options.pool,

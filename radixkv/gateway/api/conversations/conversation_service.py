@@ -22,6 +22,7 @@ from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.trashing import Trash
 from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.database import Database
@@ -116,7 +117,12 @@ class ConversationService:
             LimitError: the namespace has too many followers.
         """
         async with self.lives.changing(conversation_id) as live:
-            conversation, messages = live.as_it_stands(*await self.store.open(namespace, conversation_id))
+            stored = await self.store.open(namespace, conversation_id)
+            if live.followers and live.is_shared:
+                live.catch_up(stored[0], live.unlike(stored[1]), live.gone({message.id for message in stored[1]}))
+            conversation, messages = live.as_it_stands(*stored)
+            if live.is_shared and not live.followers:
+                live.note_snapshot(namespace, conversation, messages)
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
@@ -202,6 +208,25 @@ class ConversationService:
                 message.is_starred, message.name, message.seq = marked.is_starred, marked.name, marked.seq
             live.tell_change(change)
             return change.messages[0]
+
+    async def look_elsewhere(self) -> None:
+        """Send followers what other gateways have changed. Call periodically where the database is shared."""
+        for conversation_id in self.lives.followed:
+            async with self.lives.changing(conversation_id) as live:
+                if live.followers:
+                    await self._catch_up(live)
+
+    async def _catch_up(self, live: Live) -> None:
+        if not live.is_shared:
+            return
+        seqs = {message_id: each.seq for message_id, each in live.told.items() if message_id not in live.growing}
+        try:
+            conversation, changed, gone = await self.store.changed(live.namespace, live.conversation_id, seqs)
+        except ApiError:  # deleted, or in the trash
+            live.tell("deleted", {"id": live.conversation_id})
+            self.lives.end_followers(live)
+        else:
+            live.catch_up(conversation, changed, gone)
 
     async def fail_lost(self) -> None:
         """As `ConversationStore.fail_lost`."""

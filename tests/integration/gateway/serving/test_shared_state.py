@@ -91,6 +91,35 @@ def test_a_conversation_is_one_at_both_gateways(pair: Pair) -> None:
     here.refused(404, "GET", f"/{conversation}")
 
 
+def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin()
+    with here.following(conversation) as near, there.following(conversation) as far:
+        pair.runner.gate.close_after(4)
+        asked, begun = here.say(conversation, "Count", max_tokens=40)
+        far.wait(lambda: len(far.messages.get(begun["id"], {}).get("text", "")) > 0)
+        with there.following(conversation) as late:
+            pair.runner.gate.open()
+            whole = near.wait_end(begun["id"])
+            for follower in (far, late):
+                assert follower.wait_end(begun["id"]) == whole
+        there.turn(conversation, "Go on", begun["id"])
+        there.call("PATCH", f"/{conversation}/messages/{asked['id']}", {"starred": True})
+        near.wait(lambda: near.messages[asked["id"]]["starred"] and len(near.messages) == 4)
+        near.wait(lambda: list(near.messages.values())[-1]["status"] == "complete")
+        far.wait(lambda: list(far.messages.values())[-1]["status"] == "complete")
+        stored = here.messages(conversation)
+        near.wait(lambda: list(near.messages.values()) == stored)
+        far.wait(lambda: list(far.messages.values()) == stored)
+        removed = stored[2]["id"]
+        here.call("DELETE", f"/{conversation}/messages/{removed}")
+        for follower in (near, far):
+            follower.wait(lambda follower=follower: len(follower.messages) == 2)  # type: ignore[misc]
+        there.call("DELETE", f"/{conversation}")
+        for follower in (near, far):
+            follower.wait(lambda follower=follower: follower.has_ended)  # type: ignore[misc]
+
+
 def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> None:
     here, there = pair.talks
     conversation = here.begin()
