@@ -25,6 +25,7 @@ from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import BEAT_S, beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
+from radixkv.gateway.takeover import release_left, take_over
 
 __all__ = ["kept_state"]
 
@@ -106,11 +107,15 @@ async def _share(app: FastAPI) -> None:
     """Keep this gateway's lease, and end what gateways without one have left or what others have taken from this one."""
     state = app.state
     database, tasks = state.database, state.response_tasks
+    left: set[str | tuple[str, str]] = set()
     while True:
         try:
             await database.run(lambda connection: beat(connection, database.owner))
             if state.config.shared_url is None:
                 state.limits.num_gateways = max(1, await database.run(num_gateways))
+            left = await release_left(app, left)
+            if not state.gate.is_draining:
+                await take_over(app)
             await state.store.fail_lost()
             await state.conversations.fail_lost()
             if tasks.stored_ids:

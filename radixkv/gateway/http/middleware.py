@@ -21,7 +21,7 @@ from radixkv.gateway.http.auth import TENANT, KeyRing, Tenant, authenticate, sen
 from radixkv.gateway.http.connections import CONNECTION, Connection
 from radixkv.gateway.http.csrf import WhileKnown, check_origin
 from radixkv.gateway.http.gate import Gate, StrangersLane
-from radixkv.gateway.http.inner_calls import JOB
+from radixkv.gateway.http.inner_calls import JOB, TAKEN_OVER
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.paths import API_PREFIX, as_served
 from radixkv.gateway.http.recording import Recording
@@ -88,8 +88,9 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
+        is_background = job is not None and TAKEN_OVER not in scope
         context = RequestContext(
-            _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
+            _request_id(scope), self._metrics, self._recording, self._generations, is_background=is_background
         )
         scope[REQUEST_CONTEXT] = context
         answer = _Answer(send, context, _id_headers(scope))

@@ -45,6 +45,9 @@ MAX_BATCH = 256
 MAX_WRITES, MAX_READS = 8, 2
 """Submitted jobs per namespace; others wait their turn."""
 
+ANSWER_S = 20.0
+"""How long a job of a database of several gateways may take, in seconds; it is then dropped, or its result is."""
+
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
@@ -127,9 +130,9 @@ class Database:
             UnavailableError: the database is closed.
         """
         if namespace is None:
-            return await asyncio.wrap_future(self.submit(job))
+            return await self._answer(self.submit(job))
         async with self._writes.place(namespace):
-            return await asyncio.wrap_future(self.submit(job))
+            return await self._answer(self.submit(job))
 
     async def read(self, job: Callable[[Connection], _Result], namespace: str) -> _Result:
         """Run a read-only job on the second thread; it sees every change that was acknowledged before.
@@ -138,7 +141,17 @@ class Database:
             UnavailableError: the database is closed.
         """
         async with self._reads.place(namespace):
-            return await asyncio.wrap_future(self._threads[-1].submit(job))
+            return await self._answer(self._threads[-1].submit(job))
+
+    async def _answer(self, answer: Future[_Result]) -> _Result:
+        """Wait for an answer; a server that gives none is no reason to hang."""
+        if not self.is_shared:
+            return await asyncio.wrap_future(answer)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            raise UnavailableError("the gateway's database does not answer; try again") from None
 
     def submit(self, job: Callable[[Connection], _Result]) -> Future[_Result]:
         """`run` without waiting. Jobs run in the order of submission."""

@@ -277,6 +277,8 @@ CREATE TABLE gateways (
 );
 ALTER TABLE responses ADD COLUMN owner TEXT;         -- the gateway that writes it
 ALTER TABLE messages ADD COLUMN owner TEXT;
+ALTER TABLE responses ADD COLUMN request TEXT;       -- by which another gateway can write it, JSON; none: it cannot
+ALTER TABLE messages ADD COLUMN request TEXT;
 ALTER TABLE files ADD COLUMN owner TEXT;             -- the gateway that it is uploaded to
 ALTER TABLE batches ADD COLUMN owner TEXT;           -- the gateway that runs it
 CREATE INDEX transcripts_by_parent ON transcripts (parent);

@@ -40,7 +40,12 @@ _OPTIONS = {
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",  # a gateway that was stopped holds no lock for longer
 }
-_LOST = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 8000}
+_LOST: dict[str, Any] = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8000,
+}
 _CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation, errors.LockNotAvailable)
 _SCHEMA_LOCK = 7_265_646_978
 _NUL, _MARK = "\x00", "\ufdd0"

@@ -22,7 +22,7 @@ from radixkv.gateway.api.responses.items import Item
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import LOST
+from radixkv.gateway.storage.owners import LOST, MAX_TAKEN, TAKEABLE, Lost
 
 __all__ = ["Context", "ResponseStore", "UnknownResponseError"]
 
@@ -87,15 +87,23 @@ class ResponseStore:
             database.submit(_fail_lost).result()
 
     async def begin(
-        self, namespace: str, body: Mapping[str, Any], items: Sequence[Item], parent: str | None = None
+        self,
+        namespace: str,
+        body: Mapping[str, Any],
+        items: Sequence[Item],
+        parent: str | None = None,
+        request: str | None = None,
     ) -> None:
-        """Store a response under way. Its `body` has a new id.
+        """Store a response under way. Its `body` has a new id. `request`: by which another gateway can write it.
 
         Raises:
             UnknownResponseError: the parent does not exist, or no longer.
             LimitError: the namespace is full, and everything in it is still needed.
         """
-        row = _new_row(namespace, body, items, parent, self._clock(), self._ttl_s) | {"owner": self._database.owner}
+        row = _new_row(namespace, body, items, parent, self._clock(), self._ttl_s) | {
+            "owner": self._database.owner,
+            "request": request,
+        }
 
         def insert(connection: Connection) -> None:
             if parent is not None:
@@ -193,7 +201,7 @@ class ResponseStore:
             row = _find(connection, namespace, response_id, now_s)
             if row["status"] in _UNFINISHED:
                 body = json.dumps(json.loads(row["body"]) | {"status": "cancelled"})
-                query = "UPDATE responses SET status = 'cancelled', body = ?, owner = NULL WHERE id = ?"
+                query = "UPDATE responses SET status = 'cancelled', body = ?, owner = NULL, request = NULL WHERE id = ?"
                 connection.execute(query, (body, response_id))
                 row = _find(connection, namespace, response_id, now_s)
             return _read(row)
@@ -209,8 +217,38 @@ class ResponseStore:
 
         return await self._database.run(look)
 
+    async def lost(self) -> list[Lost]:
+        """Return some unfinished responses whose gateway is gone and that another one can write."""
+        query = (
+            f"SELECT id, namespace, request FROM responses WHERE status IN {_UNFINISHED} AND {TAKEABLE} "
+            "AND request IS NOT NULL LIMIT ?"
+        )
+        values = (self._database.owner, MAX_TAKEN)
+        return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])
+
+    async def claim(self, response_id: str) -> bool:
+        """Make a lost response this gateway's; False where it is another's, or has ended."""
+        query = f"UPDATE responses SET owner = ? WHERE id = ? AND status IN {_UNFINISHED} AND {TAKEABLE}"
+        values = (self._database.owner, response_id, self._database.owner)
+        return await self._database.run(lambda c: c.execute(query, values).rowcount > 0)
+
+    async def give_up(self, lost: Lost) -> None:
+        """Let a lost response fail: no gateway can write it."""
+        query = f"UPDATE responses SET request = NULL WHERE id = ? AND {LOST}"
+        await self._database.run(lambda c: c.execute(query, (lost.key,)).rowcount)
+
+    async def written(self) -> set[str]:
+        """Return the unfinished responses of this gateway."""
+        query = f"SELECT id FROM responses WHERE status IN {_UNFINISHED} AND owner = ?"
+        return await self._database.run(lambda c: {row["id"] for row in c.execute(query, (self._database.owner,))})
+
+    async def release(self, response_id: str) -> None:
+        """Let another gateway, or this one, write a response of this one anew."""
+        query = "UPDATE responses SET owner = NULL WHERE id = ? AND owner = ?"
+        await self._database.run(lambda c: c.execute(query, (response_id, self._database.owner)).rowcount)
+
     async def fail_lost(self) -> None:
-        """Mark unfinished responses as failed whose gateway is gone. Call periodically where the database is shared."""
+        """Mark unfinished responses as failed whose gateway is gone and that no other can write. Call periodically."""
         await self._database.run(_fail_lost)
 
     async def sweep(self) -> int:
@@ -236,11 +274,12 @@ class ResponseStore:
 
 
 _INSERT = """
-INSERT INTO responses (id, namespace, parent, created_s, expires_s, status, body, input, size_bytes, owner)
-VALUES (:id, :namespace, :parent, :created_s, :expires_s, :status, :body, :input, :size_bytes, :owner)
+INSERT INTO responses (id, namespace, parent, created_s, expires_s, status, body, input, size_bytes, owner, request)
+VALUES (:id, :namespace, :parent, :created_s, :expires_s, :status, :body, :input, :size_bytes, :owner, :request)
 """
 _UPDATE = """
-UPDATE responses SET status = ?, body = ?, output = ?, num_shared = ?, tokens = ?, model = ?, size_bytes = ? WHERE id = ?
+UPDATE responses SET status = ?, body = ?, output = ?, num_shared = ?, tokens = ?, model = ?, size_bytes = ?, request = NULL
+WHERE id = ?
 """
 _UNFINISHED = ("queued", "in_progress")
 _OLDEST = """
@@ -313,7 +352,8 @@ def _remove(connection: Connection, row: Row) -> None:
     """Delete a response and hidden ancestors left without children; hide it while it has children."""
     if row["num_children"]:
         size = _size("{}", row["input"], row["output"], row["tokens"])
-        hide = "UPDATE responses SET is_hidden = 1, body = '{}', status = 'deleted', size_bytes = ? WHERE id = ?"
+        hidden = "is_hidden = 1, body = '{}', status = 'deleted', request = NULL"
+        hide = f"UPDATE responses SET {hidden}, size_bytes = ? WHERE id = ?"
         connection.execute(hide, (size, row["id"]))
         return
     following: Row | None = row
@@ -339,7 +379,7 @@ def _sweep(connection: Connection, now_s: float) -> int:
 
 def _fail_lost(connection: Connection) -> None:
     """Mark responses that a gateway left unfinished as failed."""
-    query = f"SELECT id, body FROM responses WHERE status IN {_UNFINISHED} AND {LOST}"
+    query = f"SELECT id, body FROM responses WHERE status IN {_UNFINISHED} AND {LOST} AND request IS NULL"
     for row in connection.execute(query).fetchall():
         error = {"code": "server_error", "message": "the server ended before the response was finished"}
         body = json.loads(row["body"]) | {"status": "failed", "error": error}

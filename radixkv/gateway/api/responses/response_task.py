@@ -127,6 +127,9 @@ class ResponseTask(ReplyTask):
             self._output.add_call(piece._replace(ends=piece.ends and not is_cut))
 
     async def _end(self, failure: ApiError | None) -> None:
+        if failure is not None and self.is_handed_on:
+            await self._hand_on()
+            return
         reason = self._reply.reason
         if failure is None and reason is None and not self._is_stopped:
             failure = ApiError.of(RadixKVError("the generation ended without an end"))
@@ -147,6 +150,13 @@ class ResponseTask(ReplyTask):
         status = self.body["status"]
         # The protocol has no event for a cancelled response: its follower cancelled it, or sees the status.
         self._emit_body("incomplete" if status == "cancelled" else status)
+        self._followers.end()
+
+    async def _hand_on(self) -> None:
+        try:
+            await self._store.release(self.task_id)
+        except RadixKVError as error:
+            _LOG.error("response %s waits for the end of this gateway's lease: %s", self.task_id, error)
         self._followers.end()
 
     def _finish(self, status: str) -> None:

@@ -145,6 +145,71 @@ def test_a_background_response_is_cancelled_at_the_other_gateway(pair: Pair) -> 
     wait_until(lambda: pair.told(0, "GET", f"/responses/{begun['id']}")["status"] == "cancelled")
 
 
+LONG = {"max_tokens": 40, "seed": 7}
+
+
+def lose(pair: Pair, side: int, table: str, key: str) -> None:
+    """Have the lease of a gateway end, again and again, until another one has taken over."""
+    database = pair.gateways[side].app.state.database
+    gone = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
+    owner = f"SELECT owner FROM {table} WHERE id = ?"
+    other = pair.gateways[1 - side].app.state.database
+    wait_until(
+        lambda: (
+            database.submit(lambda c: c.execute(gone, (database.owner,)).rowcount).result()
+            and other.submit(lambda c: c.execute(owner, (key,)).fetchone()[0]).result() == other.owner
+        )
+    )
+
+
+def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gone(pair: Pair) -> None:
+    ask = {"input": "a long story", "max_output_tokens": 40, "seed": 7}
+    undisturbed = pair.told(0, "POST", "/responses", body=ask)
+    pair.runner.gate.close_after(6)
+    begun = pair.told(0, "POST", "/responses", body=ask | {"background": True})
+    lose(pair, 0, "responses", begun["id"])
+    pair.runner.gate.open()
+    wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
+    ended = pair.told(1, "GET", f"/responses/{begun['id']}")
+    assert ended["created_at"] == begun["created_at"]
+    assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
+def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin()
+    asked, *whole = here.say(conversation, "A long story", n=2, **LONG)
+    whole = [here.ended(conversation, each["id"]) for each in whole]
+    pair.runner.gate.close_after(8)
+    again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", {"n": 2, **LONG})["messages"]
+    with there.following(conversation) as follower:
+        lose(pair, 0, "messages", again[0]["id"])
+        pair.runner.gate.open()
+        for before, reply in zip(whole, again, strict=True):
+            assert follower.wait_end(reply["id"])["text"] == before["text"]
+            ended = there.ended(conversation, reply["id"])
+            assert (ended["text"], ended["status"]) == (before["text"], "complete")
+
+
+def test_a_gateway_that_stops_hands_on_what_it_writes(pair: Pair) -> None:
+    here, there = pair.talks
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=0.1, state_file=pair.state)
+    conversation = there.begin()
+    asked, first = there.turn(conversation, "A long story", **LONG)
+    undisturbed = pair.told(0, "POST", "/responses", body={"input": "tell", "max_output_tokens": 40, "seed": 7})
+    with gateway(pair.engine, config) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        pair.runner.gate.close_after(8)
+        path = f"/radixkv/conversations/{conversation}/messages/{asked}/replies"
+        reply = http.post(path, json=LONG).json()["messages"][0]
+        ask = {"input": "tell", "max_output_tokens": 40, "seed": 7, "background": True}
+        begun = http.post("/responses", json=ask).json()
+    pair.runner.gate.open()
+    assert here.ended(conversation, reply["id"])["text"] == first["text"]
+    wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
+    ended = pair.told(0, "GET", f"/responses/{begun['id']}")
+    assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
 def test_without_the_database_what_needs_no_state_is_served(pair: Pair, postgres: PostgresServer) -> None:
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     stored = pair.told(0, "POST", "/responses", body={"input": "kept", "max_output_tokens": 4})

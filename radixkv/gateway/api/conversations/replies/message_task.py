@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.core.errors import RadixKVError
+from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.replies.live import Live
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
@@ -60,8 +60,22 @@ class Branch:
         self.reply = reply
         self.first_text_s: float | None = None
         self.ended_s: float | None = None
-        self.num_saved = len(message.text)  # characters
+        self.num_saved = self.num_drawn = len(message.text)  # characters
         self._task = task
+
+    def beyond_what_is_told(self, growth: ReplyGrowth) -> ReplyGrowth:
+        """Return the growth after the text that another gateway has written, which is drawn again.
+
+        Raises:
+            UnavailableError: another text is drawn.
+        """
+        told = self.message.text[self.num_drawn :]
+        self.num_drawn += len(growth.text)
+        if not told:
+            return growth
+        if not (told.startswith(growth.text) or growth.text.startswith(told)):
+            raise UnavailableError("its gateway was lost, and what it had begun to tell cannot be continued; ask again")
+        return growth._replace(text=growth.text[len(told) :])
 
     @property
     def is_running(self) -> bool:
@@ -140,6 +154,14 @@ class MessageTask(ReplyTask):
                 if branch.message.id in ids and self.live.growing.pop(branch.message.id, None) is branch:
                     branch.drop()
 
+    def draw_again(self, num_begun: int) -> None:
+        """Write on what another gateway has begun: all after `num_begun` characters is drawn again; ended replies stay."""
+        for branch in self.branches:
+            branch.num_drawn = num_begun
+            if branch.message.status != "running":
+                branch.ended_s = self.clock()
+                del self.live.growing[branch.message.id]
+
     def unsaved(self) -> list[Growth]:
         """Return the growth of replies since the last call."""
         growths: list[Growth] = []
@@ -176,6 +198,9 @@ class MessageTask(ReplyTask):
                 self._ended = self._count_all()
 
     async def _end(self, failure: ApiError | None) -> None:
+        if failure is not None and self.is_handed_on:
+            await self._hand_on()
+            return
         error = failure.message if failure is not None else "the generation ended without an end"
         async with self.live.changing:
             left = [branch for branch in self.branches if self.live.growing.get(branch.message.id) is branch]
@@ -186,7 +211,21 @@ class MessageTask(ReplyTask):
                     self.finish(branch, "failed", error)
             await self.store_end(left)
 
+    async def _hand_on(self) -> None:
+        async with self.live.changing:
+            left = [branch for branch in self.branches if self.live.growing.get(branch.message.id) is branch]
+            for branch in left:
+                del self.live.growing[branch.message.id]
+            try:
+                await self._store.save(
+                    [Growth(self.live.conversation_id, b.message.id, b.message.text, b.message.seq) for b in left]
+                )
+                await self._store.release(self.live.conversation_id, [branch.message.id for branch in left])
+            except RadixKVError as error:
+                _LOG.error("replies wait for the end of this gateway's lease: %s", error)
+
     def _add(self, branch: Branch, growth: ReplyGrowth) -> None:
+        growth = branch.beyond_what_is_told(growth)
         if not growth.text and not growth.thinking:
             return
         if branch.first_text_s is None:
@@ -275,6 +314,12 @@ class MessageTasks(ReplyTasks[MessageTask]):
         super().add(task)
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="radixkv-save-replies")
+
+    @property
+    def written(self) -> set[tuple[str, str]]:
+        """The replies being written, by conversation and message."""
+        tasks = self._running.values()
+        return {(task.live.conversation_id, branch.message.id) for task in tasks for branch in task.branches}
 
     async def aclose(self) -> None:
         """End all tasks and wait until each is stored: the server stops."""

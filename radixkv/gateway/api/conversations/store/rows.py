@@ -70,7 +70,7 @@ INSERT_MESSAGE = f"""
 INSERT INTO messages ({", ".join(_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _COLUMNS)})
 """
 FINISH = """
-UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ?
+UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ?, request = NULL
 WHERE conversation = ? AND id = ? AND owner = ?
 """
 BELOW = """
@@ -211,11 +211,11 @@ def last_message(connection: Connection, conversation_id: str) -> str | None:
 
 def fail_lost(connection: Connection) -> None:
     """Mark replies that a gateway left unfinished as failed."""
-    running = f"SELECT DISTINCT conversation FROM messages WHERE status = 'running' AND {LOST}"
+    running = f"SELECT DISTINCT conversation FROM messages WHERE status = 'running' AND {LOST} AND request IS NULL"
     for (conversation_id,) in connection.execute(running).fetchall():
         connection.execute("UPDATE conversations SET version = version + ? WHERE id = ?", (_UNSEEN, conversation_id))
         connection.execute(
             "UPDATE messages SET status = 'failed', error = ?, seq = (SELECT version FROM conversations WHERE id = ?) "
-            f"WHERE conversation = ? AND status = 'running' AND {LOST}",
+            f"WHERE conversation = ? AND status = 'running' AND {LOST} AND request IS NULL",
             (CUT_SHORT, conversation_id, conversation_id),
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict
+from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.import_store import ImportStore
 from radixkv.gateway.api.conversations.store.rows import (
@@ -38,6 +38,7 @@ from radixkv.gateway.api.conversations.store.trash_store import TrashStore
 from radixkv.gateway.api.conversations.writing import Change, Value, Writer
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import LOST, MAX_TAKEN, TAKEABLE, Lost
 
 __all__ = ["ConversationStore", "Growth"]
 
@@ -235,8 +236,12 @@ class ConversationStore:
 
         return await self._database.run(insert, namespace)
 
-    async def begin(self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int) -> Change:
+    async def begin(
+        self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int, request: str | None = None
+    ) -> Change:
         """Add replies that are about to be written below one message; all or none.
+
+        `request`: by which another gateway can write them.
 
         Raises:
             ApiError: 409: one of their ids is taken, or a bound is reached.
@@ -249,8 +254,8 @@ class ConversationStore:
                 raise conflict(f"another message has the id {taken.id!r}; give every reply one of its own", "ids")
             change = self._writer.insert(connection, row, replies, told)
             for reply in replies:
-                own = "UPDATE messages SET owner = ? WHERE conversation = ? AND id = ?"
-                connection.execute(own, (self._database.owner, conversation_id, reply.id))
+                own = "UPDATE messages SET owner = ?, request = ? WHERE conversation = ? AND id = ?"
+                connection.execute(own, (self._database.owner, request, conversation_id, reply.id))
             return change
 
         return await self._database.run(insert, namespace)
@@ -310,7 +315,7 @@ class ConversationStore:
             if message.status != "running":
                 return Change(read_conversation(row), [message], is_repeat=True)
             message.status, message.seq = "stopped", max(row["version"], told) + 1
-            query = "UPDATE messages SET status = ?, seq = ?, owner = NULL WHERE conversation = ? AND id = ?"
+            query = "UPDATE messages SET status = ?, seq = ?, owner = NULL, request = NULL WHERE conversation = ? AND id = ?"
             connection.execute(query, (message.status, message.seq, conversation_id, message_id))
             return Change(self._writer.touch(connection, row, message.seq, message_id), [message])
 
@@ -331,8 +336,58 @@ class ConversationStore:
 
         return await self._database.read(read, namespace)
 
+    async def lost(self) -> list[Lost]:
+        """Return some requests of running replies whose gateway is gone and that another one can write."""
+        query = (
+            "SELECT DISTINCT request, namespace, request FROM messages JOIN conversations "
+            f"ON conversations.id = messages.conversation WHERE status = 'running' AND {TAKEABLE} "
+            "AND request IS NOT NULL LIMIT ?"
+        )
+        values = (self._database.owner, MAX_TAKEN)
+        return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])
+
+    async def claim(self, namespace: str, conversation_id: str, ids: Sequence[str]) -> Change:
+        """Make lost replies this gateway's, those that still run; returns all of them.
+
+        Raises:
+            ApiError: 409: another gateway writes them. 400: some are gone.
+        """
+
+        def update(connection: Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            query = (
+                f"UPDATE messages SET owner = ? WHERE conversation = ? AND id = ? AND status = 'running' AND {TAKEABLE}"
+            )
+            own = self._database.owner
+            values = [(own, conversation_id, message_id, own) for message_id in ids]
+            if not sum(connection.execute(query, each).rowcount for each in values):
+                raise conflict("another gateway writes these replies")
+            there = find_messages(connection, conversation_id, ids)
+            if len(there) < len(ids):
+                raise not_possible("some of these replies are removed", "ids")
+            return Change(read_conversation(row), there)
+
+        return await self._database.run(update, namespace)
+
+    async def give_up(self, lost: Lost) -> None:
+        """Let lost replies fail: no gateway can write them."""
+        query = f"UPDATE messages SET request = NULL WHERE request = ? AND status = 'running' AND {LOST}"
+        await self._database.run(lambda c: c.execute(query, (lost.key,)).rowcount)
+
+    async def written(self) -> set[tuple[str, str]]:
+        """Return the running replies of this gateway, by conversation and message."""
+        query = "SELECT conversation, id FROM messages WHERE status = 'running' AND owner = ?"
+        owner = (self._database.owner,)
+        return await self._database.run(lambda c: {(row[0], row[1]) for row in c.execute(query, owner)})
+
+    async def release(self, conversation_id: str, ids: Sequence[str]) -> None:
+        """Let another gateway write replies of this one."""
+        query = "UPDATE messages SET owner = NULL WHERE conversation = ? AND id = ? AND owner = ?"
+        values = [(conversation_id, message_id, self._database.owner) for message_id in ids]
+        await self._database.run(lambda c: c.executemany(query, values))
+
     async def fail_lost(self) -> None:
-        """Mark running replies as failed whose gateway is gone. Call periodically where the database is shared."""
+        """Mark running replies as failed whose gateway is gone and that no other can write. Call periodically."""
         await self._database.run(fail_lost)
 
     async def message(
