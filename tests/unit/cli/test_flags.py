@@ -117,6 +117,8 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("gateway", ("--allow-host", "a", "--allow-host", "b"), {"allow_hosts": ("a", "b")}),
     ("gateway", ("--model-name", "m"), {"model_name": "m"}),
     ("gateway", ("--state", "s.sqlite"), {"state_file": Path("s.sqlite")}),
+    ("gateway", ("--state", "postgresql://a@db/radixkv"), {"state_file": "postgresql://a@db/radixkv"}),
+    ("gateway", ("--shared", "redis://cache:6379"), {"shared_url": "redis://cache:6379"}),
     ("gateway", ("--cors", "http://a", "--cors", "*"), {"cors_origins": ("http://a", "*")}),
     ("gateway", ("--requests-per-minute", "3"), {"limits.requests_per_minute": 3}),
     ("gateway", ("--tokens-per-minute", "4"), {"limits.tokens_per_minute": 4}),
