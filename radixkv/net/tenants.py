@@ -51,6 +51,7 @@ EVERYTHING = "*"
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 _LISTS = ("keys", "certificates", "roles", "namespaces", "pools")
+_SPECULATION = ("none", "own", "all")
 _LOG = logging.getLogger(__name__)
 
 
@@ -87,6 +88,7 @@ class Tenant:
         namespaces: those that it may name; None: its own.
         pools: those that it may hold; None: all.
         sharing: of its requests; they may ask for a stricter one.
+        speculation: sources of guesses that its requests may use at most; see `SamplingParams`.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Tenant:
     namespaces: frozenset[str] | None = None
     pools: frozenset[str] | None = None
     sharing: str = "on"
+    speculation: str = "all"
 
     @property
     def sees_all(self) -> bool:
@@ -259,7 +262,7 @@ def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> _Known:
 
 
 def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
-    known = {"name", "namespace", "operator", "sharing", *_LISTS, *LIMITS}
+    known = {"name", "namespace", "operator", "sharing", "speculation", *_LISTS, *LIMITS}
     if not isinstance(row, dict) or set(row) - known:
         raise InvalidArgumentError("[[tenant]]", row, f"a table of {', '.join(sorted(known))}")
     name, namespace = _read_names(row)
@@ -275,8 +278,11 @@ def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
         raise InvalidArgumentError("[[tenant]] operator", is_operator, "true or false")
     sharing = row.get("sharing", "on")
     check_sharing(sharing, "[[tenant]] sharing")
+    speculation = row.get("speculation", "all")
+    if speculation not in _SPECULATION:
+        raise InvalidArgumentError("[[tenant]] speculation", speculation, f"one of {', '.join(_SPECULATION)}")
     own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in LIMITS})
-    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"], sharing)
+    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"], sharing, speculation)
 
 
 def _read_names(row: dict[str, Any]) -> tuple[str, str]:

@@ -113,11 +113,10 @@ async def _look(app: FastAPI) -> None:
     if observer is None:
         return
     try:
-        async with book.looking:
-            async with asyncio.timeout(LOOK_S):
-                info = await app.state.backend.model()
-                usages = await observer.ask(lambda reader: _usages(reader, book))
-            await book.hold(usages, info.block_size, info.prices)
+        async with asyncio.timeout(LOOK_S):
+            info = await app.state.backend.model()
+            usages = await observer.ask(lambda reader: _usages(reader, book))
+        await book.hold(usages, info.block_size, info.prices)
     except (RadixKVError, TimeoutError) as error:
         _LOG.debug("what is held is not known now: %s", error)
 

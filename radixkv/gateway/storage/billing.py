@@ -8,11 +8,11 @@ cache service, which counts them whichever way they were computed.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.core.api import NamespaceUsage
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.generation.prices import Prices
 
@@ -38,13 +38,9 @@ class Bill(NamedTuple):
 
 
 class BillingBook:
-    """The sums of all namespaces. A killed process loses those not flushed. One event loop uses it.
-
-    `looking`: held from a reading of the cache service's counters to its `hold`, so that none is added after a later one.
-    """
+    """The sums of all namespaces. A killed process loses those not flushed. One event loop uses it."""
 
     def __init__(self) -> None:
-        self.looking = asyncio.Lock()
         self._database: Database | None = None
         self._new: dict[str, Bill] = {}
         self._holding: set[str] = set()
@@ -87,8 +83,10 @@ class BillingBook:
             raise
 
     async def hold(self, usages: Iterable[NamespaceUsage], block_size: int, prices: Prices | None) -> None:
-        """Add what namespaces have held since the last time, by the counters of the cache service; these begin at 0 again where
-        the service was restarted or the worker has a new pool.
+        """Add what namespaces have held since the last time, by the counters of the cache service.
+
+        A counter begins at 0 again where the service was restarted or the worker has a new pool: then it is less than half of
+        the last reading. Between the two it is a reading that comes late, and adds nothing.
         """
         assert self._database is not None
         held = {usage.namespace: usage.held_block_s for usage in usages}
@@ -114,7 +112,7 @@ def _sum(one: Bill, other: Bill) -> Bill:
     return Bill._make((one.namespace, *(a + b for a, b in zip(one[1:], other[1:], strict=True))))
 
 
-def _add(connection: sqlite3.Connection, bills: Iterable[Bill]) -> None:
+def _add(connection: Connection, bills: Iterable[Bill]) -> None:
     sums = ", ".join(f"{name} = billing.{name} + excluded.{name}" for name in _SUMS)
     names = ", ".join(("namespace", *_SUMS))
     command = f"INSERT INTO billing ({names}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (namespace) DO UPDATE SET {sums}"
@@ -122,11 +120,11 @@ def _add(connection: sqlite3.Connection, bills: Iterable[Bill]) -> None:
         connection.execute(command, tuple(bill))
 
 
-def _hold(connection: sqlite3.Connection, held: Mapping[str, float], block_size: int, prices: Prices | None) -> None:
+def _hold(connection: Connection, held: Mapping[str, float], block_size: int, prices: Prices | None) -> None:
     for namespace, now in held.items():
         row = connection.execute("SELECT held_seen FROM billing WHERE namespace = ?", (namespace,)).fetchone()
         seen = row[0] if row is not None else 0.0
-        if now == seen:
+        if now == seen or seen / 2 < now < seen:
             continue
         token_s = (now - seen if now > seen else now) * block_size
         cost = 0.0 if prices is None else prices.held_cost(token_s)
