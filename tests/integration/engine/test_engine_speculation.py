@@ -340,7 +340,7 @@ def test_a_reply_is_drafted_in_its_namespace_alone() -> None:
         ask(engine, [1, 2, 3], namespace="one")
         ask(engine, [1, 2, 3], namespace="another")
         ask(engine, [1, 2, 3], namespace="one", cache_salt="salt")
-        ask(engine, [1, 2, 3], namespace="one", shares_prefix=False)
+        ask(engine, [1, 2, 3], namespace="one", sharing="off")
         assert recent(engine) == 0
         ask(engine, [1, 2, 3], namespace="one")
         assert recent(engine) > 0
