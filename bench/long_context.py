@@ -204,6 +204,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="up to 16,384 tokens; nothing written")
     parser.add_argument(
+        "--longest", type=int, default=LENGTHS[-1], help="tokens for the real model (default: %(default)s)"
+    )
+    parser.add_argument(
         "--json", type=Path, help="where to write (default: bench/results/long_context.json on a full run)"
     )
     return parser.parse_args(arguments)
@@ -233,7 +236,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="radixkv-bench-") as folder:
         small = save_byte_model(Path(folder), max_length=lengths[-1], num_layers=1)
         for name, model in ((HASHES, HASHES), ("one layer", small)):
-            add_end_to_end(report, name, model, lengths)
+            add_end_to_end(
+                report, name, model, [each for each in lengths if model == HASHES or each <= options.longest]
+            )
     is_full = not options.quick and arguments is None
     path = options.json or (RESULTS_DIR / "long_context.json" if is_full else None)
     return report.finish(path, is_quick=options.quick)

@@ -82,7 +82,7 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="FACTOR",
-        help="plan for positions stretched to so many times the model's own length (default %(default)g)",
+        help="plan for positions stretched to so many times the model's own length (default %(default)s)",
     )
     flags.add_argument("--batches", metavar="N,N", help="sequences, with --table (default 1,8,32,128)")
     flags.add_argument(
