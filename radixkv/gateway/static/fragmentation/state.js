@@ -10,6 +10,7 @@ import { StreamError, readStream, requestsOf } from "./stream.js";
 const ASSUMED_STEP_S = 0.05;
 const LARGEST_POOL = 1 << 20;
 const SHOW_MS = 90; // numbers change no faster than they can be read
+/** @type {Record<string, {name: string, path?: string, make?: () => any}>} */
 export const SOURCES = {
   recorded: { name: "A recorded run of branching chats", path: "/static/fragmentation/recorded.json" },
   scene: { name: SCENE.name, make: sceneStream },
@@ -41,8 +42,9 @@ export const step_s = () => stream.value.step_s ?? ASSUMED_STEP_S;
 
 export async function load(from, file = null) {
   try {
-    const { name, make, path } = file ? { name: file.name } : SOURCES[from];
-    const read = make ? make() : readStream(name, file ? await file.text() : await callText("GET", path));
+    const own = file ? null : SOURCES[from];
+    const name = file ? file.name : own.name;
+    const read = own?.make ? own.make() : readStream(name, file ? await file.text() : await callText("GET", own.path));
     batch(() => {
       [stream.value, source.value, settings.value, notice.value] = [read, from, usualSettings(read), ""];
     });

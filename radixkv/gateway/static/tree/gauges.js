@@ -9,7 +9,7 @@ const WIDTH = 200;
 const HEIGHT = 36;
 const LONGEST = 10_000_000;
 /** Tokens of a request, prompt and reply, of which the pool's card tells how many more fit. */
-const length = signal(1024);
+const roomTokens = signal(1024);
 
 /** Points as they come, oldest first. */
 export class Gauges {
@@ -62,14 +62,14 @@ export function numMore(latest, tokens) {
 function Room({ latest }) {
   const changed = ({ target }) => {
     const tokens = Math.round(Number(target.value));
-    if (tokens >= 1 && tokens <= LONGEST) length.value = tokens;
-    else target.value = length.value;
+    if (tokens >= 1 && tokens <= LONGEST) roomTokens.value = tokens;
+    else target.value = roomTokens.value;
   };
-  const number = numMore(latest, length.value);
+  const number = numMore(latest, roomTokens.value);
   const title = "Prompt and reply, with nothing of them in the cache; cached blocks that nobody reads count as free";
   return html`<p class="room small numbers" title=${title}>
     <span><strong>${number.toLocaleString("en")}</strong> more ${number === 1 ? "request fits" : "requests fit"} now</span>${" "}
-    <label>of <input type="number" min="1" max=${LONGEST} value=${length.value} onChange=${changed} /> tokens</label>
+    <label>of <input type="number" min="1" max=${LONGEST} value=${roomTokens.value} onChange=${changed} /> tokens</label>
   </p>`;
 }
 
