@@ -185,7 +185,7 @@ class BlockStore:
         self.remote = remote
         self._levels = [level for level in (disk, remote) if level is not None]
         self.block_bytes = len(rows[0].memory)
-        if disk is not None and (erased := keys.erased_ids() & disk.namespace_ids()):
+        if disk is not None and (erased := keys.erased(disk.namespace_ids())):
             disk.erase(*erased)  # by another process, or by this one right before it ended
         self._fingerprint = fingerprint
         self._adapters = adapters

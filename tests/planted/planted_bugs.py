@@ -352,8 +352,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a namespace's leaf is found again after its erasure",
         "stores/keys.py",
-        "state.cover.puncture(point), state.erased_ids | {erased_id}",
-        "state.cover, state.erased_ids | {erased_id}",
+        "_State(state.secret, state.cover.puncture(point))",
+        "_State(state.secret, state.cover)",
         ("unit/stores/test_keys.py",),
     ),
 )

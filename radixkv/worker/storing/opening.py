@@ -46,8 +46,6 @@ def open_store(
     rows = [Row(first_row + at, memory) for at, memory in enumerate(runner.pool.host_rows(first_row))]
     sealed_bytes = len(rows[0].memory) + SEAL_BYTES
     disk = None if settings.disk is None else DiskLevel(*settings.disk, fingerprint, sealed_bytes)
-    if disk is not None and (away := keys.erased_ids() & disk.namespace_ids()):
-        disk.erase(*away)  # by another worker with this key file, while the folder was not open
     remote = None
     if settings.remote is not None:
         from radixkv.stores.remote import RemoteLevel  # its client only where it is used

@@ -66,7 +66,7 @@ def test_an_erasure_destroys_the_keys_and_deletes_the_blocks(folder: Path, maker
     erased = maker.keys.of("bob").id
     assert offline.erase(folder, StoreKeys(tmp_path / "key"), "bob") == {"ee" * 16: 1, FINGERPRINT.hex()[:32]: 2}
     assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3]
-    assert maker.keys.erased_ids() == {erased}
+    assert maker.keys.erased([erased]) == {erased}
     maker.keys.erase("alice")
     assert offline.erase(folder, maker.keys) == {"ee" * 16: 0, FINGERPRINT.hex()[:32]: 3}
 
