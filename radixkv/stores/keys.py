@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -82,7 +81,8 @@ class _State:
         return keys
 
     def _derive(self, owner: bytes, namespace: bytes) -> NamespaceKeys:
-        for turn in itertools.count():
+        point, turn = None, 0
+        while point is None:
             digest = blake2b(
                 owner,
                 digest_size=(DEPTH - GENERATION_BITS) // 8,
@@ -91,9 +91,7 @@ class _State:
                 person=b"radixkv point",
             ).digest()
             start = int.from_bytes(digest, "big") << GENERATION_BITS
-            point = self.cover.first(start, start + (1 << GENERATION_BITS))
-            if point is not None:
-                break
+            point, turn = self.cover.first(start, start + (1 << GENERATION_BITS)), turn + 1
         leaf = self.cover.leaf(point)
         assert leaf is not None, "a point that is not erased has a value"
         name_key, seal_key = (

@@ -19,8 +19,9 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.folder import LOCK, model_folders
 from radixkv.stores.disk.index import Index, Row
-from radixkv.stores.disk.level import ROW_BYTES, unlisted
+from radixkv.stores.disk.level import ROW_BYTES
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
+from radixkv.stores.disk.table import unlisted
 from radixkv.stores.errors import SealError, StoreError
 from radixkv.stores.keys import NamespaceKeys, StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES, Sealer

@@ -319,8 +319,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block that a verification has overwritten is saved under its old name",
         "worker/storing/stored_blocks.py",
-        "                self._held[block_id] = None\n        return self._runner.forward(rows)",
-        "                pass\n        return self._runner.forward(rows)",
+        "            self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])",
+        "            pass",
         (
             "integration/engine/test_engine_store.py::test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name",
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -20,13 +20,16 @@ __all__ = ["open_store"]
 
 
 class Served(Protocol):
-    """The part of a worker's settings that its blocks depend on."""
+    """The part of a worker's settings that its blocks depend on. `on_stage` gets a line each second that reading them takes."""
 
     @property
     def adapters(self) -> Mapping[str, Path]: ...
 
     @property
     def deterministic(self) -> bool: ...
+
+    @property
+    def on_stage(self) -> Callable[[str], None]: ...
 
 
 def open_store(
@@ -39,8 +42,8 @@ def open_store(
     """
     keys = StoreKeys(settings.key_file or state_folder() / "store.key")
     try:
-        fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic)
-        adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
+        fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic, report=served.on_stage)
+        adapters = {name: weights_digest(folder, served.on_stage) for name, folder in served.adapters.items()}
     except OSError as error:
         raise StoreError(f"the files of {model}, which blocks are named by, cannot be read: {error}") from error
     rows = [Row(first_row + at, memory) for at, memory in enumerate(runner.pool.host_rows(first_row))]

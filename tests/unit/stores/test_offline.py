@@ -48,7 +48,7 @@ def test_a_check_opens_the_blocks_of_given_namespaces_and_counts_damage(folder: 
     checked = {each.folder: each for each in offline.check(folder)}[FINGERPRINT.hex()[:32]]
     assert (checked.num_blocks, checked.num_unopened, checked.num_damaged) == (5, 5, 0)
     level = maker.level(folder)
-    slot = level._tree.entries[maker.names([1, 2, 3])[1]].slot
+    slot = level._table.tree.entries[maker.names([1, 2, 3])[1]].slot
     level.close()
     with (folder / FINGERPRINT.hex()[:32] / "slots").open("r+b") as file:
         file.seek(slot * 1536 + 300)
