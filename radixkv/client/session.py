@@ -442,9 +442,13 @@ class HolderSession:
 
     def _await_erasures(self, number: int, erasing: list[Future[None]]) -> None:
         """Acknowledge a message once all of these are done. One that fails leaves it to `NoticeBox.delay`."""
+
+        def go_on(done: Future[None]) -> None:
+            if done.exception() is None:
+                self._await_erasures(number, erasing[1:])
+
         if erasing:
-            first, *rest = erasing
-            first.add_done_callback(lambda done: done.exception() or self._await_erasures(number, rest))
+            erasing[0].add_done_callback(go_on)
         elif self._notices.handled(number):
             self.heartbeat()
 

@@ -6,9 +6,9 @@
 
 Erasing replaces the file by one whose cover lacks the point. No copy of anything sealed under the leaf opens with the file as
 it is then; the namespace goes on with its next generation, which shares nothing with the last. Two hosts that start with copies
-of one file derive equal keys, until one of them erases: its point is then the tombstone for the other. An owner who has erased
-all of its 2^24 generations goes on with those of another hash. With the file an id leads back to its point, so that whatever
-lies under the id of an erased one is known as such, and no list of them grows.
+of one file derive equal keys, until one of them erases: its point is then the tombstone for the other. After all generations of
+an owner its points come from another hash. With the file an id leads back to its point: a block of an erased generation is
+known by its id, and no list of them grows.
 
     file:  magic | secret 32 | number of ids 4 | of nodes 4 | ids, 16 each | nodes: start 10, depth, seed 32 | digest 32
 

@@ -62,6 +62,8 @@ _SAVES_END_S = 30.0
 _STALL_S = 5.0
 """A write that takes longer hangs: nothing waits for it any more."""
 
+_REMOTE_ERASE_S = 30.0
+
 _FIRST_ERASURES_S = 5.0
 """How long a start waits for the remote level to say what was erased meanwhile. Then the disk level is read all the same."""
 
@@ -526,10 +528,14 @@ class BlockStore:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def erase(self, namespace: str, on_destroyed: Callable[[], object] = _at_once) -> dict[str, bool]:
-        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether it could be reached.
+    def erase(
+        self, namespace: str, on_destroyed: Callable[[], object] = _at_once, remote_s: float = _REMOTE_ERASE_S
+    ) -> dict[str, bool]:
+        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether all of it is deleted.
 
-        `on_destroyed`: called in between.
+        Args:
+            on_destroyed: called in between.
+            remote_s: longest wait for the remote level, which goes on by itself.
 
         Raises:
             StoreKeyError: the key file cannot be replaced; nothing is erased.
@@ -541,7 +547,7 @@ class BlockStore:
         on_destroyed()
         erased = self._forget(keys.id)
         if self.remote is not None:
-            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point))
+            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point), remote_s)
         return erased
 
     def begin_clear(self, namespace: str) -> tuple[Future[None], bool]:
@@ -575,7 +581,7 @@ class BlockStore:
                 self._forget_below({keys.id: {self.root(keys, adapter_of(namespace))}})
                 erasing.set_result(None)
             else:
-                self.erase(namespace, lambda: erasing.set_result(None))
+                self.erase(namespace, lambda: erasing.set_result(None), 0.0)
         except Exception as error:
             _LOG.exception("a cleared namespace could not be erased")
             if not erasing.done():

@@ -35,7 +35,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "what was cleared matches again after a restart that comes before the answer it stands behind",
         "client/session.py",
-        "        while self._journal:\n            self._note(self._journal.popleft()[1])\n",
+        "        while self._journal:\n            self._note(*self._journal.popleft()[1:])\n",
         "        self._journal.clear()\n",
         (
             "stateful/test_clear_at_restart.py::"

@@ -127,7 +127,7 @@ class BlockTable:
         self.commit()
 
     def drop(self, name: bytes) -> None:
-        """Let a block be found no more. Under the lock."""
+        """Remove a block from those that can be found. Under the lock."""
         entry = self.tree.remove(name)
         if entry is not None:
             self.dropped.append(entry.slot)

@@ -210,9 +210,11 @@ class RemoteLevel:
         return self._erasures.erase(namespace_id, point, time.monotonic() + deadline_s)
 
     def forget_below(self, namespace_id: bytes, parents: Iterable[bytes]) -> None:
-        """Delete soon, once the server answers, all blocks of a namespace and this model that follow blocks of these names."""
+        """Delete soon, once the server answers, all blocks of a namespace and this model that follow blocks of these names.
+
+        The next reading of the tombstones does it, so that many calls are one scan.
+        """
         self._erasures.forget_below(self._prefix_of(namespace_id), parents)
-        self._wake.set()
 
     def await_tombstones(self, timeout_s: float) -> bool:
         """Wait until the tombstones have been read and reported; returns whether they have."""
@@ -283,7 +285,7 @@ class RemoteLevel:
                 cause = error.cause if is_reply else ""  # else the server has counted it
                 if cause or time.monotonic() - read_s > STALE_S:
                     self._read_epoch = -1
-            except StoreError:  # the key file cannot be replaced: what is erased may still be read here
+            except StoreError:  # the key file cannot be replaced, so erased blocks could be read
                 self._read_epoch = -1
                 cause = "key file"
             except Exception:  # whatever happens, the thread goes on
