@@ -116,7 +116,8 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
 
         response = self._once("clear", request.request_id, clear)
         storing = [pool for pool in self._pools.select(request.pool) if pool.erases]
-        for pool, has_erased in zip(storing, await asyncio.gather(*map(_has_erased, storing)), strict=True):
+        erased = await asyncio.gather(*map(_has_erased, storing)) if storing else ()
+        for pool, has_erased in zip(storing, erased, strict=True):
             if not has_erased:
                 raise UnavailableError(
                     f"pool {pool.shape.name!r} is cleared, but its worker has not confirmed that what it stores is erased; "
