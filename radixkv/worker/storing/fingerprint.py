@@ -41,9 +41,18 @@ _REPORT_S = 1.0
 
 
 def fingerprint_of(
-    runner: ModelRunner, model: Path, *, is_deterministic: bool, report: Callable[[str], None] = lambda _line: None
+    runner: ModelRunner,
+    model: Path,
+    *,
+    is_deterministic: bool,
+    rounding: str = "",
+    report: Callable[[str], None] = lambda _line: None,
 ) -> bytes:
-    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`."""
+    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`.
+
+    Args:
+        rounding: format and layout of blocks rounded at rest; empty: they are stored as they are.
+    """
     pool = runner.pool
     caches = [(str(cache.layout), [(list(t.shape[1:]), str(t.dtype)) for t in cache.tensors]) for cache in pool.caches]
     facts: dict[str, object] = {
@@ -57,6 +66,8 @@ def fingerprint_of(
         "native": runner.is_native,
         "device": runner.device.type,
     }
+    if rounding:
+        facts["stored"] = rounding
     if is_deterministic:  # what changes the last bits, too
         library = native_library()
         is_cpu = runner.device.type == "cpu"
