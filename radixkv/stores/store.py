@@ -684,7 +684,7 @@ class BlockStore:
 
     def _forget_below(self, parents: Mapping[bytes, set[bytes]]) -> None:
         self.flush(_SAVES_END_S)
-        names = set().union(*parents.values())
+        names = [name for below in parents.values() for name in below]
         self.host.forget_below(names)
         if self.disk is not None:
             self.disk.forget_below(names)
