@@ -7,6 +7,7 @@
     model          whole decode steps and their breakdown
     attention      all other sections of the attention bench but the peers'
     peers          other kernels; FlashInfer is compiled first
+    predict        a model of these times by the compiled code, beside them
     tests          the kernels' GPU tests
 
     python -m bench.gpu.all                      nine minutes; `bench/gpu/all.sh` sets up a bare machine for it
@@ -53,7 +54,7 @@ COUNTERS = ("SpeedOfLight", "Occupancy", "WarpStateStats", "MemoryWorkloadAnalys
 
 
 class Part(NamedTuple):
-    """Commands of a part, each with its time limit in seconds; `{json}` is the path of its figures."""
+    """Commands of a part, each with its time limit in seconds; `{json}` is the path of its figures, `{folder}` that of all."""
 
     name: str
     seconds: float
@@ -92,10 +93,10 @@ PARTS = (
     Part("smoke", 60, (python("bench.gpu.smoke", "--json", "{json}"),)),
     Part("cases", 90, (python("bench.gpu.attention", "--only", "cases", "--minutes", "1.3", "--json", "{json}"),)),
     Part("counters", 40, (counters("narrow"), counters("wide"))),
-    Part("model", 100, (python("bench.gpu.model", "--batches", "1,32,256", "--minutes", "1.3", "--json", "{json}"),)),
+    Part("model", 90, (python("bench.gpu.model", "--batches", "1,32,256", "--minutes", "1.3", "--json", "{json}"),)),
     Part(
         "attention",
-        90,
+        80,
         (
             python(
                 "bench.gpu.attention",
@@ -113,7 +114,8 @@ PARTS = (
         120,
         (python("bench.gpu.attention", "--only", "prefill,peers", "--minutes", "1.8", "--json", "{json}"),),
     ),
-    Part("tests", 110, (pytest(),)),
+    Part("predict", 30, (python("bench.gpu.predict", "--measured", "{folder}", "--json", "{json}"),)),
+    Part("tests", 100, (pytest(),)),
 )
 TINY = (
     Part("environment", 60, (("uname", "-a"), (sys.executable, "-c", ENVIRONMENT))),
@@ -127,6 +129,7 @@ TINY = (
         (python("bench.gpu.attention", "--interpret", "--only", "decode,planning", "--json", "{json}"),),
     ),
     Part("peers", 300, (python("bench.gpu.attention", "--interpret", "--only", "peers", "--json", "{json}"),)),
+    Part("predict", 60, (python("bench.gpu.predict", "--help"),)),
     Part("tests", 120, (pytest("--collect-only", "-q"),)),
 )
 
@@ -148,10 +151,7 @@ class Runs:
         figures_path = self.folder / f"{part.name}.json"
         figures_path.unlink(missing_ok=True)
         start_s = time.monotonic()
-        codes = [
-            self._command([word.replace("{json}", str(figures_path)) for word in command], log, part.seconds)
-            for command in part.commands
-        ]
+        codes = [self._command(self._filled(command, figures_path), log, part.seconds) for command in part.commands]
         found: dict[str, Any] = {"exit_codes": codes, "figures": _figures(figures_path)}
         if part.name == "smoke" and codes[0] not in (0, 127):
             self._look_closer(part, codes[0], figures_path, log, found)
@@ -159,6 +159,9 @@ class Runs:
         self.parts[part.name] = found
         self._tell(part.name, log)
         self.save()
+
+    def _filled(self, command: Sequence[str], figures_path: Path) -> list[str]:
+        return [word.replace("{json}", str(figures_path)).replace("{folder}", str(self.folder)) for word in command]
 
     def save(self) -> None:
         """Write `gpu.json`."""
@@ -176,9 +179,7 @@ class Runs:
         while code == DEAD_CONTEXT and kernels:
             figures_path.unlink(missing_ok=True)
             after = ["--after", list(kernels)[-1]]
-            code = self._command(
-                [word.replace("{json}", str(figures_path)) for word in command] + after, log, part.seconds
-            )
+            code = self._command(self._filled(command, figures_path) + after, log, part.seconds)
             more = (_figures(figures_path) or {}).get("kernels", {})
             kernels |= more
             if not more:

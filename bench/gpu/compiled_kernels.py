@@ -2,6 +2,7 @@
 
 registers, stack, shared memory     of a cubin by `cuobjdump`, of an AMD kernel from the metadata in its assembly
 programs                            that run at once on one streaming multiprocessor, by these
+loop instructions                   of the loop over tiles: the shortest with a matrix instruction
 buffers, waits                      of tiles of K and V in the compiler's own code; most copies under way when a tile is awaited
 matrix instructions                 counted in the PTX or the AMD assembly: occurrences, not executions
 """
@@ -62,7 +63,8 @@ class Measured(NamedTuple):
     """A compiled kernel; `registers` and `stack_bytes` of a thread.
 
     `spills`: vector registers stored on the stack, on AMD; on NVIDIA only the stack shows them. `scalar_spills`: AMD's scalar
-    registers stored in lanes of vector registers, which costs no memory. `programs`, `buffers`, `waits`: of NVIDIA's chips.
+    registers stored in lanes of vector registers, which costs no memory. `programs`, `buffers`, `waits`, `loop_instructions`:
+    of NVIDIA's chips.
     """
 
     registers: int
@@ -75,6 +77,7 @@ class Measured(NamedTuple):
     programs: int = 0
     buffers: int = 0
     waits: int = 0
+    loop_instructions: int = 0
 
     @property
     def num_matrix_instructions(self) -> int:
@@ -116,7 +119,7 @@ def measure(
         widths = [constants[name] for name in ("BLOCK_D", "REST", "BLOCK_DV") if constants.get(name)]
         overlap = _overlap(compiled.asm["ttgir"], compiled.asm["ptx"], widths)
         figures = registers, stack_bytes, 0, 0, shared_bytes, _count(compiled.asm["ptx"]), seconds
-        return Measured(*figures, programs, *overlap)
+        return Measured(*figures, programs, *overlap, _loop_instructions(compiled.asm["cubin"]))
     text = compiled.asm["amdgcn"]
     return Measured(
         registers=_amd_figure(text, "vgpr_count"),
@@ -144,12 +147,32 @@ def _overlap(ttgir: str, ptx: str, widths: list[int]) -> tuple[int, int]:
     return buffers, max((int(wait, 0) for wait in waits), default=0)
 
 
-def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+def _loop_instructions(cubin: bytes) -> int:
+    code = {
+        int(address, 16): text
+        for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", _dump(cubin, "-sass"))
+    }
+    addresses = sorted(code)
+    loops = []
+    for address, text in code.items():
+        target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
+        if target and int(target[1], 16) < address:
+            body = [each for each in addresses if int(target[1], 16) <= each <= address]
+            if any("MMA" in code[each] for each in body):
+                loops.append(len(body))
+    return min(loops, default=0)
+
+
+def _dump(cubin: bytes, option: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+
+
+def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+    usage = _dump(cubin, "-res-usage")
     found = re.search(r"\bREG:(\d+) STACK:(\d+)\b", usage)
     if found is None:
         raise ValueError(f"no usage in what cuobjdump printed: {usage!r}")

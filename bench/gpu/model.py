@@ -51,7 +51,7 @@ FREE_SHARE = 0.85
 """Share of the memory left by the weights that goes to the pool."""
 
 KINDS = {
-    "attention": ("_attend_items", "_merge_parts", "_write_kv", "_advance"),
+    "attention": ("_attend_items", "_merge_parts", "_write_kv", "_embed_heads", "_advance"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "splitk", "cublas"),
 }
 """Parts of kernels' names, in lower case; kernels without any of them are glue."""

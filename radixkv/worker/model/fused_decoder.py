@@ -30,6 +30,9 @@ _LOG = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _ACTIVATIONS = ("silu", "swish")
 _NUM_COMPARED = 8
+_BLOCK_SIZE = 16
+"""Of most pools, for which the kernels are then compiled."""
+
 _MOST_APART = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.15}
 """Of the logits' norm: rounded to bfloat16 between matrices, one model's logits for 30 layers are 0.04 to 0.08 off."""
 
@@ -84,10 +87,11 @@ class _Layer:
 
 
 class _FusedModel:
-    """The forward of a model's decoder. `shape`: of its layers' heads."""
+    """The forward of a model's decoder; without a site, its own. `shape`: of its layers' heads."""
 
     def __init__(self, decoder: Any, shape: LayerShape, specs: Sequence[AttentionSpec]) -> None:
         self._decoder = decoder
+        self.own = decoder.forward
         self._head_dim = shape.key_dim
         self._layers = [_Layer(layer, spec) for layer, spec in zip(decoder.layers, specs, strict=True)]
 
@@ -97,10 +101,19 @@ class _FusedModel:
             layer.qkv.join()
             layer.gate_up.join()
 
-    def __call__(self, input_ids: Tensor, position_ids: Tensor, radixkv_site: AttentionSite, **_: Any) -> Any:
+    def __call__(
+        self,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        radixkv_site: AttentionSite | None = None,
+        **others: Any,
+    ) -> Any:
         """[1, T] ids and positions -> transformers' output, [1, T, width]."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
+        if radixkv_site is None:
+            return self.own(input_ids=input_ids, position_ids=position_ids, **others)
+        assert input_ids is not None
         hidden = self._decoder.embed_tokens(input_ids)
         cos, sin = (angles[0] for angles in self._decoder.rotary_emb(hidden, position_ids=position_ids))
         hidden, delta = hidden[0], None
@@ -143,11 +156,13 @@ def fuse_decoder(
     """
     if type(model).__name__ not in _FAMILY or model.config.hidden_act not in _ACTIVATIONS:
         return False
+    if isinstance(model.model.forward, _FusedModel):  # another runner's
+        return True
     fused = _FusedModel(model.model, layers[0], specs)
     ids = torch.linspace(0, model.config.vocab_size - 1, _NUM_COMPARED, device=device).long()
     at = torch.arange(_NUM_COMPARED, device=device)
     expected = run(ids, at, at, _site(layers, model.dtype, device, at))
-    own = model.model.forward
+    own = fused.own
     try:
         model.model.forward = fused
         found = run(ids, at, at, _site(layers, model.dtype, device, at))
@@ -166,6 +181,6 @@ def fuse_decoder(
 
 
 def _site(layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device, slots: Tensor) -> AttentionSite:
-    pool = KVPool(layers, 1, _NUM_COMPARED, dtype, device, layout=Layout.HEAD_MAJOR)
-    batch = plan_attention([_NUM_COMPARED], [_NUM_COMPARED], [array("i", [0])], _NUM_COMPARED, device)
+    pool = KVPool(layers, 1, _BLOCK_SIZE, dtype, device, layout=Layout.HEAD_MAJOR)
+    batch = plan_attention([_NUM_COMPARED], [_NUM_COMPARED], [array("i", [0])], _BLOCK_SIZE, device)
     return StepAttention(pool, batch, slots)

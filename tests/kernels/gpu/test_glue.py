@@ -202,3 +202,15 @@ def test_joined_matrices_are_the_modules_own(tmp_path: Path) -> None:
     assert runner.weight_bytes == sum(
         tensor.nbytes for tensor in (*runner._model.parameters(), *runner._model.buffers())
     )
+
+
+def test_without_a_site_a_fused_model_runs_its_own_code_and_is_fused_once(tmp_path: Path) -> None:
+    runner, reference = load("llama", tmp_path, is_fused=True)
+    weight = runner._model.model.layers[0].mlp.up_proj.weight
+    assert fuse(runner)
+    assert runner._model.model.layers[0].mlp.up_proj.weight is weight
+    runner._model.set_attn_implementation("sdpa")
+    ids = torch.arange(3, 20, device=DEVICE)[None]
+    with torch.inference_mode():
+        found, expected = runner._model(ids).logits.cpu(), reference(ids.cpu()).logits
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

@@ -14,7 +14,7 @@ from triton_device import INTERPRETED
 from bench.gpu import compile_gate  # only where Triton is installed
 from bench.gpu.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
-from radixkv.kernels.gpu import device_work, launch, tree_attention
+from radixkv.kernels.gpu import device_work, glue, launch, tree_attention
 from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
@@ -140,3 +140,19 @@ def test_block_movement_and_advance_compile(target: str) -> None:
     ]
     for kernel, types, constants in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
+
+
+@compiles
+@pytest.mark.parametrize("target", launch.TARGETS)
+def test_kernels_between_products_compile(target: str) -> None:
+    norm = {"WIDTH": 4096, "BLOCK": 4096, "HAS_DELTA": True}
+    heads = {"HQ": 32, "HKV": 8, "D": 128, "DV": 128, "BLOCK_SIZE": 16, "BLOCK_H": 8, "BLOCK_HALF": 64, "BLOCK_DV": 128}
+    kernels: list[tuple[Any, dict[str, Any], set[str]]] = [
+        (glue._add_norm_kernel, norm, set()),
+        (glue._embed_heads_kernel, {**heads, "HAS_NORM": True, "WRITES": True}, {"p_slots"}),
+        (glue._gate_kernel, {"WIDTH": 14336, "BLOCK": 1024}, set()),
+    ]
+    for kernel, constants, ids in kernels:
+        types = {name: "*i64" if name in ids else "*bf16" for name in kernel.arg_names if name.startswith("p_")}
+        measured = measure(kernel, target, {**types, "epsilon": "fp32"}, constants, {**PLAIN_OPTIONS, "num_warps": 8})
+        assert faults(MERGE, target, measured) == []

@@ -18,10 +18,13 @@ from bench.gpu import compile_gate
 from bench.gpu.all import PARTS, TINY, Part, Runs
 from bench.gpu.clock import Clock
 from bench.gpu.compile_gate import Configuration, faults
+from bench.gpu.compiled_kernels import Measured
 from bench.gpu.inputs import numbered_tables
 from bench.gpu.launch import VARIANTS, Variant
+from bench.gpu.predict import Assumptions, Form, predict_case
 from bench.gpu.run import TINY_SIZES, Run
 from bench.gpu.workloads import LATENTS, LLAMA, Machine, Tree, branches_of, sequences
+from radixkv.kernels.gpu.launch import TileConfig
 
 pytestmark = pytest.mark.thorough
 
@@ -171,6 +174,22 @@ def test_kernels_after_one_that_ends_its_context_are_run_all_the_same(tmp_path: 
     }
     log = (tmp_path / "out" / "smoke.log").read_text(encoding="utf-8")
     assert [line.split()[1] for line in log.splitlines() if line.startswith("ran")] == ["a", "b", "c", "d", "b"]
+
+
+def predicted(tree: Tree, buffers: int = 2, programs: int = 3, **chip: Any) -> float:
+    measured = Measured(168, 0, 0, 0, 72192, {}, 0.0, programs=programs, buffers=buffers, loop_instructions=600)
+    forms = (Form(TileConfig(16, 64, 4, 5), measured), Form(TileConfig(64, 64, 4, 5), measured))
+    return predict_case(tree, LLAMA, forms, Assumptions(**chip)).us
+
+
+def test_a_prediction_is_above_the_roofline_and_falls_with_what_makes_a_chip_faster() -> None:
+    few, many = sequences(1, 4096), sequences(64, 8192)
+    for tree in (few, many, branches_of(32, 8192, 128), sequences(1, 4096, queries=512)):
+        assert predicted(tree) >= tree.num_bytes(LLAMA) / H200.copy * 1e6
+    assert predicted(few, buffers=1) > predicted(few)
+    assert predicted(few, processors=20) > predicted(few)
+    assert predicted(many, copy=2e12) == pytest.approx(predicted(many) * 4.3 / 2, rel=0.05)
+    assert predicted(branches_of(32, 8192, 128)) < predicted(branches_of(32, 8192, 128).paged) / 2
 
 
 def test_every_part_of_the_whole_run_has_its_tiny_one() -> None:
