@@ -193,7 +193,7 @@ def add_other_version(report: Report, python: Path, arguments: list[str]) -> Non
     """Run the gate by another interpreter, and add its figures under its version of Triton; a fault there is one here."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "gate.json"
-        command = [python, "-m", "bench.gpu.compile_gate", *arguments, "--json", path]
+        command = [str(python), "-m", "bench.gpu.compile_gate", *arguments, "--json", str(path)]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figures": {"kernels": []}}
     print(ended.stdout, end="")
@@ -272,9 +272,9 @@ def _cells(measured: Measured | None) -> tuple[str, ...]:
         return ("-",) * 9
     instructions = ", ".join(f"{count} {name}" for name, count in measured.instructions.items())
     spills = f"{measured.spills} + {measured.scalar_spills}"
-    numbers = (measured.registers, measured.stack_bytes, spills, measured.shared_bytes)
-    numbers += (measured.programs, measured.buffers, measured.waits)
-    return (*map(str, numbers), instructions or "-", f"{measured.seconds:.1f}")
+    numbers = measured.registers, measured.stack_bytes, spills, measured.shared_bytes
+    overlap = measured.programs, measured.buffers, measured.waits
+    return (*map(str, (*numbers, *overlap)), instructions or "-", f"{measured.seconds:.1f}")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,9 @@ _FIRST_PROGRAMS_PER_PROCESSOR = 2
 
 _INTERPRETED_PROGRAMS = 3
 
+_REGISTERS = 65536
+"""Of a streaming multiprocessor, of every target."""
+
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
 
@@ -263,7 +266,7 @@ class Grids:
         if (form, device) not in self._programs and device.type == "cuda" and torch.version.hip is None:
             found = torch.cuda.get_device_properties(device)
             processor = Processor(
-                found.regs_per_multiprocessor,
+                _REGISTERS,
                 found.shared_memory_per_multiprocessor,
                 found.max_threads_per_multi_processor,
             )

@@ -24,7 +24,6 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         major=9,
         minor=0,
         multi_processor_count=132,
-        regs_per_multiprocessor=H100.registers,
         shared_memory_per_multiprocessor=H100.shared_bytes,
         max_threads_per_multi_processor=H100.threads,
     )
