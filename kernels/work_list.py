@@ -269,7 +269,7 @@ def _shared_tiles(
 
 
 def _choose_splits(tiles: Int64Array, grows: npt.NDArray[np.bool_], rule: SplitRule) -> Int64Array:
-    """A split length per tile; `grows` tells which of the first tiles are of a sequence with one new query."""
+    """A split length per tile; `grows`: which of the first tiles are of a sequence with one new query."""
     is_wide = tiles[:, 1] - tiles[:, 0] > rule.narrow_entries
     is_prompt = np.zeros(len(tiles), dtype=bool)
     is_prompt[: len(grows)] = is_wide[: len(grows)] & ~grows

@@ -1,4 +1,4 @@
-"""Every GPU test and bench, each in its own process with its own time limit, the most telling ones first.
+"""Every GPU test and bench, each in its own process with its own time limit, the most informative ones first.
 
     environment    the GPU, driver, kernel and versions
     smoke          one small case of each kernel, by name; a failed one once more with blocking launches and a memory checker
@@ -7,7 +7,7 @@
     model          whole decode steps and their breakdown
     attention      all other sections of the attention bench but the peers'
     peers          other kernels; FlashInfer is compiled first
-    predict        a model of these times by the compiled code, beside them
+    predict        a model of these times by the compiled code, next to them
     tests          the kernels' GPU tests
 
     python -m bench.gpu.all                      nine minutes; `bench/gpu/all.sh` sets up a bare machine for it

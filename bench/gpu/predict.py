@@ -1,4 +1,4 @@
-"""A model of the attention kernels' and of a whole step's time, from the compiled code and the work lists, beside measurements.
+"""A model of the time of attention and of a whole step, from the compiled code and the work lists, next to measurements.
 
     tile      with two buffers and more: max(latency / (buffers - 1), instructions); with one: their sum
               instructions: of the inner loop x warps x programs per processor / issued per second
@@ -8,7 +8,7 @@
     step      layers x (case + launches + weights over the bandwidth) + head + draw
 
     python -m bench.gpu.predict                     of a chip in the table of assumptions, by kernels compiled here for it
-    python -m bench.gpu.predict --measured FOLDER   beside cases.json and model.json there, as `bench.gpu.all` writes them
+    python -m bench.gpu.predict --measured FOLDER   next to cases.json and model.json there, as `bench.gpu.all` writes them
 
 It needs no GPU. Where a measurement is far off, the column that bounds the prediction names the assumption that is wrong.
 """
@@ -161,7 +161,7 @@ def _measured(folder: Path | None, name: str) -> Any:
 
 
 def make_report(folder: Path | None) -> Report:
-    """Predict the cases and the steps, beside what was measured in `folder`."""
+    """Predict the cases and the steps, next to the measurements in `folder`."""
     cases, model = _measured(folder, "cases.json"), _measured(folder, "model.json")
     chip = _with_ceilings(Assumptions(), cases)
     forms = compiled_forms(LLAMA, chip)

@@ -1,4 +1,4 @@
-"""What lies between a decoder's products, in one launch each: norms, embedded positions with the KV write, gated MLPs.
+"""Steps between a decoder's products, in one launch each: norms, embedded positions with the KV write, gated MLPs.
 
     add_norm       h <- h + d      o = w * h / sqrt(mean(h^2) + epsilon)
     embed_heads    x = w * x / sqrt(mean(x^2) + epsilon) per head, with weights
@@ -190,7 +190,7 @@ def _gate_kernel(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadEmbedding:
-    """How a layer's queries and keys are normed, and turned by their positions.
+    """Norms and positions of a layer's queries and keys.
 
     `cos`, `sin`: [T, D]. `q_weight`, `k_weight`: [D] of norms over each head, or None for none.
     """

@@ -45,7 +45,7 @@ TARGETS = tuple(_COLUMNS)
 _HEAD_CLASSES = (64, 128, 256, 576)
 
 _FIRST_PROGRAMS_PER_PROCESSOR = 2
-"""Of a kernel's first launch, which tells how many find room at once."""
+"""Of a kernel's first launch, after which the number that runs at once is known."""
 
 _INTERPRETED_PROGRAMS = 3
 
@@ -56,7 +56,7 @@ _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
 
 _RESERVED_SHARED_BYTES = 1024
-"""Shared memory that a program takes besides its own."""
+"""Shared memory that a program takes in addition to its own."""
 
 
 class TileConfig(NamedTuple):
@@ -250,7 +250,7 @@ class Processor(NamedTuple):
 class Grids:
     """Grids of a kernel that walks a list: as many programs as run at once, so that each takes its share in the first round.
 
-    How many that are, the driver tells with the first launch of each compiled form.
+    Their number follows from the registers and memory of each compiled form, which its first launch returns.
     """
 
     def __init__(self) -> None:

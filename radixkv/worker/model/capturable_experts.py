@@ -1,7 +1,7 @@
 """Stacked experts of small steps by batched products, on GPUs where torch's grouped product reads group sizes on the host.
 
 That wait cannot be captured into a CUDA graph. A batched product gathers each row's experts: up to as many as a layer has, it
-reads no more weights than the layer has. Larger steps take the grouped product, and run without a graph.
+reads each of the layer's weights once at most. Larger steps take the grouped product, and run without a graph.
 """
 
 from __future__ import annotations
