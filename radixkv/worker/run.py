@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
 from radixkv.core.cache.prefix_cache import PrefixCache
@@ -25,6 +28,7 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
+from radixkv.kernels.cpu.native_attention import NATIVE_LIMITS
 from radixkv.net.addresses import parse_address
 from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
@@ -44,6 +48,8 @@ from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.speculation.comparison import rows_agree
+from radixkv.worker.speculation.settings import DEFAULT_BYTES, DEFAULT_TOKENS, SPECULATIONS, SpeculationSettings
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
@@ -74,19 +80,22 @@ class WorkerConfig:
         security: keys and TLS of the Generation service.
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: from the device's memory, see
-            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes`.
+            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `host_bytes`.
         sampling: defaults of sampling parameters that a request leaves out; unset ones are the model's own.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         adapters: folders of low-rank adapters, by the name used in requests.
         deterministic: whether replies are bitwise independent of the batch and the cache; see `ModelRunner`.
         cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
+        tensor_parallel: ranks that share the model and the pool, each a process; see `parallel`.
         max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
-        limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
+        limits: bounds of a round. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.layouts`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.
+        speculation: ``"auto"``: several tokens of a reply in a step, where guesses pay, see `speculation`; ``"off"``: one.
+        draft_tokens, draft_bytes: most tokens guessed for a branch in a step; memory of the texts that guesses come from.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
             worker holds the pool.
@@ -106,7 +115,7 @@ class WorkerConfig:
     block_size: int = 16
     utilisation: float | None = None
     kv_bytes: int | None = None
-    swap_bytes: int | None = None
+    host_bytes: int | None = None
     dtype: str = "auto"
     device: str = "auto"
     quantization: str = "auto"
@@ -114,6 +123,7 @@ class WorkerConfig:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     deterministic: bool = False
     cuda_graphs: bool = True
+    tensor_parallel: int = 1
     max_model_len: int | None = None
     sampling: SamplingDefaults = NO_DEFAULTS
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
@@ -121,6 +131,9 @@ class WorkerConfig:
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     store: StoreSettings | None = None
+    speculation: str = "auto"
+    draft_tokens: int = DEFAULT_TOKENS
+    draft_bytes: int = DEFAULT_BYTES
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -173,6 +186,11 @@ class Worker:
     ) -> None:
         self._stack.close()
 
+    @property
+    def fault(self) -> str:
+        """Why it can generate nothing more; empty while it can."""
+        return self.runner.fault or ("" if self.engine.is_alive else "the engine has stopped by a fault; see the log")
+
     def refuse(self) -> None:
         """Reject further generations over gRPC, and grammars that are not compiled yet; health reports not serving.
 
@@ -192,12 +210,14 @@ class Worker:
             address = parse_address(config.listen)  # checked before the long work of loading a model
             config.security.check_address(address)
             address.require_free()
+        bounds = _draft_bounds(config)
         model = str(resolve_model(config.model, progress=config.show_progress))
         clear_models(Path(model), cache_folder())
         config.on_stage("weights and tokenizer")
         with ThreadPoolExecutor(1, thread_name_prefix="radixkv-text") as beside:
             reading = beside.submit(_load_text, model)
             self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
+        stack.callback(self.runner.close)
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
         config.on_stage("cache and servers")
@@ -222,6 +242,7 @@ class Worker:
             num_remembered=config.num_remembered,
             arena=Arena(*first_line) if plan.num_lines else None,
             store=store,
+            speculation=bounds if _keeps_replies(config, self.runner) else None,
         )
         lease.wake, lease.noted = self.engine.wake, self.engine.noted
         stack.callback(self.engine.close)
@@ -243,11 +264,16 @@ class Worker:
         self.store = ""
         if config.store is None:
             return None
+        if config.tensor_parallel > 1:
+            self.store = "none: a model on several ranks has no block store yet"
+            if not config.store.is_optional:
+                raise InvalidArgumentError("tensor_parallel", config.tensor_parallel, "1 with a block store")
+            return None
         from radixkv.worker.storing.opening import open_store
 
         config.on_stage("block store")
         try:
-            store = open_store(config, config.store, self.runner, model, first_row=plan.num_host_blocks)
+            store = open_store(config, config.store, self.runner, model, num_kept=plan.num_host_blocks)
         except (StoreError, InvalidArgumentError) as error:
             if not config.store.is_optional:
                 raise
@@ -284,8 +310,8 @@ def run_worker(
             if on_ready is not None:
                 on_ready(worker)
             while not signals.wait(_WATCH_S):
-                if not worker.engine.is_alive:
-                    raise UnavailableError("the engine has stopped by a fault; see the log")
+                if fault := worker.fault:
+                    raise UnavailableError(fault)
             until_s = time.monotonic() + config.drain_s
             worker.refuse()
         if not worker.drain(max(0.0, until_s - time.monotonic())):
@@ -303,32 +329,67 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         block_size=config.block_size,
         utilisation=utilisation if config.utilisation is None else config.utilisation,
         kv_bytes=config.kv_bytes,
-        swap_bytes=config.swap_bytes,
+        host_bytes=config.host_bytes,
+        num_ranks=config.tensor_parallel,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
         has_store=config.store is not None,
     )
     wish.check(config.limits)  # before the long work of loading a model
-    runner = ModelRunner(
-        model,
-        num_blocks=None,
-        dtype=config.dtype,
-        device=config.device,
-        max_model_len=config.max_model_len,
-        quantization=config.quantization,
-        kv_dtype=config.kv_dtype,
-        adapters=config.adapters,
-        deterministic=config.deterministic,
-        cuda_graphs=config.cuda_graphs,
-        progress=config.show_progress,
-    )
+    options: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": config.device,
+        "max_model_len": config.max_model_len,
+        "quantization": config.quantization,
+        "kv_dtype": config.kv_dtype,
+        "adapters": config.adapters,
+        "deterministic": config.deterministic,
+        "cuda_graphs": config.cuda_graphs,
+        "progress": config.show_progress,
+    }
+    if config.tensor_parallel > 1:
+        from radixkv.worker.parallel.runner import ParallelRunner
+
+        runner: ModelRunner = ParallelRunner(model, num_ranks=config.tensor_parallel, **options)
+    else:
+        runner = ModelRunner(model, num_blocks=None, **options)
+    try:
+        plan = _allocate(runner, wish, config)
+    except BaseException:
+        runner.close()
+        raise
+    return runner, plan
+
+
+def _allocate(runner: ModelRunner, wish: PoolWish, config: WorkerConfig) -> PoolPlan:
+    """Size and make the pool."""
     config.on_stage("memory that a step takes")
     plan = plan_pool(runner, wish, config.limits)
     config.on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
     runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
     runner.prepare(config.limits.max_running)
-    return runner, plan
+    return plan
+
+
+def _draft_bounds(config: WorkerConfig) -> SpeculationSettings:
+    if config.speculation not in SPECULATIONS:
+        raise InvalidArgumentError("speculation", config.speculation, " or ".join(SPECULATIONS))
+    shared_tokens = math.inf if config.deterministic else NATIVE_LIMITS.min_saved_tokens
+    return SpeculationSettings(config.draft_tokens, config.draft_bytes, shared_tokens)
+
+
+def _keeps_replies(config: WorkerConfig, runner: ModelRunner) -> bool:
+    """Whether drafts are wanted, and every reply is the one that it is without them.
+
+    The native decoder computes a token alike whatever else a step has, but for blocks that several branches read at once. Other
+    code rounds by the shape of a step, which only float32 does too little to be seen.
+    """
+    if config.speculation == "off" or runner.device.type != "cpu":
+        return False
+    if config.deterministic:
+        return rows_agree(runner, 1 + config.draft_tokens)
+    return runner.is_native or runner.dtype == torch.float32
 
 
 def _load_text(model: str) -> ChatText | None:

@@ -166,6 +166,8 @@ class RequestContext:
         """
         if self.is_background:
             params = replace(params, priority=BACKGROUND_PRIORITY)
+        if self.tenant is not None:
+            params = replace(params, sampling=params.sampling.with_speculation(self.tenant.speculation))
         transcript = transcript or nothing_said(params.namespace or DEFAULT_NAMESPACE)
         while True:
             if self._constraint is not None and params.sampling.grammar is not None:
