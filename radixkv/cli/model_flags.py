@@ -68,9 +68,10 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--deterministic",
         action="store_true",
         help="bitwise the same reply for the same seed, whatever else runs, however prompts are cut into chunks, and whatever "
-        "of them is cached; on machines of one kind with as many threads. Branches then read a common prefix one by one, and "
-        "models without the native decoder run in tiles of a few sizes; a model whose logits still depend on the rest of a "
-        "batch is rejected",
+        "of them is cached; on machines of one kind. Branches then read a common prefix one by one. Models without the native "
+        "decoder run in tiles of a few sizes, and need as many threads each time: with fewer or more, a block store finds "
+        "nothing of theirs. A "
+        "model whose logits still depend on the rest of a batch is rejected",
     )
     flags.add_argument(
         "--tensor-parallel",
