@@ -20,7 +20,7 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 from radixkv.worker.model.mla import latent_heads_of
 
-__all__ = ["ATTENTION_NAME", "AttentionSite", "ShapeProbe", "StepAttention", "register_attention"]
+__all__ = ["ATTENTION_NAME", "AttentionSite", "EmbeddingSite", "ShapeProbe", "StepAttention", "register_attention"]
 
 ATTENTION_NAME = "radixkv"
 """No mask function is registered under this name, so models build no mask."""
@@ -32,13 +32,17 @@ class AttentionSite(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """`query` [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv]; returns [T, Hq, Dv]."""
 
+    def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
+        """`query` [T, Hq, D], `latents` [T, D], whose first `value_dim` columns are the values; returns [T, Hq, value_dim]."""
+
+
+class EmbeddingSite(AttentionSite, Protocol):
+    """A receiver that also norms queries and keys and turns them by their positions."""
+
     def attend_unembedded(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
     ) -> Tensor:
         """As `attend`, of queries and keys that are not normed and turned by their positions yet."""
-
-    def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
-        """`query` [T, Hq, D], `latents` [T, D], whose first `value_dim` columns are the values; returns [T, Hq, value_dim]."""
 
 
 def register_attention() -> None:
@@ -92,12 +96,6 @@ class ShapeProbe:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         return self._note(layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), query, spec)
-
-    def attend_unembedded(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
-    ) -> Tensor:
-        del how
-        return self.attend(layer, query, key, value, spec)
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         return self._note(layer, LayerShape(1, latents.shape[1], value_dim, is_latent=True), query, spec)

@@ -20,7 +20,7 @@ from radixkv.kernels import plan_attention
 from radixkv.kernels.gpu.glue import HeadEmbedding, add_norm, gate
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.worker.model.attention import AttentionSite, StepAttention
+from radixkv.worker.model.attention import AttentionSite, EmbeddingSite, StepAttention
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 
 __all__ = ["fuse_decoder"]
@@ -47,7 +47,7 @@ class _Joined:
 
     def join(self) -> None:
         """Join the weights, if that is possible. Takes a layer's memory twice meanwhile."""
-        linears = [module for module in self._modules if _is_plain(module)]
+        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _is_plain(module)]
         has_bias = {linear.bias is not None for linear in linears}
         if len(linears) < len(self._modules) or len(has_bias) > 1:
             return
@@ -105,7 +105,7 @@ class _FusedModel:
         self,
         input_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
-        radixkv_site: AttentionSite | None = None,
+        radixkv_site: EmbeddingSite | None = None,
         **others: Any,
     ) -> Any:
         """[1, T] ids and positions -> transformers' output, [1, T, width]."""
@@ -119,7 +119,7 @@ class _FusedModel:
         hidden, delta = hidden[0], None
         for index, layer in enumerate(self._layers):
             rows = _normed(hidden, delta, layer.first_norm)
-            q, k, v = (each.unflatten(1, (-1, self._head_dim)) for each in layer.qkv(rows))
+            q, k, v = (each.view(len(rows), -1, self._head_dim) for each in layer.qkv(rows))
             attended = radixkv_site.attend_unembedded(
                 index, q, k, v, _embedding(cos, sin, *layer.head_norms), layer.spec
             )
