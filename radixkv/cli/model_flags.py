@@ -185,9 +185,9 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         default=_AUTO,
         choices=[_AUTO, "off"],
         help="auto guesses tokens of a reply from its own text and from recent replies of its namespace, runs them in one "
-        "step, and keeps those that are drawn: the same replies sooner, where measured times say that it pays. Not on a GPU, "
-        "for beams, adapters and lines of --layout arena, while branches read a long common prefix at once, for a model "
-        "without the native decoder unless in float32, nor with --deterministic where the bits differ at the start "
+        "step, and keeps those that are drawn: the same replies sooner, where measured times say that it pays. Not on a GPU "
+        "or several ranks, for beams, adapters and lines of --layout arena, while branches read a long common prefix at once, "
+        "for a model without the native decoder unless in float32, nor with --deterministic where the bits differ at the start "
         "(default %(default)s)",
     )
     flags.add_argument(

@@ -387,7 +387,7 @@ def _keeps_replies(config: WorkerConfig, runner: ModelRunner) -> bool:
     The native decoder computes a token alike whatever else a step has, but for blocks that several branches read at once. Other
     code rounds by the shape of a step, which only float32 does too little to be seen.
     """
-    if config.speculation == "off" or runner.device.type != "cpu":
+    if config.speculation == "off" or runner.device.type != "cpu" or config.tensor_parallel > 1:
         return False
     if config.deterministic:
         return rows_agree(runner, 1 + config.draft_tokens)
