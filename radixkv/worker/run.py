@@ -227,6 +227,8 @@ class Worker:
         config.on_stage("cache and servers")
         is_default = config.model in (None, DEFAULT_MODEL)
         store = self._open_store(stack, Path(model))
+        if store is None and config.store is not None:
+            self.runner.pool.shrink_host(plan.num_host_blocks if config.limits.preemption == "swap" else 0)
         lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)

@@ -132,6 +132,10 @@ class KVPool:
         """A function, for any thread, that returns once all queued on the device so far is done."""
         return self._host.fence()
 
+    def shrink_host(self, num_host_blocks: int) -> None:
+        """Keep so many host slots and give the other memory back; what lies in the slots is lost."""
+        self._host = HostBlocks(num_host_blocks, self.caches)
+
     def host_rows(self) -> list[memoryview]:
         """Bytes of each host slot."""
         return [self._host.row(slot) for slot in range(self._host.num_slots)]

@@ -17,6 +17,7 @@ from radixkv.generation.stream import Completed, Delta
 from radixkv.stores.errors import StoreError
 from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import Worker, WorkerConfig
+from radixkv.worker.scheduling.limits import SchedulerLimits
 
 BLOCK_SIZE = 8
 PROMPT = [(7 * at) % 97 for at in range(50)]
@@ -108,3 +109,18 @@ def test_rounding_that_contradicts_another_setting_is_refused(
 ) -> None:
     with pytest.raises(StoreError, match=message), Worker(replace(config(kv_dtype="int8"), **changes)):
         pass
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_wished_store_that_cannot_be_opened_keeps_no_host_memory(
+    config: Callable[..., WorkerConfig], tmp_path: Path, preemption: str
+) -> None:
+    (tmp_path / "blocks").touch()
+    failing = config(
+        limits=SchedulerLimits(preemption=preemption), host_bytes=1 << 20 if preemption == "swap" else None
+    )
+    assert failing.store is not None
+    with Worker(replace(failing, store=replace(failing.store, is_optional=True))) as worker:
+        assert worker.store.startswith("none: --disk-cache")
+        assert worker.runner.pool.num_host_blocks == (worker.plan.num_host_blocks if preemption == "swap" else 0)
+        assert ask(worker)[1] == 0
