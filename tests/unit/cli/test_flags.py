@@ -142,6 +142,7 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("worker", ("--quantization", "int8"), {"quantization": "int8"}),
     ("worker", ("--deterministic",), {"deterministic": True}),
     ("worker", ("--no-cuda-graphs",), {"cuda_graphs": False}),
+    ("worker", ("--tensor-parallel", "2"), {"tensor_parallel": 2}),
     ("worker", ("--max-model-len", "99"), {"max_model_len": 99}),
     ("worker", ("--temperature", "0.5"), {"sampling": SamplingDefaults(temperature=0.5)}),
     ("worker", ("--top-p", "0.5"), {"sampling": SamplingDefaults(top_p=0.5)}),
