@@ -126,7 +126,7 @@ async def _share(app: FastAPI) -> None:
             if not state.gate.is_draining:
                 await take_over(app)
             await state.store.fail_lost()
-            await state.conversations.fail_lost()
+            await state.conversations.store.leases.fail_lost()
             if tasks.stored_ids:
                 tasks.stop(await state.store.taken(tasks.stored_ids))
         except RadixKVError as error:

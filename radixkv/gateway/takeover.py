@@ -33,7 +33,7 @@ class _Store(Protocol):
 
 async def take_over(app: FastAPI) -> None:
     """Go on with some of what is lost. Call periodically where the database is shared."""
-    stores: tuple[_Store, _Store] = (app.state.store, app.state.conversations.store)
+    stores: tuple[_Store, _Store] = (app.state.store, app.state.conversations.store.leases)
     for store in stores:
         for lost in await store.lost():
             await _take(app, store, lost)
@@ -46,11 +46,13 @@ async def release_left(app: FastAPI, before: Set[str | tuple[str, str]]) -> set[
     """
     state = app.state
     responses: set[str] = await state.store.written() - set(state.response_tasks.stored_ids)
-    replies: set[tuple[str, str]] = await state.conversations.store.written() - state.conversations.message_tasks.written
+    replies: set[tuple[str, str]] = (
+        await state.conversations.store.leases.written() - state.conversations.message_tasks.written
+    )
     for response_id in responses & before:
         await state.store.release(response_id)
     for conversation_id, message_id in replies & before:
-        await state.conversations.store.release(conversation_id, [message_id])
+        await state.conversations.store.leases.release(conversation_id, [message_id])
     return responses | replies
 
 

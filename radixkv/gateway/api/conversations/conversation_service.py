@@ -232,10 +232,6 @@ class ConversationService:
         else:
             live.catch_up(conversation, changed, gone)
 
-    async def fail_lost(self) -> None:
-        """As `ConversationStore.fail_lost`."""
-        await self.store.fail_lost()
-
     async def sweep(self) -> int:
         """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
         return await self.trash.sweep(self.clock(), self.delete)

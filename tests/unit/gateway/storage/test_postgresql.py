@@ -100,12 +100,12 @@ def test_what_a_gateway_left_unfinished_fails_once_its_lease_ends(two: Two) -> N
         await talks.begin("n", conversation.id, [user("reply", "root", "running")], 0)
         batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
         await others.fail_lost()
-        await other_talks.fail_lost()
+        await other_talks.leases.fail_lost()
         assert await other_batches.unfinished() == []
         assert (await others.get("n", "r1"))["status"] == "in_progress"
         await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
         await others.fail_lost()
-        await other_talks.fail_lost()
+        await other_talks.leases.fail_lost()
         assert (await others.get("n", "r1"))["status"] == "failed"
         assert (await other_talks.message("n", conversation.id, "reply")).status == "failed"
         assert [each.id for each in await other_batches.unfinished()] == [batch.id]

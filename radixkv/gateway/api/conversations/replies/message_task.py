@@ -220,7 +220,7 @@ class MessageTask(ReplyTask):
                 await self._store.save(
                     [Growth(self.live.conversation_id, b.message.id, b.message.text, b.message.seq) for b in left]
                 )
-                await self._store.release(self.live.conversation_id, [branch.message.id for branch in left])
+                await self._store.leases.release(self.live.conversation_id, [branch.message.id for branch in left])
             except RadixKVError as error:
                 _LOG.error("replies wait for the end of this gateway's lease: %s", error)
 

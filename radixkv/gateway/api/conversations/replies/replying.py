@@ -142,7 +142,7 @@ async def _begin(
     is_taken_over = TAKEN_OVER in request.scope
     async with live.changing:
         if is_taken_over:
-            change = await conversations.store.claim(origin.namespace, asked.conversation_id, ids)
+            change = await conversations.store.leases.claim(origin.namespace, asked.conversation_id, ids)
         else:
             begin = origin.namespace, asked.conversation_id, replies, live.version, stored
             change = await conversations.store.begin(*begin)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict, not_possible
+from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.import_store import ImportStore
+from radixkv.gateway.api.conversations.store.lease_store import LeaseStore
 from radixkv.gateway.api.conversations.store.rows import (
     BELOW,
     FINISH,
@@ -38,7 +39,6 @@ from radixkv.gateway.api.conversations.store.trash_store import TrashStore
 from radixkv.gateway.api.conversations.writing import Change, Value, Writer
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
-from radixkv.gateway.storage.owners import LOST, MAX_TAKEN, TAKEABLE, Lost
 
 __all__ = ["ConversationStore", "Growth"]
 
@@ -54,7 +54,7 @@ class Growth(NamedTuple):
 
 class ConversationStore:
     """Conversations of all namespaces. Replies whose gateway has ended before them count as
-    failed, see `fail_lost`.
+    failed, see `leases`.
 
     The last argument of a changing call is the latest version that followers have; the change gets a higher one.
 
@@ -78,6 +78,7 @@ class ConversationStore:
         self._writer = Writer(max_conversations, max_bytes, clock)
         self.imports = ImportStore(database, self._writer)
         self.trash = TrashStore(database, self._writer)
+        self.leases = LeaseStore(database)
         if not database.is_shared:
             database.submit(fail_lost).result()
 
@@ -335,60 +336,6 @@ class ConversationStore:
             return read_conversation(row), find_messages(connection, conversation_id, new), gone
 
         return await self._database.read(read, namespace)
-
-    async def lost(self) -> list[Lost]:
-        """Return some requests of running replies whose gateway is gone and that another one can write."""
-        query = (
-            "SELECT DISTINCT request, namespace, request FROM messages JOIN conversations "
-            f"ON conversations.id = messages.conversation WHERE status = 'running' AND {TAKEABLE} "
-            "AND request IS NOT NULL LIMIT ?"
-        )
-        values = (self._database.owner, MAX_TAKEN)
-        return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])
-
-    async def claim(self, namespace: str, conversation_id: str, ids: Sequence[str]) -> Change:
-        """Make lost replies this gateway's, those that still run; returns all of them.
-
-        Raises:
-            ApiError: 409: another gateway writes them. 400: some are gone.
-        """
-
-        def update(connection: Connection) -> Change:
-            row = find(connection, namespace, conversation_id)
-            query = (
-                f"UPDATE messages SET owner = ? WHERE conversation = ? AND id = ? AND status = 'running' AND {TAKEABLE}"
-            )
-            own = self._database.owner
-            values = [(own, conversation_id, message_id, own) for message_id in ids]
-            if not sum(connection.execute(query, each).rowcount for each in values):
-                raise conflict("another gateway writes these replies")
-            there = find_messages(connection, conversation_id, ids)
-            if len(there) < len(ids):
-                raise not_possible("some of these replies are removed", "ids")
-            return Change(read_conversation(row), there)
-
-        return await self._database.run(update, namespace)
-
-    async def give_up(self, lost: Lost) -> None:
-        """Let lost replies fail: no gateway can write them."""
-        query = f"UPDATE messages SET request = NULL WHERE request = ? AND status = 'running' AND {LOST}"
-        await self._database.run(lambda c: c.execute(query, (lost.key,)).rowcount)
-
-    async def written(self) -> set[tuple[str, str]]:
-        """Return the running replies of this gateway, by conversation and message."""
-        query = "SELECT conversation, id FROM messages WHERE status = 'running' AND owner = ?"
-        owner = (self._database.owner,)
-        return await self._database.run(lambda c: {(row[0], row[1]) for row in c.execute(query, owner)})
-
-    async def release(self, conversation_id: str, ids: Sequence[str]) -> None:
-        """Let another gateway write replies of this one."""
-        query = "UPDATE messages SET owner = NULL WHERE conversation = ? AND id = ? AND owner = ?"
-        values = [(conversation_id, message_id, self._database.owner) for message_id in ids]
-        await self._database.run(lambda c: c.executemany(query, values))
-
-    async def fail_lost(self) -> None:
-        """Mark running replies as failed whose gateway is gone and that no other can write. Call periodically."""
-        await self._database.run(fail_lost)
 
     async def message(
         self, namespace: str, conversation_id: str, message_id: str, param: str = "message_id"
