@@ -2,7 +2,7 @@
 
     point of a namespace = BLAKE2b-56(secret, owner) · generation, 24 bits         generation: the first that is not erased
     leaf                 = value of the cover at that point (`cover.py`)
-    id = BLAKE2b(leaf)       name key, seal key = BLAKE2b(leaf, namespace)
+    id, hint key = BLAKE2b(leaf)       name key, seal key = BLAKE2b(leaf, namespace)
 
 Erasing replaces the file by one whose cover lacks the point. No copy of anything sealed under the leaf opens with the file as
 it is then; the namespace goes on with its next generation, which shares nothing with the last. Two hosts that start with copies
@@ -49,12 +49,14 @@ class NamespaceKeys(NamedTuple):
         id: 16 bytes, under which its blocks and those of the same owner's namespaces are stored; reveals nothing of them.
         name_key, seal_key: 32 bytes each, of the namespace.
         point: 10 bytes, the tombstone of this generation once it is erased.
+        hint_key: 32 bytes, of all namespaces under this id.
     """
 
     id: bytes
     name_key: bytes
     seal_key: bytes
     point: bytes
+    hint_key: bytes
 
 
 class _State:
@@ -88,7 +90,8 @@ class _State:
             blake2b(namespace, digest_size=32, key=leaf, person=person).digest()
             for person in (b"radixkv name", b"radixkv seal")
         )
-        return NamespaceKeys(_id_of(leaf), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"))
+        hint_key = blake2b(digest_size=32, key=leaf, person=b"radixkv hint").digest()
+        return NamespaceKeys(_id_of(leaf), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"), hint_key)
 
     def to_bytes(self) -> bytes:
         parts = [MAGIC, self.secret]

@@ -19,12 +19,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.errors import SealError, StoreError
+from radixkv.stores.hints import DiskHints, mask
 from radixkv.stores.lane import Lane
 from radixkv.stores.names import root_name
 from radixkv.stores.sealing import SEAL_BYTES, Sealer
@@ -76,12 +78,13 @@ class Row(NamedTuple):
 
 
 class Unsaved(NamedTuple):
-    """A block to save, in a row that the device fills."""
+    """A block to save, in a row that the device fills. `hint`: see `SealedBlock`."""
 
     name: bytes
     parent: bytes
     keys: NamespaceKeys
     row: Row
+    hint: bytes = b""
 
 
 class Landed(NamedTuple):
@@ -162,6 +165,7 @@ class BlockStore:
 
     Attributes:
         wake: called, on any thread, when a load has news.
+        hints: of the disk level; None: there is none.
         on_erased: called, on any thread, with the id of keys that have been destroyed.
     """
 
@@ -200,6 +204,7 @@ class BlockStore:
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._clearing: Counter[str] = Counter()
         self._chores = Lane(1, "radixkv-store-chores")
+        self.hints = None if disk is None else DiskHints(disk, self._chores.submit, self._has_hints)
         self._unput: deque[SealedBlock] = deque()
         self._has_news = threading.Event()
         self._is_closing = False
@@ -213,6 +218,16 @@ class BlockStore:
             thread.start()
         if remote is not None:
             remote.follow_tombstones(self.take_tombstones)
+
+    def keys_of(self, namespace: str) -> NamespaceKeys:
+        """Keys of a namespace that is in use."""
+        keys = self.keys.of(namespace)
+        if self.hints is not None:
+            self.hints.know(namespace, keys)
+        return keys
+
+    def _has_hints(self) -> None:
+        self.wake()
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
@@ -319,7 +334,7 @@ class BlockStore:
         try:
             block.row.wait()
             data = self._sealer.seal(block.keys, block.name, block.row.memory)
-            return SealedBlock(block.name, block.parent, block.keys.id, data)
+            return SealedBlock(block.name, block.parent, block.keys.id, data, block.hint)
         except Exception:
             _LOG.exception("a block could not be sealed")
             return None
@@ -471,17 +486,20 @@ class BlockStore:
             self.remote.read_each(missing, keys.id, wait_s, receive)
         return found
 
-    def save_now(self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview]) -> int:
-        """Store successive blocks of a history; `chain`: the name of the block before them, then theirs.
+    def save_now(
+        self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview], hashes: Sequence[int]
+    ) -> int:
+        """Store successive blocks of a history; `chain`: the name of the block before them, then theirs; `hashes`: theirs.
 
         Returns:
             how many are stored, durably where there is a disk level; those of the end are left out first.
         """
         num_stored = 0
-        for start in range(0, len(blocks), _WRITE_BATCH):
+        successive = zip(chain, chain[1:], blocks, hashes, strict=False)
+        for _ in range(0, len(blocks), _WRITE_BATCH):
             batch = [
-                SealedBlock(chain[index + 1], chain[index], keys.id, self._sealer.seal(keys, chain[index + 1], block))
-                for index, block in enumerate(blocks[start : start + _WRITE_BATCH], start)
+                SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, block), mask(keys, name, block_hash))
+                for parent, name, block, block_hash in islice(successive, _WRITE_BATCH)
             ]
             count = 0 if self.disk is None else self.disk.write(batch)
             if self.remote is not None:

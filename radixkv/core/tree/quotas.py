@@ -57,6 +57,8 @@ def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
         account.max_sequences,
         account.num_query_tokens,
         account.num_hit_tokens,
+        forest.hints.num("host", owner),
+        forest.hints.num("disk", owner),
     )
 
 

@@ -17,41 +17,45 @@ from pathlib import Path
 from typing import NamedTuple
 
 from radixkv.stores.disk.slots import EPOCH_BYTES
+from radixkv.stores.hints import HINT_BYTES
 from radixkv.stores.keys import ID_BYTES
 from radixkv.stores.names import NAME_BYTES
 
 __all__ = ["Index", "Row", "files_of"]
 
-VERSION = 1
+VERSION = 2
 """Of the schema, the sealing and the names: an index of another version is discarded with its slots."""
 
 SCHEMA = """
 CREATE TABLE store (fingerprint BLOB NOT NULL, sealed_bytes INTEGER NOT NULL, epoch BLOB NOT NULL, ahead BLOB NOT NULL);
 CREATE TABLE blocks (
-    slot INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, namespace_id BLOB NOT NULL, used INTEGER NOT NULL
+    slot INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, namespace_id BLOB NOT NULL, used INTEGER NOT NULL,
+    hint BLOB NOT NULL
 );
 """
 MAX_USED = 2**62
 
 
 class Row(NamedTuple):
-    """A stored block. `used`: the number of its last use; the higher, the more recent."""
+    """A stored block. `used`: the number of its last use; the higher, the more recent. `hint`: see `SealedBlock`."""
 
     slot: int
     name: bytes
     parent: bytes
     namespace_id: bytes
     used: int
+    hint: bytes = b""
 
     def is_sound(self) -> bool:
         """Whether every field has its type and bound: a damaged file may hold anything."""
         return (
             all(isinstance(value, int) for value in (self.slot, self.used))
-            and all(isinstance(value, bytes) for value in (self.name, self.parent, self.namespace_id))
+            and all(isinstance(value, bytes) for value in (self.name, self.parent, self.namespace_id, self.hint))
             and self.slot >= 0
             and 0 <= self.used < MAX_USED
             and len(self.name) == len(self.parent) == NAME_BYTES
             and len(self.namespace_id) == ID_BYTES
+            and len(self.hint) in (0, HINT_BYTES)
             and self.name != self.parent
         )
 
@@ -108,7 +112,7 @@ class Index:
                 self.epoch, self.ahead = epoch, _unpacked(ahead)
             else:
                 self.is_intact = False
-            for fields in self._connection.execute("SELECT slot, name, parent, namespace_id, used FROM blocks"):
+            for fields in self._connection.execute("SELECT slot, name, parent, namespace_id, used, hint FROM blocks"):
                 row = Row(*fields)
                 if row.is_sound():
                     rows.append(row)
@@ -141,7 +145,7 @@ class Index:
         self._connection.execute("BEGIN IMMEDIATE")
         fields = (self._fingerprint, self._sealed_bytes, self.epoch, _packed(self.ahead))
         self._connection.execute("INSERT INTO store VALUES (?, ?, ?, ?)", fields)
-        self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", rows)
         self._connection.execute("COMMIT")
         self.is_intact = True
 
@@ -171,7 +175,7 @@ class Index:
         try:
             self._connection.executemany("DELETE FROM blocks WHERE slot = ?", ((slot,) for slot in deleted))
             self._connection.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
-            self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", added)
+            self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", added)
             execute("UPDATE store SET epoch = ?, ahead = ?", (epoch, _packed(ahead)))
             execute("COMMIT")
         except BaseException:

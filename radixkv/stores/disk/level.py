@@ -19,7 +19,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from radixkv.core.errors import InvalidArgumentError
@@ -64,6 +64,10 @@ class DiskLevel:
         sealed_bytes: of each block.
         clock: of the breakers, in seconds.
 
+    Attributes:
+        on_change: called with the name of a block, its entry, and whether it is found from now on, under the level's lock:
+            it must be short, and must not call the level.
+
     Raises:
         InvalidArgumentError: the size is too small, or more than the disk has.
         StoreError: another process has the folder, or it cannot be written to.
@@ -85,6 +89,7 @@ class DiskLevel:
         if size_bytes < MIN_SLOTS * slot_cost:
             bound = f"at least {MIN_SLOTS * slot_cost:,} bytes, for {MIN_SLOTS} blocks of this model"
             raise InvalidArgumentError(FLAG, f"{os.fspath(folder)}:{size_bytes}", bound)
+        self.on_change: Callable[[bytes, Entry, bool], None] = lambda _name, _entry, _is_saved: None
         self._sealed_bytes = sealed_bytes
         self._clock = clock
         self._grow_at_s = 0.0
@@ -147,13 +152,15 @@ class DiskLevel:
         taken: set[int] = set()
         for row in rows:
             if row.slot < self._slots.num_slots and row.slot not in taken and row.name not in sound:
-                sound[row.name] = Entry(row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id))
+                sound[row.name] = Entry(
+                    row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id), row.hint
+                )
                 taken.add(row.slot)
         self._tree = LeafFirst(sound.items(), clock=rows[-1].used if rows else 0)
         for row in unlisted(self._index, self._slots, taken):
             if row.name not in self._tree.entries:
                 taken.add(row.slot)
-                self._tree.add([(row.name, Entry(row.slot, row.parent, row.namespace_id))])
+                self._tree.add([(row.name, Entry(row.slot, row.parent, row.namespace_id, row.hint))])
                 self._tree.touch([row.name])
                 self._unlisted.append(row.name)
         self._slots.free = [slot for slot in range(self._slots.num_slots - 1, -1, -1) if slot not in taken]
@@ -309,6 +316,13 @@ class DiskLevel:
         with self._lock:
             return {entry.namespace_id for entry in self._tree.entries.values()}
 
+    def list_blocks(self, namespace_ids: Collection[bytes]) -> None:
+        """Report all blocks of these namespaces by `on_change`. O(blocks)."""
+        with self._lock:
+            for name, entry in self._tree.entries.items():
+                if entry.namespace_id in namespace_ids:
+                    self.on_change(name, entry, True)
+
     def stats(self) -> LevelStats:
         """Counters since the level was opened. The breaker is that of reads, or that of writes where reads are well."""
         with self._lock:
@@ -357,6 +371,7 @@ class DiskLevel:
         entry = self._tree.remove(name)
         if entry is not None:
             self._dropped.append(entry.slot)
+            self.on_change(name, entry, False)
 
     def _attempt(self, *tasks: Callable[[], None]) -> bool:
         """Carry out tasks up to the first that fails. Whether none did; a fault rests the breaker."""
@@ -397,7 +412,7 @@ class DiskLevel:
         with self._lock:
             dropped, self._dropped = self._dropped, []
             rows = [
-                Row(entry.slot, name, entry.parent, entry.namespace_id, number)
+                Row(entry.slot, name, entry.parent, entry.namespace_id, number, entry.hint)
                 for number, (name, entry) in enumerate(self._tree.entries.items(), 1)
             ]
             self._tree.clock = max(self._tree.clock, len(rows))
@@ -427,10 +442,10 @@ class DiskLevel:
     def _add(self, blocks: Sequence[SealedBlock], slots: Sequence[int]) -> None:
         """Let blocks be found, which are durable in their slots."""
         with self._lock:
-            self._tree.add(
-                (block.name, Entry(slot, block.parent, block.namespace_id))
-                for slot, block in zip(slots, blocks, strict=True)
-            )
+            for slot, block in zip(slots, blocks, strict=True):
+                entry = Entry(slot, block.parent, block.namespace_id, block.hint)
+                self._tree.add([(block.name, entry)])
+                self.on_change(block.name, entry, True)
             self._tree.touch([block.name for block in reversed(blocks)])
             self._unlisted += [block.name for block in blocks]
             for block in blocks:
@@ -453,6 +468,8 @@ class DiskLevel:
         with self._lock:
             evicted = self._tree.evict(num_blocks, keep)
             self._dropped += [entry.slot for _, entry in evicted]
+            for name, entry in evicted:
+                self.on_change(name, entry, False)
         self._counters.evicted(len(evicted))
 
     def _grow(self, num_slots: int) -> None:
@@ -480,9 +497,11 @@ class DiskLevel:
             if entry.slot >= num_slots:
                 (slot,) = self._slots.take(1)
                 self._slots.read(entry.slot, memoryview(buffer))
-                self._slots.write([slot], [SealedBlock(name, entry.parent, entry.namespace_id, bytes(buffer))])
+                self._slots.write(
+                    [slot], [SealedBlock(name, entry.parent, entry.namespace_id, bytes(buffer), entry.hint)]
+                )
                 left.append(entry.slot)
-                moved.append(Row(slot, name, entry.parent, entry.namespace_id, number))
+                moved.append(Row(slot, name, entry.parent, entry.namespace_id, number, entry.hint))
         self._slots.sync()
         self._index.commit([], deleted=left, added=moved)
         for row in moved:
@@ -496,7 +515,7 @@ class DiskLevel:
             self._dropped, self._tree.used, self._unlisted = [], {}, []
             entries, new = self._tree.entries, set(names)
             rows = [
-                Row(entry.slot, name, entry.parent, entry.namespace_id, used.get(name, self._tree.clock))
+                Row(entry.slot, name, entry.parent, entry.namespace_id, used.get(name, self._tree.clock), entry.hint)
                 for name in dict.fromkeys(names)
                 if (entry := entries.get(name)) is not None
             ]
@@ -535,7 +554,8 @@ def unlisted(index: Index, slots: SlotFile, taken: set[int]) -> list[Row]:
             except OSError:
                 continue
             if label is not None:
-                rows.append(Row(slot, *label, used=0))
+                name, parent, namespace_id, hint = label
+                rows.append(Row(slot, name, parent, namespace_id, 0, hint))
     return rows
 
 

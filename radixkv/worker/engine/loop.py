@@ -125,6 +125,8 @@ class EngineLoop:
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
         self._answers: deque[Future[list[StepResult]]] = deque()
+        self._hinted: Future[list[StepResult]] = Future()  # the last hints
+        self._hinted.set_result([])
         self._notices: list[Notice] = []  # not yet given to the scheduler
         self._calls: deque[_Call] = deque()
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; ended ones are skipped
@@ -226,6 +228,8 @@ class EngineLoop:
         if ops:
             self._submit(ops)
             self._wait_for_beginners(ops)
+        if self.stored:
+            self._tell_hints(self.stored)
         has_news |= self._finish_batch()
         has_news |= self._take_answers()
         rows = self._scheduler.plan_batch()
@@ -296,6 +300,18 @@ class EngineLoop:
         self._answers.append(answer)
         if not answer.done():
             answer.add_done_callback(lambda _: self._wake())
+
+    def _tell_hints(self, stored: StoredBlocks) -> None:
+        """Tell the service of changes below the pool, by one Step at a time; an older one is told nothing."""
+        if (
+            not self._hinted.done()
+            or not (ops := stored.take_hints())
+            or "hint" not in getattr(self.holder, "features", ops)
+        ):
+            return
+        with suppress(RadixKVError):  # a lost lease is noticed with the next Step
+            self._hinted = self.holder.submit(ops)
+            self._hinted.add_done_callback(lambda _: self._wake())
 
     def _wait_for_beginners(self, ops: Sequence[StepOp]) -> None:
         if self._answers and any(isinstance(op, (AcquireOp, ForkOp)) for op in ops):
@@ -434,5 +450,7 @@ class EngineLoop:
             except RadixKVError as refusal:
                 error = refusal
             else:
+                if self.stored:
+                    self.stored.tell_again()
                 return
         self.end_all(error)
