@@ -55,6 +55,9 @@ __all__ = ["EngineLoop", "Origin"]
 
 _LOG = logging.getLogger(__name__)
 
+_HINT = "hint"
+"""The service's feature; a cache in process has them all."""
+
 _WAITED_SHARE = 0.2
 """On two busy cores a service in another process answers within 2 to 6 ms, and a batch of eight takes 30."""
 
@@ -303,11 +306,8 @@ class EngineLoop:
 
     def _tell_hints(self, stored: StoredBlocks) -> None:
         """Tell the service of changes below the pool, by one Step at a time; an older one is told nothing."""
-        if (
-            not self._hinted.done()
-            or not (ops := stored.take_hints())
-            or "hint" not in getattr(self.holder, "features", ops)
-        ):
+        ops = stored.take_hints() if self._hinted.done() else []
+        if not ops or _HINT not in getattr(self.holder, "features", (_HINT,)):
             return
         with suppress(RadixKVError):  # a lost lease is noticed with the next Step
             self._hinted = self.holder.submit(ops)
