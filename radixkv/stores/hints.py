@@ -1,66 +1,99 @@
 """What the disk level holds, as hints for the cache service: the hashes by which it names the same blocks.
 
-A hash shows which prompt a block belongs to, so on disk it lies masked under a key of the block's owner, and is noise once that
-is erased. It is told once the owner's name is known: at its first request.
+A hash shows which prompt a block belongs to. So on disk it lies masked under a key of the block's owner, and is noise once that
+is erased. The owner's name lies there too, sealed under the same key, so that a worker that starts knows whose blocks it has.
 
     level's threads   changed(block)  --- queue --->  take()   engine's thread
 """
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from radixkv.core.api import HintOp
 from radixkv.core.namespaces import owner_of
-
-if TYPE_CHECKING:
-    from radixkv.stores.disk import DiskLevel
-    from radixkv.stores.keys import NamespaceKeys
-    from radixkv.stores.leaf_first import Entry
+from radixkv.stores.keys import POINT_BYTES, NamespaceKeys, StoreKeys
 
 __all__ = ["HINT_BYTES", "DiskHints", "mask"]
 
 HINT_BYTES = 8
+_NONCE_BYTES = 12
 _AT_ONCE = 1024
 """Changes of one Step: about 2 ms of the engine's thread."""
 
 
-def mask(keys: NamespaceKeys, name: bytes, block_hash: int) -> bytes:
+class _Entry(Protocol):
+    @property
+    def namespace_id(self) -> bytes: ...
+
+    @property
+    def hint(self) -> bytes: ...
+
+
+class _Disk(Protocol):
+    """A `DiskLevel`, as its hints use it."""
+
+    on_change: Callable[[bytes, _Entry, bool], None]
+
+    def list_blocks(self, namespace_ids: Collection[bytes]) -> None: ...
+
+    def labels(self) -> dict[bytes, bytes]: ...
+
+    def label(self, namespace_id: bytes, label: bytes) -> None: ...
+
+
+def mask(hint_key: bytes, name: bytes, block_hash: int) -> bytes:
     """The hash of a block as it is stored, 8 bytes."""
-    pad = blake2b(name, digest_size=HINT_BYTES, key=keys.hint_key).digest()
+    pad = blake2b(name, digest_size=HINT_BYTES, key=hint_key).digest()
     return (block_hash ^ int.from_bytes(pad, "little")).to_bytes(HINT_BYTES, "little")
 
 
-def _unmask(keys: NamespaceKeys, name: bytes, hint: bytes) -> int:
-    return int.from_bytes(mask(keys, name, int.from_bytes(hint, "little")), "little")
+def _unmask(hint_key: bytes, name: bytes, hint: bytes) -> int:
+    return int.from_bytes(mask(hint_key, name, int.from_bytes(hint, "little")), "little")
 
 
 class DiskHints:
     """Changes of a disk level that the service has not been told of. For any thread.
 
     Args:
-        disk: the level; it reports its changes here from now on.
+        disk: the level; it reports its changes here from now on. keys: of its blocks.
         submit: runs a function soon, on another thread.
         wake: called when there is something to tell.
     """
 
-    def __init__(self, disk: DiskLevel, submit: Callable[[Callable[[], None]], None], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, disk: _Disk, keys: StoreKeys, submit: Callable[[Callable[[], None]], None], wake: Callable[[], None]
+    ) -> None:
         self._disk = disk
         self._submit = submit
         self._wake = wake
-        self._owners: dict[bytes, tuple[str, NamespaceKeys]] = {}  # by namespace id
-        self._changes: deque[tuple[bytes, Entry, bool]] = deque()
+        self._owners: dict[bytes, tuple[str, bytes]] = {}  # name and hint key, by namespace id
+        self._changes: deque[tuple[bytes, _Entry, bool]] = deque()
         disk.on_change = self._changed
+        for namespace_id, label in disk.labels().items():
+            hint_key = keys.hint_key(label[:POINT_BYTES])
+            owner = None if hint_key is None else _open(hint_key, namespace_id, label[POINT_BYTES:])
+            if hint_key is not None and owner is not None:
+                self._owners[namespace_id] = owner, hint_key
+        self.tell_again()
 
     def know(self, namespace: str, keys: NamespaceKeys) -> None:
-        """The name of an owner is known: what it has on disk is told soon. O(1)."""
+        """A namespace is in use. O(1)."""
         if keys.id not in self._owners:
-            self._owners[keys.id] = owner_of(namespace), keys
+            owner = owner_of(namespace)
+            self._owners[keys.id] = owner, keys.hint_key
+            nonce = os.urandom(_NONCE_BYTES)
+            sealed = AESGCM(keys.hint_key).encrypt(nonce, owner.encode(), keys.id)
+            self._submit(partial(self._disk.label, keys.id, keys.point + nonce + sealed))
             self._submit(partial(self._list, {keys.id}))
 
     def tell_again(self) -> None:
@@ -71,7 +104,7 @@ class DiskHints:
         self._disk.list_blocks(ids)
         self._wake()
 
-    def _changed(self, name: bytes, entry: Entry, is_saved: bool) -> None:
+    def _changed(self, name: bytes, entry: _Entry, is_saved: bool) -> None:
         if entry.hint and entry.namespace_id in self._owners:
             self._changes.append((name, entry, is_saved))
             if len(self._changes) == 1:
@@ -82,11 +115,18 @@ class DiskHints:
         told: dict[str, dict[int, bool]] = {}
         for _ in range(min(len(self._changes), _AT_ONCE)):
             name, entry, is_saved = self._changes.popleft()
-            owner, keys = self._owners[entry.namespace_id]
-            told.setdefault(owner, {})[_unmask(keys, name, entry.hint)] = is_saved
+            owner, hint_key = self._owners[entry.namespace_id]
+            told.setdefault(owner, {})[_unmask(hint_key, name, entry.hint)] = is_saved
         ops: list[HintOp] = []
         for owner, own in told.items():
             saved = array("Q", (block_hash for block_hash, is_saved in own.items() if is_saved))
             lost = array("Q", (block_hash for block_hash, is_saved in own.items() if not is_saved))
             ops.append(HintOp("disk", saved, lost, owner))
         return ops
+
+
+def _open(hint_key: bytes, namespace_id: bytes, sealed: bytes) -> str | None:
+    try:
+        return AESGCM(hint_key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], namespace_id).decode()
+    except (InvalidTag, ValueError):  # a damaged file
+        return None

@@ -90,8 +90,7 @@ class _State:
             blake2b(namespace, digest_size=32, key=leaf, person=person).digest()
             for person in (b"radixkv name", b"radixkv seal")
         )
-        hint_key = blake2b(digest_size=32, key=leaf, person=b"radixkv hint").digest()
-        return NamespaceKeys(_id_of(leaf), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"), hint_key)
+        return NamespaceKeys(_id_of(leaf), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"), _hint_key_of(leaf))
 
     def to_bytes(self) -> bytes:
         parts = [MAGIC, self.secret]
@@ -146,6 +145,11 @@ class StoreKeys:
             keys = state.keys_of(namespace)
             self._replace(state, int.from_bytes(keys.point, "big"), keys.id)
         return keys
+
+    def hint_key(self, point: bytes) -> bytes | None:
+        """That of the keys of this point; None: they are destroyed."""
+        leaf = self._current().cover.leaf(int.from_bytes(point, "big"))
+        return None if leaf is None else _hint_key_of(leaf)
 
     def erased(self, point: bytes) -> bool:
         """Whether the keys of this point are destroyed."""
@@ -312,6 +316,10 @@ def _digest(content: bytes) -> bytes:
 
 def _id_of(leaf: bytes) -> bytes:
     return blake2b(digest_size=ID_BYTES, key=leaf, person=b"radixkv id").digest()
+
+
+def _hint_key_of(leaf: bytes) -> bytes:
+    return blake2b(digest_size=32, key=leaf, person=b"radixkv hint").digest()
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

@@ -204,7 +204,7 @@ class BlockStore:
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._clearing: Counter[str] = Counter()
         self._chores = Lane(1, "radixkv-store-chores")
-        self.hints = None if disk is None else DiskHints(disk, self._chores.submit, self._has_hints)
+        self.hints = None if disk is None else DiskHints(disk, keys, self._chores.submit, self._has_hints)
         self._unput: deque[SealedBlock] = deque()
         self._has_news = threading.Event()
         self._is_closing = False
@@ -498,7 +498,9 @@ class BlockStore:
         successive = zip(chain, chain[1:], blocks, hashes, strict=False)
         for _ in range(0, len(blocks), _WRITE_BATCH):
             batch = [
-                SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, block), mask(keys, name, block_hash))
+                SealedBlock(
+                    name, parent, keys.id, self._sealer.seal(keys, name, block), mask(keys.hint_key, name, block_hash)
+                )
                 for parent, name, block, block_hash in islice(successive, _WRITE_BATCH)
             ]
             count = 0 if self.disk is None else self.disk.write(batch)

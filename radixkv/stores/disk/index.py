@@ -32,6 +32,7 @@ CREATE TABLE blocks (
     slot INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, namespace_id BLOB NOT NULL, used INTEGER NOT NULL,
     hint BLOB NOT NULL
 );
+CREATE TABLE labels (namespace_id BLOB PRIMARY KEY, label BLOB NOT NULL);
 """
 MAX_USED = 2**62
 
@@ -73,6 +74,7 @@ class Index:
 
     Attributes:
         rows: sound rows as found at the start; the owner empties it.
+        labels: by namespace id, whatever its owner keeps with it; a commit writes what has changed.
         ahead: slots that hold no listed block, and may hold blocks written after the last commit. epoch: that of their labels.
         is_intact: whether nothing of the file was unreadable. If not, `rows` is what could be read, and `rebuild` is due.
 
@@ -85,6 +87,8 @@ class Index:
         self._fingerprint = fingerprint
         self._sealed_bytes = sealed_bytes
         self.rows: list[Row] = []
+        self.labels: dict[bytes, bytes] = {}
+        self._written: dict[bytes, bytes] = {}  # labels of the file
         self.ahead: list[int] = []
         self.epoch = os.urandom(EPOCH_BYTES)
         self.is_intact = True
@@ -112,6 +116,9 @@ class Index:
                 self.epoch, self.ahead = epoch, _unpacked(ahead)
             else:
                 self.is_intact = False
+            labels = self._connection.execute("SELECT namespace_id, label FROM labels").fetchall()
+            self._written = {key: label for key, label in labels if isinstance(key, bytes) and isinstance(label, bytes)}
+            self.labels = self._written.copy()
             for fields in self._connection.execute("SELECT slot, name, parent, namespace_id, used, hint FROM blocks"):
                 row = Row(*fields)
                 if row.is_sound():
@@ -146,6 +153,8 @@ class Index:
         fields = (self._fingerprint, self._sealed_bytes, self.epoch, _packed(self.ahead))
         self._connection.execute("INSERT INTO store VALUES (?, ?, ?, ?)", fields)
         self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._written = {}
+        self._written = self._write_labels()
         self._connection.execute("COMMIT")
         self.is_intact = True
 
@@ -176,13 +185,22 @@ class Index:
             self._connection.executemany("DELETE FROM blocks WHERE slot = ?", ((slot,) for slot in deleted))
             self._connection.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
             self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", added)
+            written = self._write_labels()
             execute("UPDATE store SET epoch = ?, ahead = ?", (epoch, _packed(ahead)))
             execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 execute("ROLLBACK")
             raise
-        self.epoch, self.ahead = epoch, list(ahead)
+        self.epoch, self.ahead, self._written = epoch, list(ahead), written
+
+    def _write_labels(self) -> dict[bytes, bytes]:
+        """Write the labels that have changed; returns all."""
+        labels = self.labels.copy()
+        gone, new = self._written.keys() - labels.keys(), labels.items() - self._written.items()
+        self._connection.executemany("DELETE FROM labels WHERE namespace_id = ?", ((key,) for key in gone))
+        self._connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?)", new)
+        return labels
 
     def truncate_log(self) -> None:
         """Move the write-ahead log into the file and empty it: no deleted row is left in either.

@@ -164,6 +164,7 @@ class DiskLevel:
                 self._tree.touch([row.name])
                 self._unlisted.append(row.name)
         self._slots.free = [slot for slot in range(self._slots.num_slots - 1, -1, -1) if slot not in taken]
+        self._index.labels = {key: label for key, label in self._index.labels.items() if key in self.namespace_ids()}
         if len(sound) < len(rows) or not self._index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
@@ -254,6 +255,9 @@ class DiskLevel:
                 if entry.parent in gone:
                     gone.add(name)
                     self._drop(name)
+        self._commit_now()
+
+    def _commit_now(self) -> None:
         if self._writing.acquire(timeout=ERASE_S):
             try:
                 if not self._is_closed:
@@ -301,6 +305,8 @@ class DiskLevel:
         """
         with self._lock:
             self._erased.update(namespace_ids)
+            for namespace_id in namespace_ids:
+                self._index.labels.pop(namespace_id, None)
             for name in [name for name, entry in self._tree.entries.items() if entry.namespace_id in self._erased]:
                 self._drop(name)
             self._num_erasures += 1
@@ -310,6 +316,17 @@ class DiskLevel:
             return not self._is_closed and self._attempt(self._mend)
         finally:
             self._writing.release()
+
+    def labels(self) -> dict[bytes, bytes]:
+        """What `label` has kept, by namespace id."""
+        return self._index.labels.copy()
+
+    def label(self, namespace_id: bytes, label: bytes) -> None:
+        """Keep some bytes with a namespace until it is erased: durable when it returns, but for a fault of the disk."""
+        with self._lock:
+            if namespace_id not in self._erased:
+                self._index.labels[namespace_id] = label
+        self._commit_now()
 
     def namespace_ids(self) -> set[bytes]:
         """Ids of all namespaces that have blocks here. O(blocks)."""

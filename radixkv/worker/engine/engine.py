@@ -171,7 +171,6 @@ class Engine:
         from radixkv.worker.storing.block_files import BlockFiles  # with its cipher only where it is used
 
         store.wake, store.on_erased = self.wake, self._erased
-        store.keys_of(DEFAULT_NAMESPACE)  # others are known by their first request
         sizes = (runner.pool.block_size, runner.max_model_len, runner.vocab_size)
         return BlockFiles(store, self._loop.stored, self._ask, *sizes)
 

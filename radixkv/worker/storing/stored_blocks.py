@@ -278,7 +278,7 @@ class StoredBlocks:
             wait = self._pool.fence()
             self._store.save(
                 [
-                    Unsaved(*held, row._replace(wait=wait), mask(held.keys, held.name, self._hashes[block_id]))
+                    Unsaved(*held, row._replace(wait=wait), mask(held.keys.hint_key, held.name, self._hashes[block_id]))
                     for (block_id, held), row in zip(chosen, rows, strict=True)
                 ]
             )

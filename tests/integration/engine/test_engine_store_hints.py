@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 from resp_servers import wait_until
-from stored_engine import BLOCK, ask, draw, open_store, serving
+from stored_engine import BLOCK, ask, draw, serving
 
-from radixkv import MatchResult, PoolShape, PrefixCache, connect, pack_tokens
-from radixkv.client import RemoteReader
-from radixkv.core.api import CacheHolder
-from radixkv.service import ServiceConfig, ServiceThread
+from radixkv import MatchResult
 from radixkv.stores.costs import PrefillCost, PrefillMeter
-from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 
 

@@ -32,6 +32,8 @@ class Point(NamedTuple):
     num_private_blocks: int
     num_evictable_blocks: int
     num_pinned_blocks: int
+    num_host_blocks: int
+    num_disk_blocks: int
     num_nodes: int
     num_sequences: int
     num_pins: int

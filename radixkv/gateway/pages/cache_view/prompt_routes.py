@@ -113,10 +113,15 @@ async def _ask(request: Request, call: Any) -> Any:
 
 @router.post("/match")
 async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
-    """Number of cached tokens of a prompt. Does not count as a use: recency is unchanged."""
+    """Number of cached tokens of a prompt, and of those after them on the worker's disk. Recency is unchanged."""
     tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
-    return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": found.num_tokens}
+    return {
+        "num_prompt_tokens": num_tokens(tokens),
+        "num_cached_tokens": found.num_tokens,
+        "num_host_tokens": found.num_host_tokens,
+        "num_disk_tokens": found.num_disk_tokens,
+    }
 
 
 @router.post("/explain")
@@ -127,6 +132,8 @@ async def explain(body: CachedPrompt, request: Request, context: CurrentContext)
     return {
         "num_prompt_tokens": told.num_prompt_tokens,
         "num_cached_tokens": told.num_tokens,
+        "num_host_tokens": told.num_host_tokens,
+        "num_disk_tokens": told.num_disk_tokens,
         "cause": told.cause,
         "wanted_token_ids": unpack_tokens(told.wanted),
         "found_token_ids": unpack_tokens(told.found),
