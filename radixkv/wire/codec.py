@@ -250,12 +250,12 @@ class OneOf:
 
 
 class _Enum(dict[Any, Any]):
-    """Values by their numbers, or the reverse. `name`: of the field. `values`: of the enum."""
+    """Values by their numbers, or the reverse. `name`: of the field. `known`: the values."""
 
-    def __init__(self, name: str, values: Collection[Any], items: dict[Any, Any]) -> None:
+    def __init__(self, name: str, known: Collection[Any], items: dict[Any, Any]) -> None:
         super().__init__(items)
         self.name = name
-        self.known = values
+        self.known = known
 
     def __missing__(self, given: Any) -> Any:
         *names, last = (value.name if isinstance(value, Enum) else value for value in self.known)
