@@ -294,7 +294,7 @@ class SetQuotaOp:
 
 @dataclass(frozen=True, slots=True)
 class HintOp:
-    """Tell of blocks below the pool; see `PrefixCache.hint`."""
+    """Report blocks below the pool; see `PrefixCache.hint`."""
 
     tier: Tier
     saved: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""What the disk level holds, as hints for the cache service: the hashes by which it names the same blocks.
+"""Hints for the cache service: blocks of the disk level, by the hashes that the service has of the same blocks.
 
 A hash shows which prompt a block belongs to. So on disk it lies masked under a key of the block's owner, and is noise once that
 is erased. The owner's name lies there too, sealed under the same key, so that a worker that starts knows whose blocks it has.
@@ -62,12 +62,12 @@ def _unmask(hint_key: bytes, name: bytes, hint: bytes) -> int:
 
 
 class DiskHints:
-    """Changes of a disk level that the service has not been told of. For any thread.
+    """Changes of a disk level that are not yet reported to the service. For any thread.
 
     Args:
         disk: the level; it reports its changes here from now on. keys: of its blocks.
         submit: runs a function soon, on another thread.
-        wake: called when there is something to tell.
+        wake: called when there is something to report.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DiskHints:
             self._submit(partial(self._list, {keys.id}))
 
     def tell_again(self) -> None:
-        """The service knows nothing of this pool: tell it of everything."""
+        """The service knows nothing of this pool: report everything."""
         self._submit(partial(self._list, set(self._owners)))
 
     def _list(self, ids: set[bytes]) -> None:

@@ -165,7 +165,7 @@ class Management(CacheState):
     def hint(
         self, tier: Tier, saved: Sequence[int] = (), lost: Sequence[int] = (), *, namespace: str = DEFAULT_NAMESPACE
     ) -> None:
-        """Tell of whole blocks that lie below the pool, by the hashes that events have: `saved` since, or `lost`.
+        """Report whole blocks that lie below the pool, by the hashes that events have: `saved` since, or `lost`.
 
         For `match`, `explain`, `usage`, `stats` and events. A hint is never relied on. A repeat is harmless. Hints are bounded
         (`hints.MAX_HINTS`); beyond, the owner with the most loses its oldest. O(1) per hash.

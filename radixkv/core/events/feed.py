@@ -43,7 +43,7 @@ class FeedEntry(NamedTuple):
 
 
 def hint_events(change: HintChange) -> Iterator[CacheEvent]:
-    """Blocks of a tier below the pool as events: hashes without tokens and block ids. The holder tells no more of them."""
+    """Blocks of a tier below the pool as events: hashes without tokens and block ids, since a holder reports no others."""
     for kind, hashes in (("removed", change.lost), ("stored", change.saved)):
         for start in range(0, len(hashes), MAX_EVENT_BLOCKS):
             part = hashes[start : start + MAX_EVENT_BLOCKS]

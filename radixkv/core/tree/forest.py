@@ -419,7 +419,7 @@ class Forest:
                 events.bound()
 
     def record_hinted(self, changes: Iterable[HintChange]) -> None:
-        """Record that the holder has told of blocks below the pool. O(1) each."""
+        """Record that hints have changed. O(1) each."""
         events = self.events
         for change in changes:
             if events.is_recording:

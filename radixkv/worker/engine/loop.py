@@ -305,7 +305,7 @@ class EngineLoop:
             answer.add_done_callback(lambda _: self._wake())
 
     def _tell_hints(self, stored: StoredBlocks) -> None:
-        """Tell the service of changes below the pool, by one Step at a time; an older one is told nothing."""
+        """Report changes below the pool, one Step at a time; a service of an earlier version gets none."""
         ops = stored.take_hints() if self._hinted.done() else []
         if not ops or _HINT not in getattr(self.holder, "features", (_HINT,)):
             return

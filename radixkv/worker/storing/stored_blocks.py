@@ -325,7 +325,7 @@ class StoredBlocks:
     # -- hints --------------------------------------------------------------------------------------------------------
 
     def take_hints(self) -> list[HintOp]:
-        """The next changes of the disk level that the service is to be told of."""
+        """The next changes of the disk level to be reported to the service."""
         return self._store.hints.take() if self._store.hints is not None else []
 
     def tell_again(self) -> None:
