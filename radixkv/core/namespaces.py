@@ -15,7 +15,16 @@ from hashlib import blake2b
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.validation import MAX_NAMESPACE_CHARS, check_unicode
 
-__all__ = ["MAX_SALT_CHARS", "adapter_of", "check_salt", "covers", "derived_namespace", "is_derived", "owner_of"]
+__all__ = [
+    "MAX_SALT_CHARS",
+    "adapter_of",
+    "check_salt",
+    "covers",
+    "derived_namespace",
+    "is_derived",
+    "owner_of",
+    "with_adapter",
+]
 
 MAX_SALT_CHARS = 256
 
@@ -46,13 +55,16 @@ def derived_namespace(owner: str, *, salt: str = "", adapter: str = "") -> str:
         bound = f"without {_SALT!r} and {_ADAPTER!r}, which set salts and adapters apart"
         raise InvalidArgumentError("namespace", owner, bound)
     check_salt(salt)
-    name = f"{owner}{_SALT}{_hash(owner, salt)}" if salt else owner
-    if adapter:
-        name += _ADAPTER + adapter
+    name = with_adapter(f"{owner}{_SALT}{_hash(owner, salt)}" if salt else owner, adapter)
     if len(name) > MAX_NAMESPACE_CHARS:
         bound = f"at most {MAX_NAMESPACE_CHARS} characters long with the marks of salt and adapter"
         raise InvalidArgumentError("namespace", owner, bound)
     return name
+
+
+def with_adapter(namespace: str, adapter: str) -> str:
+    """The namespace of an adapter's requests in a namespace without one; the same with an empty one."""
+    return f"{namespace}{_ADAPTER}{adapter}" if adapter else namespace
 
 
 def adapter_of(namespace: str) -> str:

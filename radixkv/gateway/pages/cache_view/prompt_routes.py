@@ -2,6 +2,7 @@
 
 POST   /v1/radixkv/match      number of cached tokens
 POST   /v1/radixkv/explain    where it diverges from the cache, and why
+POST   /v1/radixkv/tokens     its token ids, and the namespace where they are cached
 POST   /v1/radixkv/pins       pin its cached prefix
 DELETE /v1/radixkv/pins       end the longest pin that it begins with
 GET    /v1/radixkv/pins       the tenant's pins
@@ -18,17 +19,18 @@ from pydantic import Field
 from radixkv.client import RemoteReader
 from radixkv.core.api import DEFAULT_NAMESPACE, PinInfo
 from radixkv.core.errors import PinBudgetError, UnknownPoolError
-from radixkv.core.namespaces import derived_namespace
+from radixkv.core.namespaces import derived_namespace, with_adapter
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.conversation_service import service_of
+from radixkv.gateway.api.responses.cut import space_of
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.fields import ClosedModel, PlainObject, TokenIds
+from radixkv.gateway.protocol.fields import ClosedModel, Name, PlainObject, TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.options import CacheSalt, ModelName
@@ -45,12 +47,13 @@ _Result = TypeVar("_Result")
 
 
 class CachedPrompt(ClosedModel):
-    """A text, token ids, or messages as in a chat request; or a branch of a stored conversation."""
+    """A text, token ids, or messages as in a chat request; or a branch of a stored conversation; or a stored response."""
 
     model: ModelName | None = None
     prompt: str | TokenIds | None = None
     messages: ChatMessages | None = None
     branch: Branch | None = Field(None, description="With it, only `model` and `ttl_s` may be given.")
+    response: Name | None = Field(None, description="Its id: all up to the end of its reply. As with `branch`.")
     tools: ChatTools | None = None
     chat_template_kwargs: PlainObject | None = None
     cache_salt: CacheSalt = None
@@ -65,11 +68,15 @@ class PinnedPrompt(CachedPrompt):
 async def _place_of(body: CachedPrompt, request: Request, context: RequestContext) -> Place:
     backend, state = request.app.state.backend, request.app.state
     assert context.tenant is not None
-    if sum(each is not None for each in (body.prompt, body.messages, body.branch)) != 1:
-        message = "one of prompt, messages and branch must be given"
+    if sum(each is not None for each in (body.prompt, body.messages, body.branch, body.response)) != 1:
+        message = "one of prompt, messages, branch and response must be given"
         raise ApiError(400, message, code="invalid_value", param="prompt")
     if body.branch is not None:
+        _check_alone(body, "branch")
         return await _place_of_branch(body, body.branch, request, context.tenant)
+    if body.response is not None:
+        _check_alone(body, "response")
+        return await _place_of_response(body, body.response, request, context.tenant)
     owner = context.tenant.namespace or DEFAULT_NAMESPACE
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
@@ -86,10 +93,21 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
     return Place(tokens, derived_namespace(owner, salt=salt, adapter=model.adapter))
 
 
-async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant) -> Place:
+def _check_alone(body: CachedPrompt, given: str) -> None:
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
-            raise ApiError(400, f"{name} does not go with branch", code="invalid_value", param=name)
+            raise ApiError(400, f"{name} does not go with {given}", code="invalid_value", param=name)
+
+
+async def _place_of_response(body: CachedPrompt, response_id: str, request: Request, tenant: Tenant) -> Place:
+    stored = await request.app.state.store.context(tenant.namespace, response_id)
+    if not stored.tokens:
+        raise ApiError(400, "the token ids of this response are not known", code="invalid_value", param="response")
+    model = await served_model(request, body.model or stored.body["model"])
+    return Place(stored.tokens, with_adapter(space_of(stored, tenant.namespace or DEFAULT_NAMESPACE), model.adapter))
+
+
+async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant) -> Place:
     store = service_of(request).store
     conversation = await store.about(tenant.namespace, branch.conversation)
     path = await store.path(tenant.namespace, branch.conversation, branch.message)
@@ -140,6 +158,13 @@ async def explain(body: CachedPrompt, request: Request, context: CurrentContext)
         "num_siblings": told.num_siblings,
         "evicted": None if told.evicted is None else told.evicted._asdict(),
     }
+
+
+@router.post("/tokens")
+async def tokens(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Token ids of a prompt, and the namespace where they are cached, as the worker's own calls take them."""
+    place = await _place_of(body, request, context)
+    return {"token_ids": unpack_tokens(place.tokens), "cache_namespace": place.namespace}
 
 
 @router.post("/pins")
