@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from radixkv.core.api import HintOp
 from radixkv.core.namespaces import owner_of
 from radixkv.stores.keys import POINT_BYTES, NamespaceKeys, StoreKeys
+from radixkv.stores.leaf_first import Entry
 
 __all__ = ["HINT_BYTES", "DiskHints", "mask"]
 
@@ -31,18 +32,10 @@ _AT_ONCE = 1024
 """Changes of one Step: about 2 ms of the engine's thread."""
 
 
-class _Entry(Protocol):
-    @property
-    def namespace_id(self) -> bytes: ...
-
-    @property
-    def hint(self) -> bytes: ...
-
-
 class _Disk(Protocol):
     """A `DiskLevel`, as its hints use it."""
 
-    on_change: Callable[[bytes, _Entry, bool], None]
+    on_change: Callable[[bytes, Entry, bool], None]
 
     def list_blocks(self, namespace_ids: Collection[bytes]) -> None: ...
 
@@ -77,7 +70,7 @@ class DiskHints:
         self._submit = submit
         self._wake = wake
         self._owners: dict[bytes, tuple[str, bytes]] = {}  # name and hint key, by namespace id
-        self._changes: deque[tuple[bytes, _Entry, bool]] = deque()
+        self._changes: deque[tuple[bytes, Entry, bool]] = deque()
         disk.on_change = self._changed
         for namespace_id, label in disk.labels().items():
             hint_key = keys.hint_key(label[:POINT_BYTES])
@@ -104,7 +97,7 @@ class DiskHints:
         self._disk.list_blocks(ids)
         self._wake()
 
-    def _changed(self, name: bytes, entry: _Entry, is_saved: bool) -> None:
+    def _changed(self, name: bytes, entry: Entry, is_saved: bool) -> None:
         if entry.hint and entry.namespace_id in self._owners:
             self._changes.append((name, entry, is_saved))
             if len(self._changes) == 1:

@@ -44,7 +44,8 @@ class FeedEntry(NamedTuple):
 
 def hint_events(change: HintChange) -> Iterator[CacheEvent]:
     """Blocks of a tier below the pool as events: hashes without tokens and block ids, since a holder reports no others."""
-    for kind, hashes in (("removed", change.lost), ("stored", change.saved)):
+    kinds: tuple[tuple[CacheEventKind, array[int]], ...] = (("removed", change.lost), ("stored", change.saved))
+    for kind, hashes in kinds:
         for start in range(0, len(hashes), MAX_EVENT_BLOCKS):
             part = hashes[start : start + MAX_EVENT_BLOCKS]
             yield CacheEvent(0, kind, change.owner, 0, b"", array("i"), part, None, change.tier)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 import pytest
 
@@ -113,7 +114,11 @@ def test_a_hint_that_changes_while_a_snapshot_is_read_ends_right() -> None:
     cache.hint("disk", hashes(5))
     reader = cache.subscribe_events()
     seen: set[int] = set()
-    changes = [lambda: cache.hint("disk", lost=hashes(2)), lambda: cache.hint("host", hashes(1)), lambda: None]
+    changes: list[Callable[[], None]] = [
+        lambda: cache.hint("disk", lost=hashes(2)),
+        lambda: cache.hint("host", hashes(1)),
+        lambda: None,
+    ]
     for change in changes * 4:
         for kind, tier, _, names in told(reader.take(1)):
             if tier == "disk":
