@@ -96,8 +96,8 @@ def _find(options: argparse.Namespace) -> tuple[Any, str]:
     given = {name: getattr(options, name) for name in ("response", "branch") if getattr(options, name) is not None}
     if not given:
         return read_prompt(options), options.namespace or DEFAULT_NAMESPACE
-    [name, *others] = [*given, *(other for other in ("text", "namespace") if getattr(options, other) is not None)]
-    if others or options.prompt:
+    name = next(iter(given))
+    if len(given) > 1 or options.prompt or options.text is not None or options.namespace is not None:
         raise InvalidArgumentError(f"--{name}", given[name], "given without another prompt and --namespace")
     if name == "branch":
         conversation, _, message = options.branch.partition("/")
