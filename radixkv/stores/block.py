@@ -19,5 +19,5 @@ class SealedBlock(NamedTuple):
     name: bytes
     parent: bytes
     namespace_id: bytes
-    sealed: bytes
+    sealed: bytes | bytearray
     hint: bytes = b""

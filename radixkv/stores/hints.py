@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from radixkv.core.api import HintOp
 from radixkv.core.namespaces import owner_of
-from radixkv.stores.keys import POINT_BYTES, NamespaceKeys, StoreKeys
+from radixkv.stores.keys import NamespaceKeys, StoreKeys
 from radixkv.stores.leaf_first import Entry
 
 __all__ = ["HINT_BYTES", "DiskHints", "mask"]
@@ -35,7 +35,7 @@ _AT_ONCE = 1024
 class _Disk(Protocol):
     """A `DiskLevel`, as its hints use it."""
 
-    on_change: Callable[[bytes, Entry, bool], None]
+    def follow(self, on_change: Callable[[bytes, Entry, bool], None]) -> None: ...
 
     def list_blocks(self, namespace_ids: Collection[bytes]) -> None: ...
 
@@ -71,10 +71,10 @@ class DiskHints:
         self._wake = wake
         self._owners: dict[bytes, tuple[str, bytes]] = {}  # name and hint key, by namespace id
         self._changes: deque[tuple[bytes, Entry, bool]] = deque()
-        disk.on_change = self._changed
+        disk.follow(self._changed)
         for namespace_id, label in disk.labels().items():
-            hint_key = keys.hint_key(label[:POINT_BYTES])
-            owner = None if hint_key is None else _open(hint_key, namespace_id, label[POINT_BYTES:])
+            hint_key = keys.hint_key(namespace_id)
+            owner = None if hint_key is None else _open(hint_key, namespace_id, label)
             if hint_key is not None and owner is not None:
                 self._owners[namespace_id] = owner, hint_key
         self.tell_again()
@@ -86,7 +86,7 @@ class DiskHints:
             self._owners[keys.id] = owner, keys.hint_key
             nonce = os.urandom(_NONCE_BYTES)
             sealed = AESGCM(keys.hint_key).encrypt(nonce, owner.encode(), keys.id)
-            self._submit(partial(self._disk.label, keys.id, keys.point + nonce + sealed))
+            self._submit(partial(self._disk.label, keys.id, nonce + sealed))
             self._submit(partial(self._list, {keys.id}))
 
     def tell_again(self) -> None:

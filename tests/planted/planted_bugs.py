@@ -35,7 +35,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "what was cleared matches again after a restart that comes before the answer it stands behind",
         "client/session.py",
-        "        while self._journal:\n            self._note(self._journal.popleft()[1])\n",
+        "        while self._journal:\n            self._note(*self._journal.popleft()[1:])\n",
         "        self._journal.clear()\n",
         (
             "stateful/test_clear_at_restart.py::"
@@ -319,8 +319,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block that a verification has overwritten is saved under its old name",
         "worker/storing/stored_blocks.py",
-        "                self._held[block_id] = None\n        return self._runner.forward(rows)",
-        "                pass\n        return self._runner.forward(rows)",
+        "            self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])",
+        "            pass",
         (
             "integration/engine/test_engine_store.py::test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name",
         ),
@@ -352,8 +352,78 @@ PLANTED_BUGS = (
     PlantedBug(
         "a namespace's leaf is found again after its erasure",
         "stores/keys.py",
-        "state.cover.puncture(point), state.erased_ids | {erased_id}",
-        "state.cover, state.erased_ids | {erased_id}",
+        "_State(state.secret, state.cover.puncture(point))",
+        "_State(state.secret, state.cover)",
         ("unit/stores/test_keys.py",),
+    ),
+    PlantedBug(
+        "drafted tokens are published as computed",
+        "worker/scheduling/scheduler.py",
+        "branch.num_computed, branch.last_ran = end, turn",
+        "branch.num_computed, branch.last_ran = end + len(branch.draft), turn",
+        ("integration/engine/test_engine_speculation.py::test_only_accepted_tokens_are_published",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a stop within a draft is looked for once a step",
+        "worker/engine/step.py",
+        "            elif taken.reason is not None:\n",
+        "            elif taken.reason is not None and not is_drafted:\n",
+        ("integration/engine/test_engine_speculation.py::test_a_stop_string_ends_the_reply_at_every_place_of_a_draft",),
+    ),
+    PlantedBug(
+        "drafted positions are drawn without what the reply forbids",
+        "worker/engine/step.py",
+        "sampler_row(draw.branch) for draw in draws]",
+        "sampler_row(draw.branch)._replace(**({'adjustment': None} if draw.depth else {})) for draw in draws]",
+        (
+            "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[penalties]",
+            "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[JSON schema]",
+        ),
+    ),
+    PlantedBug(
+        "drafted positions are drawn by the chance of the first one",
+        "worker/engine/step.py",
+        "sampler_row(draw.branch) for draw in draws]",
+        "sampler_row(draw.branch)._replace(position=len(draw.branch.tokens) - draw.depth) for draw in draws]",
+        ("integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[drawn]",),
+    ),
+    PlantedBug(
+        "a grammar is advanced by a token that was drafted and not drawn",
+        "worker/engine/step.py",
+        "            taken = generation.take(branch, token)\n",
+        "            taken = generation.take(branch, token)\n"
+        "            if draw.depth < len(branch.draft) and not is_drafted and generation.sampling.grammar:\n"
+        "                generation.replies[branch.index]._matcher.take(branch.draft[draw.depth])\n",
+        ("integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[expression]",),
+    ),
+    PlantedBug(
+        "replies are drafted from any namespace",
+        "worker/speculation/sources.py",
+        "replies = self._replies.get(generation.namespace)\n",
+        "replies = next(iter(self._replies.values()), None)\n",
+        ("integration/engine/test_engine_speculation.py::test_a_reply_is_drafted_in_its_namespace_alone",),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a reply that runs at a clear is drafted from later",
+        "worker/speculation/sources.py",
+        "_is_shared(generation) and generation.generation_id not in self._cleared",
+        "_is_shared(generation)",
+        ("integration/engine/test_engine_speculation.py::test_a_reply_that_runs_at_a_clear_is_not_kept",),
+    ),
+    PlantedBug(
+        "a draft is longer than its branch's room",
+        "worker/speculation/drafter.py",
+        "return min(self._settings.num_tokens, branch.room - len(branch.tokens))",
+        "return self._settings.num_tokens",
+        ("unit/worker/speculation/test_drafter.py::test_a_draft_ends_before_what_is_no_token_and_within_the_room",),
+    ),
+    PlantedBug(
+        "branches that read a prefix at once are drafted",
+        "worker/speculation/drafter.py",
+        "if readers[block_id] > 1}",
+        "if readers[block_id] > 9}",
+        ("unit/worker/speculation/test_drafter.py::test_branches_that_read_a_long_common_prefix_draft_nothing",),
     ),
 )

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from radixkv.worker.model.model import ModelRunner
 
 __all__ = ["fingerprint_of", "weights_digest"]
 
+_LOG = logging.getLogger(__name__)
+
 _VERSION = 1
 """Of the meaning of a block's bytes; a change of kernels that changes them raises it."""
 
@@ -29,14 +34,30 @@ _CONFIGURATIONS = {"config.json", "adapter_config.json"}
 _KNOWN = "weight-digests.json"
 _MAX_KNOWN = 256
 
+_PART_BYTES = 16 << 20
+"""A file is read in parts by several threads; its digest is that of the parts' digests."""
 
-def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) -> bytes:
-    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`."""
+_REPORT_S = 1.0
+
+
+def fingerprint_of(
+    runner: ModelRunner,
+    model: Path,
+    *,
+    is_deterministic: bool,
+    rounding: str = "",
+    report: Callable[[str], None] = lambda _line: None,
+) -> bytes:
+    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`.
+
+    Args:
+        rounding: format and layout of blocks rounded at rest; empty: they are stored as they are.
+    """
     pool = runner.pool
     caches = [(str(cache.layout), [(list(t.shape[1:]), str(t.dtype)) for t in cache.tensors]) for cache in pool.caches]
     facts: dict[str, object] = {
         "version": _VERSION,
-        "weights": weights_digest(model).hex(),
+        "weights": weights_digest(model, report).hex(),
         "quantization": runner.quantization,
         "dtype": str(runner.dtype),
         "kv_dtype": runner.kv_dtype,
@@ -45,10 +66,14 @@ def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) 
         "native": runner.is_native,
         "device": runner.device.type,
     }
+    if rounding:
+        facts["stored"] = rounding
     if is_deterministic:  # what changes the last bits, too
         library = native_library()
         is_cpu = runner.device.type == "cpu"
-        facts["threads"] = torch.get_num_threads()
+        if not runner.is_native:  # torch's libraries may sum differently; the native decoder does not
+            facts["threads"] = torch.get_num_threads()
+            _LOG.info("deterministic: blocks are found again by workers with %d threads", facts["threads"])
         facts["kernels"] = None if library is None else Path(library._name).name
         facts["torch"] = torch.__version__
         facts["processor"] = (
@@ -57,8 +82,9 @@ def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) 
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
-def weights_digest(model: Path) -> bytes:
-    """SHA-256 of a model's files. `model`: a folder, a GGUF file, or the id of a model that the hub's cache has.
+def weights_digest(model: Path, report: Callable[[str], None] = lambda _line: None) -> bytes:
+    """SHA-256 of a model's files. `model`: a folder, a GGUF file, or the id of a model that the hub's cache has. `report` gets
+    a line each second that reading them takes.
 
     A file is read again only if it is another file, or its size or a time of it differs from the last time. Times of writing
     alone would not do: in many images all are the same.
@@ -70,13 +96,30 @@ def weights_digest(model: Path) -> bytes:
     known = _read_known()
     for path in _files(model):
         status = path.stat()
-        key = f"{path.resolve()}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+        key = (
+            f"{path.resolve()}|{_PART_BYTES}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+        )
         if key not in known:
-            with path.open("rb") as file:
-                known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            known[key] = _digest_of(path, status.st_size, report)
             _keep_known(known)
         digest.update(path.name.encode() + b"\0" + bytes.fromhex(known[key]))
     return digest.digest()
+
+
+def _digest_of(path: Path, size_bytes: int, report: Callable[[str], None]) -> str:
+    digest, reported_s = hashlib.sha256(), time.monotonic()
+    with path.open("rb") as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+
+        def digest_part(start: int) -> bytes:
+            return hashlib.sha256(os.pread(file.fileno(), _PART_BYTES, start)).digest()
+
+        starts = range(0, size_bytes, _PART_BYTES)
+        for start, part in zip(starts, threads.map(digest_part, starts), strict=True):
+            digest.update(part)
+            if time.monotonic() - reported_s > _REPORT_S:
+                reported_s = time.monotonic()
+                report(f"digest of {path.name}, once: {start / size_bytes:.0%}")
+    return digest.hexdigest()
 
 
 def _files(model: Path) -> Iterator[Path]:

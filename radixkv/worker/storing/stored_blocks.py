@@ -4,7 +4,8 @@
     handed out   an answer gives a block to a sequence: its unsaved content is copied to a row first
     idle         unsaved blocks are saved, the oldest first, at a bounded rate; in a busy worker in a share of its time
     drain        the rest, when the worker stops
-    opened       a branch awaits the blocks of its history that the store has; other branches run meanwhile
+    opened       a branch gets the blocks of its history that the host level has, and awaits those of the other levels; other
+                 branches run meanwhile
 
 Names depend on content alone, so they outlive evictions, leases and cache services. A block that has not come in the time that
 computing would take is computed; one that comes later is used where computing has not reached it. Of the engine's thread.
@@ -29,9 +30,10 @@ from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.stats import EngineCounters
 from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.hints import mask
+from radixkv.stores.host import Kept, Row
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
-from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
+from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner
@@ -91,20 +93,19 @@ class _Loading(NamedTuple):
 
 
 class StoringRunner:
-    """A runner whose writes take the names of blocks away."""
+    """A runner that reports which blocks it is going to write."""
 
-    def __init__(self, runner: Runner, held: list[_Held | None]) -> None:
+    def __init__(self, runner: Runner, overwritten: Callable[[Sequence[int]], None]) -> None:
         self.vocab_size = runner.vocab_size
         self.max_model_len = runner.max_model_len
         self.eos_token_ids = runner.eos_token_ids
         self.pool = runner.pool
         self._runner = runner
-        self._held = held
+        self._overwritten = overwritten
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out block copies."""
-        for op in ops:
-            self._held[op.dst] = None
+        self._overwritten([op.dst for op in ops])
         self._runner.carry_out(ops)
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
@@ -112,8 +113,7 @@ class StoringRunner:
         size = self.pool.block_size
         for row in rows:
             end = row.start + len(row.token_ids)
-            for block_id in row.block_table[max(row.start, row.num_stored) // size : -(-end // size)]:
-                self._held[block_id] = None
+            self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])
         return self._runner.forward(rows)
 
 
@@ -147,7 +147,7 @@ class StoredBlocks:
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
         self._hashes = array("Q", bytes(8 * pool.num_blocks))  # by which the service names what is held
-        self.runner = StoringRunner(runner, self._held)
+        self.runner = StoringRunner(runner, self._overwritten)
         self._unsaved: dict[int, None] = {}  # blocks, the oldest first
         self._loading: list[_Loading] = []
         self._next_save_s = -math.inf
@@ -173,6 +173,12 @@ class StoredBlocks:
             self._name(branch, max(start, branch.num_stored) // self._block_size, end // self._block_size)
             if branch.loaded:
                 self._skip_loaded(branch)
+
+    def advanced(self, branch: Branch) -> None:
+        """A position that was run ahead of its token counts as computed: a block that it fills has a name."""
+        end, num_left = divmod(branch.num_computed, self._block_size)
+        if not num_left:
+            self._name(branch, end - 1, end)
 
     def timed(self, batch_s: float) -> None:
         """The rows launched last took so long: measure their prompts' part."""
@@ -223,6 +229,9 @@ class StoredBlocks:
     def handed_out(self, block_ids: Sequence[int]) -> None:
         """Sequences are going to write these blocks: save what they hold, before anything queued later on the device."""
         self._own = set(block_ids)
+        self._overwritten(block_ids)
+
+    def _overwritten(self, block_ids: Sequence[int]) -> None:
         unsaved: list[tuple[int, _Held]] = []
         for block_id in block_ids:
             held = self._held[block_id]
@@ -230,8 +239,9 @@ class StoredBlocks:
                 self._held[block_id] = None
                 if not self._store.is_saved(held.name):
                     unsaved.append((block_id, held))
-        if unsaved:
-            self._counters.num_saves_left_out += len(unsaved) - self._save(unsaved)
+        while unsaved and (num_saved := self._save(unsaved)):
+            del unsaved[:num_saved]
+        self._counters.num_saves_left_out += len(unsaved)
 
     def save_some(self, batch_s: float | None) -> None:
         """Save blocks now, if it is time. `batch_s`: time of the batch that ran in this round; None: the worker is idle."""
@@ -253,11 +263,11 @@ class StoredBlocks:
         """Save all that is left, before the worker stops. Loads are given up."""
         for one in self._loading:
             one.load.is_cancelled = True
-            self._store.give_back([block.row for block in one.load.take()])
+            self._store.host.give_back([block.row for block in one.load.take()])
         until_s = self._clock() + _DRAIN_S
-        while self._unsaved and self._clock() < until_s:
-            if not self._save(self._take_unsaved(_SAVED_AT_ONCE)):
-                self._store.flush(max(0.0, until_s - self._clock()))
+        while self._store.is_sealed and self._unsaved and self._clock() < until_s:
+            if not self._save(self._take_unsaved(_SAVED_AT_ONCE)) and not self._store.flush(until_s - self._clock()):
+                return
 
     def _take_unsaved(self, count: int) -> list[tuple[int, _Held]]:
         """The next blocks to save, as many as there are rows."""
@@ -307,20 +317,20 @@ class StoredBlocks:
         Where it ends within a block, what is stored of its siblings in that block goes, too.
         """
         keys = self._store.keys.of(entry.namespace)
-        parent = self._store.root(keys, adapter_of(entry.namespace))
-        names = [parent, *names_of(keys, parent, entry.tokens, self._block_bytes)]
+        root = self._store.root(keys, adapter_of(entry.namespace))
+        names = [root, *names_of(keys, root, entry.tokens, self._block_bytes)]
         is_whole = len(names) > 1 and len(entry.tokens) % self._block_bytes == 0
         kept = {held.name for block_id in entry.kept if (held := self._held[block_id]) is not None}
-        gone = {names[-2] if is_whole and names[-1] not in kept else names[-1]}
-        below = {held.name: held for held in self._held if held is not None and held.name not in kept}
-        while found := [name for name, held in below.items() if held.parent in gone]:
-            gone.update(found)
-            for name in found:
-                del below[name]
+        gone = [names[-2] if is_whole and names[-1] not in kept else names[-1]]
+        below: dict[bytes, list[tuple[int, bytes]]] = {}
         for block_id, held in enumerate(self._held):
-            if held is not None and held.parent in gone and held.name not in kept:
+            if held is not None and held.name not in kept:
+                below.setdefault(held.parent, []).append((block_id, held.name))
+        for parent in gone:
+            for block_id, name in below.pop(parent, ()):
                 self._held[block_id] = None
-        self._store.drop(list(gone))
+                gone.append(name)
+        self._store.drop(keys.id, gone)
 
     # -- hints --------------------------------------------------------------------------------------------------------
 
@@ -367,6 +377,11 @@ class StoredBlocks:
         if first >= end:
             return
         keys, names = self._names(branch, first, end)
+        if rows := self._store.host.find(names[1:]):
+            self._fill(branch, list(enumerate(rows, first)), names, first, keys)
+            self._store.host.give_back(rows, self._pool.fence())
+            first += len(rows)
+            names = names[len(rows) :]
         num_on_disk = self._store.count_on_disk(names[1:])
         self._load(branch, first, names[: num_on_disk + 1], keys, is_remote=False)
         if self._store.remote is not None:
@@ -399,17 +414,18 @@ class StoredBlocks:
         branch.is_loading |= idle_s > 0
 
     def find_stored(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> StoredPrefix:
-        """Tokens of whole blocks, after the cached tokens, on the disk level, up to the first that is missing. Any thread."""
+        """Whole blocks' tokens, after the cached ones, on host and disk level, up to the first that is missing. Any thread."""
         if self._store.is_clearing(namespace):
             return StoredPrefix()
         keys = self._store.keys_of(namespace)
         names = names_of(keys, self._store.root(keys, adapter_of(namespace)), tokens, self._block_bytes)
         first = -(-num_cached_tokens // self._block_size)
-        num_blocks = self._store.count_on_disk(names[first:])
+        num_in_host = self._store.host.count(names[first:])
+        num_on_disk = self._store.count_on_disk(names[first + num_in_host :])
+        num_blocks = num_in_host + num_on_disk
         choice = self._choose(num_blocks, first)
-        return StoredPrefix(
-            num_blocks * self._block_size, choice.load_s, choice.compute_s, choice.kind.value if num_blocks else ""
-        )
+        load_s, way = (choice.load_s, choice.kind.value) if num_on_disk else (0.0, "load" if num_in_host else "")
+        return StoredPrefix(num_blocks * self._block_size, load_s, choice.compute_s, way)
 
     def _choose(self, num_blocks: int, first: int) -> Choice:
         """How to get so many blocks of the disk level, from index `first` on."""
@@ -446,24 +462,41 @@ class StoredBlocks:
 
     def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
         branch = one.branch
-        useful: list[tuple[int, Landed]] = []
+        useful: list[tuple[int, Row]] = []
         for block in landed:
             start = one.indices[block.place] * self._block_size
             is_next = branch.num_computed == one.start and start + self._block_size > one.start
             if is_wanted and (is_next or start >= branch.num_computed):
-                useful.append((one.indices[block.place], block))
-                branch.loaded.add(start)
+                useful.append((one.indices[block.place], block.row))
         if useful:
-            block_ids = [branch.block_table[index] for index, _ in useful]
-            self._pool.load([block.row.slot for _, block in useful], block_ids)
-            for block_id, (index, _) in zip(block_ids, useful, strict=True):
-                parent, name = one.chain[index - one.first : index - one.first + 2]
-                self._held[block_id] = _Held(name, parent, one.load.keys)
-            self._counters.num_store_loaded_blocks += len(useful)
-            self._skip_loaded(branch)
-        wait = self._pool.fence()
-        self._store.give_back([block.row._replace(wait=wait) for block in landed])
+            self._fill(branch, useful, one.chain, one.first, one.load.keys)
+        host, keys_id = self._store.host, one.load.keys.id
+        if host.num_kept:
+            places = [one.indices[block.place] - one.first for block in landed]
+            chain = one.chain
+            host.keep(
+                [Kept(chain[at + 1], chain[at], keys_id, block.row) for at, block in zip(places, landed, strict=True)]
+            )
+        host.give_back([block.row for block in landed], self._pool.fence())
         return bool(useful)
+
+    def _fill(
+        self,
+        branch: Branch,
+        blocks: Sequence[tuple[int, Row]],
+        chain: Sequence[bytes],
+        first: int,
+        keys: NamespaceKeys,
+    ) -> None:
+        """Copy rows into blocks of a branch, by their index in its table. `chain`, `first`: as in `_Loading`."""
+        block_ids = [branch.block_table[index] for index, _ in blocks]
+        self._pool.load([row.slot for _, row in blocks], block_ids)
+        for block_id, (index, _) in zip(block_ids, blocks, strict=True):
+            parent, name = chain[index - first : index - first + 2]
+            self._held[block_id] = _Held(name, parent, keys)
+            branch.loaded.add(index * self._block_size)
+        self._counters.num_store_loaded_blocks += len(blocks)
+        self._skip_loaded(branch)
 
     def _skip_loaded(self, branch: Branch) -> None:
         """Count loaded blocks that follow the computed positions as computed."""

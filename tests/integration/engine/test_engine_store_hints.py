@@ -60,7 +60,7 @@ def test_a_worker_that_comes_back_tells_what_lies_on_its_disk(tmp_path: Path, is
         assert hinted(engine).keys() == {"default", "tenant"}
         if is_killed:
             disk = engine.store.disk  # type: ignore[attr-defined]
-            disk.close = lambda: (disk._index.close(), disk._folder.unlock())  # commits nothing
+            disk.close = lambda: (disk._table.index.close(), disk._folder.unlock())  # commits nothing
     with serving(tmp_path) as engine:
         wait_until(lambda: is_told(engine))
         for (owner, salt), prompt in prompts.items():
@@ -114,7 +114,7 @@ def test_a_block_that_the_disk_evicts_or_that_does_not_open_is_lost(tmp_path: Pa
             assert engine.store.flush(10)  # type: ignore[attr-defined]
         disk = engine.store.disk  # type: ignore[attr-defined]
         wait_until(lambda: disk.stats().num_evicted > 0 and is_told(engine))
-        disk.forget(next(iter(disk._tree.entries)))
+        disk.forget(next(iter(disk._table.tree.entries)))
         wait_until(lambda: is_told(engine))
 
 

@@ -16,8 +16,9 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.planner import PlanError
+from radixkv.worker import pool_size
 from radixkv.worker.memory import DeviceMemory
-from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.pool_size import CPU_MOST_BYTES, PoolWish, plan_pool
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -98,6 +99,22 @@ def test_a_larger_batch_takes_more_activations(runner: ModelRunner) -> None:
     assert large > 65_536 * (32 + 2 * 48) * 4
 
 
+def test_where_contexts_are_split_over_the_chip_the_longest_ones_are_measured(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ModelRunner(folder, num_blocks=None, dtype="float32", device="cpu")
+    seen = []
+
+    def forward(rows: list[ForwardRow]) -> None:
+        seen.append([(len(row.token_ids), row.start + len(row.token_ids)) for row in rows])
+
+    monkeypatch.setattr(runner, "forward", forward)
+    monkeypatch.setattr(pool_size, "splits_contexts", lambda _: True)
+    monkeypatch.setattr(pool_size, "peak_of", lambda run, _: run() or 0)
+    plan_pool(runner, PoolWish(), limits(), having(8000 * MIB, 7600 * MIB))
+    assert seen == [[(64, 64)], [(64, MODEL_LEN)], [(1, MODEL_LEN)] * 4]
+
+
 def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunner) -> None:
     plan = plan_pool(runner, PoolWish(), limits(), having(2**40, 2**39))
     assert not hasattr(runner, "pool")
@@ -125,7 +142,7 @@ def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunn
             r"--max-model-len 256 needs 16 blocks of 16 tokens and 15 fit: lower it to 240 or raise --kv-memory",
         ),
         (PoolWish(num_blocks=15, kv_bytes=100), having(2**40, 2**39), "both set the pool's size"),
-        (PoolWish(swap_bytes=1 << 20), having(2**40, 2**39), "with --preemption swap only"),
+        (PoolWish(host_bytes=1 << 20), having(2**40, 2**39), "a block store or --preemption swap only"),
     ],
 )
 def test_what_does_not_fit_or_go_together_says_what_would(
@@ -143,7 +160,7 @@ def test_what_does_not_fit_or_go_together_says_what_would(
         (PoolWish(num_blocks=0), "num_blocks"),
         (PoolWish(block_size=0), "block_size"),
         (PoolWish(kv_bytes=0), "kv_memory"),
-        (PoolWish(swap_bytes=-1), "swap_space"),
+        (PoolWish(host_bytes=-1), "host_cache"),
     ],
 )
 def test_a_wish_outside_its_bound_is_named_before_a_model_is_loaded(wish: PoolWish, argument: str) -> None:
@@ -151,16 +168,21 @@ def test_a_wish_outside_its_bound_is_named_before_a_model_is_loaded(wish: PoolWi
         wish.check(SchedulerLimits())
 
 
-def test_swap_space_is_whole_blocks_and_no_more_than_can_be_swapped(runner: ModelRunner) -> None:
+def test_host_memory_is_whole_blocks_and_without_a_store_no_more_than_can_be_swapped(runner: ModelRunner) -> None:
     swap = limits(preemption="swap")
     block_bytes = runner.token_bytes * BLOCK_SIZE
-    exact = plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=5 * block_bytes + 1), swap)
+    exact = plan_pool(runner, PoolWish(num_blocks=8, host_bytes=5 * block_bytes + 1), swap)
     assert exact.num_host_blocks == 5
-    assert "swap" in str(exact)
+    assert "host memory" in str(exact)
     assert plan_pool(runner, PoolWish(num_blocks=8), swap).num_host_blocks == 4 * MODEL_LEN // BLOCK_SIZE
-    assert plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=0), swap).num_host_blocks == 0
-    with pytest.raises(PlanError, match=r"--swap-space 1\.00 PiB is more than"):
-        plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=2**50), swap)
+    for wish in (PoolWish(num_blocks=8), PoolWish(num_blocks=8, has_store=True)):
+        assert plan_pool(runner, wish, limits()).num_host_blocks == 0, "on a CPU the page cache is this level"
+    large = PoolWish(num_blocks=8, host_bytes=1000 * block_bytes, has_store=True)
+    assert plan_pool(runner, large, limits()).num_host_blocks == 1000
+    with pytest.raises(PlanError, match=r"--host-cache 1 B is less than the .* of a block: raise it"):
+        plan_pool(runner, PoolWish(num_blocks=8, host_bytes=1, has_store=True), limits())
+    with pytest.raises(PlanError, match=r"--host-cache 1\.00 PiB is more than"):
+        plan_pool(runner, PoolWish(num_blocks=8, host_bytes=2**50), swap)
 
 
 # -- a whole worker ---------------------------------------------------------------------------------------------------
