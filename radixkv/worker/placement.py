@@ -21,7 +21,10 @@ def choose_device(device: str) -> torch.device:
         raise InvalidArgumentError("device", device, "auto, cpu, or cuda")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidArgumentError("device", device, "cpu on this machine, where torch finds no CUDA device")
-    return torch.empty(0, device=device).device  # as tensors there have it: "cuda" is "cuda:0"
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and chosen.index is None:  # a tensor's device always has an index
+        return torch.device("cuda", torch.cuda.current_device())
+    return chosen
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
