@@ -67,7 +67,7 @@ class KeptChats:
         parsed = gateway_url(url, credentials)
         self._url = url
         self._credentials = credentials
-        self._base = str(parsed.join("/v1/radixkv/conversations"))
+        self._base = str(parsed.join("/v1/radixkv"))
         self._tls = ssl.create_default_context(cafile=credentials.ca_file) if parsed.scheme == "https" else False
 
     def latest(self) -> list[KeptTitle]:
@@ -75,14 +75,14 @@ class KeptChats:
         page = self.call("GET", f"?limit={NUM_LISTED}")["conversations"]
         return [KeptTitle(each["id"], each["title"], each["num_messages"]) for each in page]
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        """One request below the conversations' path. Returns the answer's JSON."""
+    def call(self, method: str, path: str, body: Any = None, *, below: str = "/conversations") -> Any:
+        """One request below the conversations' path, or another of radixkv's own. Returns the answer's JSON."""
         token = self._credentials.read_token()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         try:
             answer = httpx.request(
                 method,
-                self._base + path,
+                self._base + below + path,
                 json=body,
                 headers=headers,
                 verify=self._tls,

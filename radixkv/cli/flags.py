@@ -13,6 +13,7 @@ from radixkv.core.eviction import DEFAULT_POLICY, POLICIES
 from radixkv.service.quotas import Quota
 
 __all__ = [
+    "DEFAULT_GATEWAY",
     "DEFAULT_SERVICE_ADDRESS",
     "DEFAULT_WORKER_ADDRESS",
     "add_cache_flags",
@@ -28,6 +29,7 @@ __all__ = [
 
 DEFAULT_SERVICE_ADDRESS = "127.0.0.1:50051"
 DEFAULT_WORKER_ADDRESS = "127.0.0.1:50052"
+DEFAULT_GATEWAY = "http://127.0.0.1:8000"
 _STARTED_S = time.monotonic()
 
 

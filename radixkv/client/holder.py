@@ -15,11 +15,13 @@ from radixkv.client.session import HolderSession
 from radixkv.client.stream import StepStream
 from radixkv.core import validation
 from radixkv.core.api import (
+    DEFAULT_NAMESPACE,
     AcquireOptions,
     AcquireResult,
     ExtendOp,
     ExtendResult,
     ForkOp,
+    HintOp,
     InsertOp,
     Notice,
     Pending,
@@ -27,6 +29,7 @@ from radixkv.core.api import (
     ReleaseOp,
     StepOp,
     StepResult,
+    Tier,
 )
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownPoolError
 from radixkv.core.tokens import TokensLike, pack_tokens
@@ -125,6 +128,12 @@ class RemoteHolder(RemoteReader):
     def release(self, seq_id: int, keep: bool = True) -> None:
         """See `PrefixCache.release`."""
         self._one(ReleaseOp(seq_id, keep))
+
+    def hint(
+        self, tier: Tier, saved: Sequence[int] = (), lost: Sequence[int] = (), *, namespace: str = DEFAULT_NAMESPACE
+    ) -> None:
+        """See `PrefixCache.hint`. A restarted service gets them again, by itself."""
+        self._one(HintOp(tier, saved, lost, namespace))
 
     def take_notices(self) -> list[Notice]:
         """Return the outcomes of earlier `Pending` answers since the last call, oldest first; see `CacheHolder`. Never blocks.

@@ -7,7 +7,7 @@ whatever the service evicts meanwhile, and its size depends on the blocks, not o
     block 7: [16 tokens] after the history of that name
 
 Histories are named by a chain of hashes of their blocks, since several blocks may hold the same tokens. The ledger also has the
-pool's pins, quotas, retention and dropped branches, from the service's journal.
+pool's pins, quotas, retention and dropped branches, from the service's journal, and the holder's hints.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from radixkv.core.api import (
     ExtendOp,
     ExtendResult,
     ForkOp,
+    HintOp,
     InsertOp,
     PinOp,
     PoolShape,
@@ -42,8 +43,9 @@ from radixkv.core.api import (
     UnpinOp,
 )
 from radixkv.core.errors import RadixKVError
-from radixkv.core.namespaces import covers
+from radixkv.core.namespaces import covers, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
+from radixkv.core.tree.hints import StoredHints
 from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
 from radixkv.core.validation import MAX_RETENTION_RANGES
 
@@ -51,6 +53,7 @@ __all__ = ["Ledger"]
 
 _NAME_BYTES = 16
 _MAX_DROPPED = 256
+_HINTS_AT_ONCE = 4096
 _MAX_HISTORY_BYTES = 1 << 20  # of one op, so that it fits a message; a longer history takes several
 
 
@@ -126,6 +129,7 @@ class Ledger:
         self._quotas: dict[str, SetQuotaOp] = {}
         self._retained: dict[int, tuple[int, float]] = {}  # priority and duration, by block
         self._dropped: list[_Drop] = []
+        self._hints = StoredHints()
 
     # -- following ----------------------------------------------------------------------------------------------------
 
@@ -144,6 +148,8 @@ class Ledger:
                     self._inserted(op)
                 case ForkOp(), list():
                     self._forked(op, result)
+                case HintOp(), None:
+                    self._hints.tell(op.tier, owner_of(op.namespace), op.saved, op.lost)
                 case ReleaseOp(), None:
                     self._use(self._open.pop(int(op.seq_id)))
                 case _:
@@ -158,6 +164,7 @@ class Ledger:
         match entry:
             case ClearOp():  # it no longer matches; its open sequences go on sharing among themselves
                 self._trees = {name: tree for name, tree in self._trees.items() if not covers(entry.namespace, name)}
+                self._hints.clear(entry.namespace)
             case PinOp():
                 self._pins[entry.namespace, entry.tokens] = entry.ttl_s
             case UnpinOp():
@@ -359,6 +366,8 @@ class Ledger:
         for (namespace, tokens), ttl_s in list(self._pins.items()):
             if (namespace, tokens) in self._pins:
                 yield PinOp(tokens, ttl_s, namespace)
+        for told in self._hints.slices(_HINTS_AT_ONCE):
+            yield HintOp(told.tier, told.saved, namespace=told.owner)
 
     def _open_sequences(self) -> Iterator[AdoptionOp]:
         first_of: dict[int, int] = {}

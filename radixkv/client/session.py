@@ -26,6 +26,7 @@ from radixkv.core.api import (
     AdoptionOp,
     AdoptSequenceOp,
     ForkOp,
+    HintOp,
     InsertOp,
     Notice,
     PinInfo,
@@ -357,6 +358,8 @@ class HolderSession:
         ops: list[StepOp | AdoptionOp] = []
         request, size_bytes = workers.AttachRequest(), 0
         for op in ledger.adoption():
+            if isinstance(op, HintOp) and "hint" not in self._features:
+                continue
             proto = workers.Op()
             op_to_proto(op, proto)
             if ops and (size_bytes + proto.ByteSize() > max_bytes or len(ops) >= max_ops):

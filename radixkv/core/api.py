@@ -63,6 +63,7 @@ __all__ = [
     "ExtendOp",
     "ExtendResult",
     "ForkOp",
+    "HintOp",
     "InsertOp",
     "MatchOp",
     "MatchResult",
@@ -113,10 +114,16 @@ class Copy(NamedTuple):
 
 
 class MatchResult(NamedTuple):
-    """`num_tokens`: longest cached prefix; `num_device_tokens`: how much of it lies in device blocks."""
+    """`num_tokens`: longest cached prefix; `num_device_tokens`: how much of it lies in device blocks.
+
+    `num_host_tokens`, `num_disk_tokens`: how many of the tokens after it, up to the first block that is nowhere, lie in host
+    memory and on disk below the pool. These are hints of the holder: a request that goes there is likely to load them.
+    """
 
     num_tokens: int
     num_device_tokens: int
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0
 
 
 class AcquireResult(NamedTuple):
@@ -286,6 +293,16 @@ class SetQuotaOp:
 
 
 @dataclass(frozen=True, slots=True)
+class HintOp:
+    """Report blocks below the pool; see `PrefixCache.hint`."""
+
+    tier: Tier
+    saved: Sequence[int] = ()
+    lost: Sequence[int] = ()
+    namespace: str = DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
 class ExtendOp:
     """Give room up to an absolute length; see `PrefixCache.extend`."""
 
@@ -364,6 +381,7 @@ StepOp = (
     | EvictBranchOp
     | ClearOp
     | SetQuotaOp
+    | HintOp
 )
 """Every call of a `CacheHolder` that changes its pool, and `match`."""
 
@@ -383,8 +401,8 @@ StepResult = (
     | None
     | RadixKVError
 )
-"""Answer to one op, as of the call of that name: acquire has two; None for insert, release and an adopted sequence; an error
-for an op that failed.
+"""Answer to one op, as of the call of that name: acquire has two; None for insert, release, hint and an adopted sequence; an
+error for an op that failed.
 """
 
 
@@ -450,6 +468,10 @@ class CacheHolder(CacheReader, Protocol):
     ) -> list[AcquireResult]: ...
 
     def release(self, seq_id: int, keep: bool = True) -> None: ...
+
+    def hint(
+        self, tier: Tier, saved: Sequence[int] = (), lost: Sequence[int] = (), *, namespace: str = DEFAULT_NAMESPACE
+    ) -> None: ...
 
     def take_notices(self) -> list[Notice]:
         """Return every notice since the last call, oldest first. Each is returned once.

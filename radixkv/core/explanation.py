@@ -53,7 +53,7 @@ class Explanation(NamedTuple):
     that follow in its nearest sibling, up to a block; empty where there is none. The nearest sibling is a branch that parts
     there: a branch in use, else the most recently used. `num_siblings`: how many branches part there. `evicted`: the part of
     the prompt that was cached beyond, where that is the cause. `elsewhere`: of the other namespaces compared, the one with the
-    longest match, if longer than here; else None.
+    longest match, if longer than here; else None. `num_host_tokens`, `num_disk_tokens`: as in `MatchResult`.
     """
 
     num_prompt_tokens: int
@@ -64,3 +64,5 @@ class Explanation(NamedTuple):
     num_siblings: int
     evicted: EvictedTokens | None = None
     elsewhere: NamespaceMatch | None = None
+    num_host_tokens: int = 0
+    num_disk_tokens: int = 0

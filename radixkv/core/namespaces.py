@@ -34,6 +34,7 @@ __all__ = [
     "is_derived",
     "owner_of",
     "shares_prefix",
+    "with_adapter",
 ]
 
 MAX_SALT_CHARS = 256
@@ -109,13 +110,16 @@ def derived_namespace(owner: str, *, salt: str = "", adapter: str = "") -> str:
         bound = f"without {_SALT!r} and {_ADAPTER!r}, which set salts and adapters apart"
         raise InvalidArgumentError("namespace", owner, bound)
     check_salt(salt)
-    name = f"{owner}{_SALT}{_hash(owner, salt)}" if salt else owner
-    if adapter:
-        name += _ADAPTER + adapter
+    name = with_adapter(f"{owner}{_SALT}{_hash(owner, salt)}" if salt else owner, adapter)
     if len(name) > MAX_NAMESPACE_CHARS:
         bound = f"at most {MAX_NAMESPACE_CHARS} characters long with the marks of salt and adapter"
         raise InvalidArgumentError("namespace", owner, bound)
     return name
+
+
+def with_adapter(namespace: str, adapter: str) -> str:
+    """The namespace of an adapter's requests in a namespace without one; the same with an empty one."""
+    return f"{namespace}{_ADAPTER}{adapter}" if adapter else namespace
 
 
 def adapter_of(namespace: str) -> str:

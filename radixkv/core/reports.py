@@ -29,6 +29,7 @@ class CacheStats(NamedTuple):
     `num_missed_*_tokens` count the whole blocks of acquired prompts that did not match, by cause: new (no branch went on
     there), parted (other branches did), or evicted before (as far as recorded). `eviction` is the name of the policy,
     `eviction_followed` that of the order it follows now outside quotas: its own, or of several the one with the most hits.
+    `num_host_blocks`, `num_disk_blocks`: blocks that the holder has below the pool, by its hints.
     """
 
     num_blocks: int
@@ -54,6 +55,8 @@ class CacheStats(NamedTuple):
     num_missed_new_tokens: int
     num_missed_parted_tokens: int
     num_missed_evicted_tokens: int
+    num_host_blocks: int
+    num_disk_blocks: int
     eviction: str
     eviction_followed: str
 
@@ -107,7 +110,8 @@ class CacheEvent(NamedTuple):
     snapshot. `position`: tokens of history above the first block. `tokens`: packed ids of the blocks stored, else empty.
     `block_ids`: int32, one per block. `block_hashes`: uint64, one per block, each standing for the namespace and the whole
     history up to its block's end. `parent_hash`: that of the block above the first; None at the beginning of a history and
-    where nothing was stored. `tier`: where the blocks lie.
+    where nothing was stored. `tier`: where the blocks lie. Below the device, of which the holder gives hints, only the
+    hashes are known: the rest is empty, and the namespace is the owner's.
     """
 
     sequence_number: int
@@ -154,7 +158,8 @@ class NamespaceUsage(NamedTuple):
     `num_blocks`: blocks that it owns, cached or private. `num_blocks_in_use`: those of them that cannot be evicted, being
     locked or private, and those promised to its sequences. `block_quota`, `sequence_quota`: see `PrefixCache.set_quota`.
     `num_query_tokens`, `num_hit_tokens`: tokens of its prompts, and the cached ones, since it was last empty. `held_block_s`:
-    blocks that it owned times the seconds that it did, since the pool was attached.
+    blocks that it owned times the seconds that it did, since the pool was attached. `num_host_blocks`,
+    `num_disk_blocks`: its blocks below the pool, by the holder's hints.
     """
 
     namespace: str
@@ -166,6 +171,8 @@ class NamespaceUsage(NamedTuple):
     num_query_tokens: int = 0
     num_hit_tokens: int = 0
     held_block_s: float = 0.0
+    num_host_blocks: int = 0
+    num_disk_blocks: int = 0
 
 
 class NodeInfo(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Container, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from operator import index
@@ -13,6 +14,7 @@ from radixkv.core.tokens import TokensLike, pack_tokens
 __all__ = [
     "MAX_BLOCK_SIZE",
     "MAX_CHILDREN",
+    "MAX_HASHES",
     "MAX_NAMESPACE_CHARS",
     "MAX_NUM_BLOCKS",
     "MAX_OTHER_NAMESPACES",
@@ -25,6 +27,7 @@ __all__ = [
     "check_computed",
     "check_flag",
     "check_flags",
+    "check_hashes",
     "check_int",
     "check_namespace",
     "check_new_id",
@@ -46,6 +49,7 @@ MAX_NAMESPACE_CHARS = 256
 MAX_OTHER_NAMESPACES = 64
 MAX_TTL_S = 7 * 86400.0
 MAX_RETENTION_RANGES = 64
+MAX_HASHES = 65_536  # of one hint
 MAX_POSITION = 2**63 - 1  # positions are int64
 
 PIN_CLASSES = {"5m": 300.0, "1h": 3600.0}
@@ -89,6 +93,17 @@ def check_ops(ops: object) -> None:
 def check_pool_shape(num_blocks: object, block_size: object) -> None:
     check_int("num_blocks", num_blocks, 1, MAX_NUM_BLOCKS)
     check_int("block_size", block_size, 1, MAX_BLOCK_SIZE)
+
+
+def check_hashes(argument: str, hashes: SequenceOf[int]) -> array[int]:
+    """Hashes of blocks, at most `MAX_HASHES`, as uint64."""
+    if not isinstance(hashes, str | bytes | Mapping):
+        try:
+            if len(hashes) <= MAX_HASHES:
+                return array("Q", hashes)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise InvalidArgumentError(argument, hashes, f"at most {MAX_HASHES:,} integers in [0, 2**64)")
 
 
 def check_namespace(namespace: str) -> str:

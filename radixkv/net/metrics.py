@@ -92,6 +92,11 @@ _GAUGES: dict[str, tuple[str, Callable[[CacheStats], float]]] = {
         lambda cache: 1 - (cache.num_free_blocks + cache.num_evictable_blocks) / max(1, cache.num_blocks),
     ),
     "kv_sequences": ("Open sequences", lambda cache: cache.num_sequences),
+    "kv_host_blocks": (
+        "Blocks in host memory below the pool, by the holder's hints",
+        lambda cache: cache.num_host_blocks,
+    ),
+    "kv_disk_blocks": ("Blocks on disk below the pool, by the holder's hints", lambda cache: cache.num_disk_blocks),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[CacheStats], float]]] = {
     "kv_evicted_blocks": ("Blocks freed by eviction", lambda cache: cache.num_evicted_blocks),

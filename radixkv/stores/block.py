@@ -13,9 +13,11 @@ class SealedBlock(NamedTuple):
     Attributes:
         name: 16 bytes, of `names_of`. parent: the name of the block before it, or the root name.
         namespace_id: 16 bytes, of `NamespaceKeys`. sealed: the output of `Sealer.seal`.
+        hint: 8 bytes, of `hints.mask`; empty: none.
     """
 
     name: bytes
     parent: bytes
     namespace_id: bytes
     sealed: bytes | bytearray
+    hint: bytes = b""

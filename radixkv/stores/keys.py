@@ -2,7 +2,7 @@
 
     point of a namespace = BLAKE2b-56(secret, owner) · generation, 24 bits         generation: the first that is not erased
     leaf                 = value of the cover at that point (`cover.py`)
-    id = AES(secret, point)       name key, seal key = BLAKE2b(leaf, namespace)
+    id = AES(secret, point)       hint key = BLAKE2b(leaf)       name key, seal key = BLAKE2b(leaf, namespace)
 
 Erasing replaces the file by one whose cover lacks the point. No copy of anything sealed under the leaf opens with the file as
 it is then; the namespace goes on with its next generation, which shares nothing with the last. Two hosts that start with copies
@@ -53,12 +53,14 @@ class NamespaceKeys(NamedTuple):
         id: 16 bytes, under which its blocks and those of the same owner's namespaces are stored; reveals nothing of them.
         name_key, seal_key: 32 bytes each, of the namespace.
         point: 10 bytes, the tombstone of this generation once it is erased.
+        hint_key: 32 bytes, of all namespaces under this id.
     """
 
     id: bytes
     name_key: bytes
     seal_key: bytes
     point: bytes
+    hint_key: bytes
 
 
 class _State:
@@ -98,7 +100,9 @@ class _State:
             blake2b(namespace, digest_size=32, key=leaf, person=person).digest()
             for person in (b"radixkv name", b"radixkv seal")
         )
-        return NamespaceKeys(_id_of(self.secret, point), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"))
+        return NamespaceKeys(
+            _id_of(self.secret, point), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"), _hint_key_of(leaf)
+        )
 
     def is_erased(self, point: int) -> bool:
         return self.cover.first(point, point + 1) is None
@@ -151,6 +155,13 @@ class StoreKeys:
             keys = state.keys_of(namespace)
             self._replace(state, int.from_bytes(keys.point, "big"))
         return keys
+
+    def hint_key(self, namespace_id: bytes) -> bytes | None:
+        """That of the keys of an id; None: they are destroyed, or of another file."""
+        state = self._current()
+        point = _point_of(state.secret, namespace_id)
+        leaf = None if point is None else state.cover.leaf(point)
+        return None if leaf is None else _hint_key_of(leaf)
 
     def erased(self, ids: Iterable[bytes]) -> set[bytes]:
         """Those of some ids whose keys are destroyed: a level may hold blocks of them from before, and deletes them."""
@@ -308,6 +319,10 @@ def _parse(content: bytes, stamp: tuple[int, ...]) -> _State | None:
 
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST_BYTES, person=b"radixkv key file").digest()
+
+
+def _hint_key_of(leaf: bytes) -> bytes:
+    return blake2b(digest_size=32, key=leaf, person=b"radixkv hint").digest()
 
 
 def _id_of(secret: bytes, point: int) -> bytes:

@@ -18,11 +18,12 @@ __all__ = ["Entry", "LeafFirst"]
 
 
 class Entry(NamedTuple):
-    """Where a block lies, and whose it is. `parent`: the name before its own."""
+    """Where a block lies, and whose it is. `parent`: the name before its own. `hint`: see `SealedBlock`."""
 
     slot: int
     parent: bytes
     namespace_id: bytes
+    hint: bytes = b""
 
 
 class LeafFirst:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.errors import SealError
+from radixkv.stores.hints import DiskHints, mask
 from radixkv.stores.host import HostLevel, Kept, Row
 from radixkv.stores.lane import Lane
 from radixkv.stores.names import root_name
@@ -99,12 +100,13 @@ class Rounding(Protocol):
 
 
 class Unsaved(NamedTuple):
-    """A block to save, in a row that the device fills."""
+    """A block to save, in a row that the device fills. `hint`: see `SealedBlock`."""
 
     name: bytes
     parent: bytes
     keys: NamespaceKeys
     row: Row
+    hint: bytes = b""
 
 
 class Landed(NamedTuple):
@@ -191,6 +193,7 @@ class BlockStore:
 
     Attributes:
         wake: called, on any thread, when a load has news.
+        hints: of the disk level; None: there is none.
         on_erased: called, on any thread, with the id of keys that have been destroyed.
     """
 
@@ -236,6 +239,7 @@ class BlockStore:
         self._unused: set[bytes] = set()  # ids of keys that came after an erasure here, under which nothing was saved
         self._to_drop: dict[bytes, set[bytes]] = {}  # by namespace id: names below which nothing is to stay
         self._chores = Lane(1, "radixkv-store-chores")
+        self.hints = None if disk is None else DiskHints(disk, keys, self._chores.submit, self._has_hints)
         self._unput: deque[SealedBlock] = deque()
         self._putting = threading.Lock()  # while blocks are taken out of it and put
         self._has_news = threading.Event()
@@ -254,6 +258,16 @@ class BlockStore:
                 _LOG.warning(
                     "%s: erasures since the last start are unknown; the disk level is read all the same", remote
                 )
+
+    def keys_of(self, namespace: str) -> NamespaceKeys:
+        """Keys of a namespace that is in use."""
+        keys = self.keys.of(namespace)
+        if self.hints is not None:
+            self.hints.know(namespace, keys)
+        return keys
+
+    def _has_hints(self) -> None:
+        self.wake()
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
@@ -372,7 +386,7 @@ class BlockStore:
         """Seal a block and give its row back. None: it cannot be sealed, for want of memory."""
         try:
             block.row.wait()
-            return self._sealed(block.keys, block.name, block.parent, block.row.memory, out)
+            return self._sealed(block.keys, block.name, block.parent, block.row.memory, out, block.hint)
         except Exception:
             _LOG.exception("a block could not be sealed")
             return None
@@ -380,10 +394,16 @@ class BlockStore:
             self.host.give_back([block.row])
 
     def _sealed(
-        self, keys: NamespaceKeys, name: bytes, parent: bytes, data: memoryview, out: bytearray | None = None
+        self,
+        keys: NamespaceKeys,
+        name: bytes,
+        parent: bytes,
+        data: memoryview,
+        out: bytearray | None = None,
+        hint: bytes = b"",
     ) -> SealedBlock:
         stored = data if self._rounding is None else self._rounding.round(data)
-        return SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, stored, out))
+        return SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, stored, out), hint)
 
     def _unseal(self, keys: NamespaceKeys, name: bytes, sealed: bytes | memoryview, out: memoryview) -> None:
         """Raises `SealError`."""
@@ -568,8 +588,10 @@ class BlockStore:
             self.remote.read_each(missing, keys.id, wait_s, receive)
         return found
 
-    def save_now(self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview]) -> int:
-        """Store successive blocks of a history; `chain`: the name of the block before them, then theirs.
+    def save_now(
+        self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview], hashes: Sequence[int]
+    ) -> int:
+        """Store successive blocks of a history; `chain`: the name of the block before them, then theirs; `hashes`: theirs.
 
         Returns:
             how many are stored, durably where there is a disk level; those of the end are left out first.
@@ -582,7 +604,9 @@ class BlockStore:
             names = chain[start + 1 :]
             count = self._keep_now(chain[start:], keys, part)
             batch = [
-                self._sealed(keys, names[at], chain[start + at], block)
+                self._sealed(
+                    keys, names[at], chain[start + at], block, None, mask(keys.hint_key, names[at], hashes[start + at])
+                )
                 for at, block in enumerate(part if self.is_sealed else ())
             ]
             if self.disk is not None:

@@ -83,14 +83,18 @@ class MatchResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolMatch, _Mapping]]] = ...) -> None: ...
 
 class PoolMatch(_message.Message):
-    __slots__ = ("pool", "num_tokens", "num_device_tokens")
+    __slots__ = ("pool", "num_tokens", "num_device_tokens", "num_host_tokens", "num_disk_tokens")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_tokens: int
     num_device_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ...) -> None: ...
+    num_host_tokens: int
+    num_disk_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ..., num_host_tokens: _Optional[int] = ..., num_disk_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("pool", "namespace", "tokens", "also")
@@ -119,7 +123,7 @@ class PoolExplanation(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
 
 class Explanation(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_tokens", "cause", "wanted", "found", "num_siblings", "evicted", "elsewhere")
+    __slots__ = ("num_prompt_tokens", "num_tokens", "cause", "wanted", "found", "num_siblings", "evicted", "elsewhere", "num_host_tokens", "num_disk_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +132,8 @@ class Explanation(_message.Message):
     NUM_SIBLINGS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_tokens: int
     cause: MissCause
@@ -136,7 +142,9 @@ class Explanation(_message.Message):
     num_siblings: int
     evicted: EvictedTokens
     elsewhere: NamespaceMatch
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., cause: _Optional[_Union[MissCause, str]] = ..., wanted: _Optional[bytes] = ..., found: _Optional[bytes] = ..., num_siblings: _Optional[int] = ..., evicted: _Optional[_Union[EvictedTokens, _Mapping]] = ..., elsewhere: _Optional[_Union[NamespaceMatch, _Mapping]] = ...) -> None: ...
+    num_host_tokens: int
+    num_disk_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., cause: _Optional[_Union[MissCause, str]] = ..., wanted: _Optional[bytes] = ..., found: _Optional[bytes] = ..., num_siblings: _Optional[int] = ..., evicted: _Optional[_Union[EvictedTokens, _Mapping]] = ..., elsewhere: _Optional[_Union[NamespaceMatch, _Mapping]] = ..., num_host_tokens: _Optional[int] = ..., num_disk_tokens: _Optional[int] = ...) -> None: ...
 
 class EvictedTokens(_message.Message):
     __slots__ = ("num_tokens", "ago_s", "reason")
@@ -385,7 +393,7 @@ class PoolUsage(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., usages: _Optional[_Iterable[_Union[NamespaceUsage, _Mapping]]] = ...) -> None: ...
 
 class NamespaceUsage(_message.Message):
-    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota", "num_query_tokens", "num_hit_tokens", "held_block_s")
+    __slots__ = ("namespace", "num_blocks", "num_blocks_in_use", "num_sequences", "block_quota", "sequence_quota", "num_query_tokens", "num_hit_tokens", "held_block_s", "num_host_blocks", "num_disk_blocks")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_IN_USE_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +403,8 @@ class NamespaceUsage(_message.Message):
     NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     num_blocks: int
     num_blocks_in_use: int
@@ -404,7 +414,9 @@ class NamespaceUsage(_message.Message):
     num_query_tokens: int
     num_hit_tokens: int
     held_block_s: float
-    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., held_block_s: _Optional[float] = ...) -> None: ...
+    num_host_blocks: int
+    num_disk_blocks: int
+    def __init__(self, namespace: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_blocks_in_use: _Optional[int] = ..., num_sequences: _Optional[int] = ..., block_quota: _Optional[int] = ..., sequence_quota: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., held_block_s: _Optional[float] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ("pool",)
@@ -419,7 +431,7 @@ class StatsResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens", "eviction_followed")
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens", "eviction_followed", "num_host_blocks", "num_disk_blocks")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +464,8 @@ class PoolStats(_message.Message):
     NUM_MISSED_PARTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_MISSED_EVICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EVICTION_FOLLOWED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
@@ -484,7 +498,9 @@ class PoolStats(_message.Message):
     num_missed_parted_tokens: int
     num_missed_evicted_tokens: int
     eviction_followed: str
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ..., eviction_followed: _Optional[str] = ...) -> None: ...
+    num_host_blocks: int
+    num_disk_blocks: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ..., eviction_followed: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ...) -> None: ...
 
 class TimeHistogram(_message.Message):
     __slots__ = ("bounds_s", "counts", "sum_s")

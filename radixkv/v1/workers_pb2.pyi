@@ -113,7 +113,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota")
+    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint")
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class Op(_message.Message):
     EVICT_BRANCH_FIELD_NUMBER: _ClassVar[int]
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     acquire: Acquire
     extend: Extend
     insert: Insert
@@ -144,7 +145,8 @@ class Op(_message.Message):
     evict_branch: EvictBranch
     clear: Clear
     set_quota: SetQuota
-    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., retain: _Optional[_Union[Retain, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictBranch, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ...) -> None: ...
+    hint: Hint
+    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., retain: _Optional[_Union[Retain, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictBranch, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
     __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention", "at_least", "whole_blocks")
@@ -233,6 +235,18 @@ class SetQuota(_message.Message):
     blocks: int
     sequences: int
     def __init__(self, namespace: _Optional[str] = ..., blocks: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
+
+class Hint(_message.Message):
+    __slots__ = ("tier", "saved", "lost", "namespace")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    tier: _prefix_cache_pb2.Tier
+    saved: bytes
+    lost: bytes
+    namespace: str
+    def __init__(self, tier: _Optional[_Union[_prefix_cache_pb2.Tier, str]] = ..., saved: _Optional[bytes] = ..., lost: _Optional[bytes] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Extend(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -391,7 +405,7 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class OpResult(_message.Message):
-    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota")
+    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +423,7 @@ class OpResult(_message.Message):
     EVICT_BRANCH_FIELD_NUMBER: _ClassVar[int]
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     error: _types_pb2.Error
     acquire: AcquireResult
     extend: ExtendResult
@@ -426,7 +441,8 @@ class OpResult(_message.Message):
     evict_branch: EvictResult
     clear: EvictResult
     set_quota: _prefix_cache_pb2.NamespaceUsage
-    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResult, _Mapping]] = ..., retain: _Optional[_Union[RetainResult, _Mapping]] = ..., evict: _Optional[_Union[EvictResult, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictResult, _Mapping]] = ..., clear: _Optional[_Union[EvictResult, _Mapping]] = ..., set_quota: _Optional[_Union[_prefix_cache_pb2.NamespaceUsage, _Mapping]] = ...) -> None: ...
+    hint: HintResult
+    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResult, _Mapping]] = ..., retain: _Optional[_Union[RetainResult, _Mapping]] = ..., evict: _Optional[_Union[EvictResult, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictResult, _Mapping]] = ..., clear: _Optional[_Union[EvictResult, _Mapping]] = ..., set_quota: _Optional[_Union[_prefix_cache_pb2.NamespaceUsage, _Mapping]] = ..., hint: _Optional[_Union[HintResult, _Mapping]] = ...) -> None: ...
 
 class Pending(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -501,6 +517,10 @@ class ExtendResult(_message.Message):
     def __init__(self, first_changed: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., ops: _Optional[_Iterable[_Union[_types_pb2.BlockOp, _Mapping]]] = ...) -> None: ...
 
 class InsertResult(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HintResult(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -249,16 +249,17 @@ class OneOf:
         return read(getattr(message, name))
 
 
-class _EnumNames(dict[int, Any]):
-    """Values by their numbers. `name`: of the field."""
+class _Enum(dict[Any, Any]):
+    """Values by their numbers, or the reverse. `name`: of the field. `known`: the values."""
 
-    def __init__(self, name: str, values: dict[int, Any]) -> None:
-        super().__init__(values)
+    def __init__(self, name: str, known: Collection[Any], items: dict[Any, Any]) -> None:
+        super().__init__(items)
         self.name = name
+        self.known = known
 
-    def __missing__(self, number: int) -> Any:
-        *names, last = (value.name if isinstance(value, Enum) else value for value in self.values())
-        raise InvalidArgumentError(self.name, number, f"{', '.join(names)} or {last}")
+    def __missing__(self, given: Any) -> Any:
+        *names, last = (value.name if isinstance(value, Enum) else value for value in self.known)
+        raise InvalidArgumentError(self.name, given, f"{', '.join(names)} or {last}")
 
 
 def _defaults(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -282,9 +283,9 @@ def _form(proto: Any, given: Any) -> Form:
         prefix = len(proto.enum_type.values_by_number[0].name) - len("UNSPECIFIED")
         numbers = {value.name[prefix:]: value.number for value in proto.enum_type.values if value.number}
         values = {name: name.lower() if given is None else given[name] for name in numbers}
-        by_value = {values[name]: number for name, number in numbers.items()}
-        names = _EnumNames(proto.name, {number: value for value, number in by_value.items()})
-        return Form(by_value.__getitem__, names.__getitem__)
+        by_value = _Enum(proto.name, values.values(), {values[name]: number for name, number in numbers.items()})
+        by_number = _Enum(proto.name, values.values(), {number: value for value, number in by_value.items()})
+        return Form(by_value.__getitem__, by_number.__getitem__)
     if proto.type == proto.TYPE_BYTES:
         return form._replace(write=pack_tokens)
     if proto.type == proto.TYPE_BOOL:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from array import array
-from collections.abc import Sequence
-
 from radixkv.core.api import (
     BlockTimes,
     CacheEvent,
@@ -21,10 +17,9 @@ from radixkv.core.api import (
     RetainOp,
     TimeHistogram,
 )
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.wire.codec import Codec, Form
-from radixkv.wire.values import BLOCK_IDS, RETENTION, pack_blocks, unpack_blocks
+from radixkv.wire.values import BLOCK_IDS, RETENTION, hashes_form, pack_blocks, unpack_blocks
 
 __all__ = [
     "BLOCK_TIMES",
@@ -39,19 +34,6 @@ __all__ = [
     "USAGE",
     "stats_to_proto",
 ]
-
-_HASH_BYTES = 8
-
-
-def _pack_hashes(hashes: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(hashes)}Q", *hashes)
-
-
-def _unpack_hashes(packed: bytes) -> array[int]:
-    if len(packed) % _HASH_BYTES:
-        bound = f"a whole number of {_HASH_BYTES}-byte hashes"
-        raise InvalidArgumentError("block_hashes", f"{len(packed)} bytes", bound)
-    return array("Q", struct.unpack(f"<{len(packed) // _HASH_BYTES}Q", packed))
 
 
 def _unpack_tuple(packed: bytes) -> tuple[int, ...]:
@@ -71,7 +53,7 @@ RETAIN = Codec(RetainOp, readers.RetainRequest, retention=RETENTION)
 PIN = Codec(PinInfo, readers.PinInfo)
 USAGE = Codec(NamespaceUsage, readers.NamespaceUsage)
 NODE = Codec(NodeInfo, readers.Node, block_ids=Form(pack_blocks, _unpack_tuple))
-EVENT = Codec(CacheEvent, readers.Event, block_ids=BLOCK_IDS, block_hashes=Form(_pack_hashes, _unpack_hashes))
+EVENT = Codec(CacheEvent, readers.Event, block_ids=BLOCK_IDS, block_hashes=hashes_form("block_hashes"))
 STATS = Codec(CacheStats, readers.PoolStats)
 EVENT_STATS = Codec(EventStats, readers.PoolStats)
 BLOCK_TIMES = Codec(

@@ -24,6 +24,7 @@ from radixkv.core.api import (
     ExtendOp,
     ExtendResult,
     ForkOp,
+    HintOp,
     InsertOp,
     MatchOp,
     MatchResult,
@@ -45,7 +46,7 @@ from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.codec import Codec, Form, OneOf
 from radixkv.wire.errors import error_from_proto, error_to_proto
 from radixkv.wire.reads import USAGE
-from radixkv.wire.values import BLOCK_IDS, BLOCK_TABLE, RETENTION
+from radixkv.wire.values import BLOCK_IDS, BLOCK_TABLE, RETENTION, hashes_form
 
 __all__ = [
     "PENDING",
@@ -92,6 +93,7 @@ _OPS = OneOf(
     Codec(EvictBranchOp, workers.EvictBranch),
     Codec(ClearOp, workers.Clear),
     QUOTA_OP,
+    Codec(HintOp, workers.Hint, saved=hashes_form("saved"), lost=hashes_form("lost")),
 )
 
 PENDING = Codec(Pending, workers.Pending)
@@ -104,7 +106,7 @@ _RESULTS = OneOf(
     _OPENED,
     Codec(ExtendResult, workers.ExtendResult, block_ids=BLOCK_IDS, ops=_COPIES),
     PENDING,
-    Codec(MatchResult, workers.MatchResult),
+    Codec(MatchResult, workers.MatchResult, left_out=("num_host_tokens", "num_disk_tokens")),
     Codec(AdoptResult, workers.AdoptResult),
     USAGE,
 )

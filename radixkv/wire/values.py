@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from radixkv.core.api import PoolShape, Retention
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.validation import MAX_RETENTION_RANGES
+from radixkv.core.validation import MAX_RETENTION_RANGES, check_hashes
 from radixkv.v1 import types_pb2 as types
 from radixkv.wire.codec import Codec, Form
 
-__all__ = ["BLOCK_IDS", "BLOCK_TABLE", "RETENTION", "SHAPE", "pack_blocks", "unpack_blocks"]
+__all__ = ["BLOCK_IDS", "BLOCK_TABLE", "RETENTION", "SHAPE", "hashes_form", "pack_blocks", "unpack_blocks"]
 
 _NEEDS_SWAP = sys.byteorder == "big"
 _BLOCK_ID_BYTES = 4
+_HASH_BYTES = 8
 
 
 def pack_blocks(block_ids: Iterable[int]) -> bytes:
@@ -44,6 +46,20 @@ def unpack_blocks(packed: bytes, name: str = "block_ids") -> array[int]:
 
 def _unpack_table(packed: bytes) -> array[int]:
     return unpack_blocks(packed, "block_table")
+
+
+def hashes_form(name: str) -> Form:
+    """Hashes of blocks as packed little-endian uint64, in a field of that name. Raise `InvalidArgumentError` for others."""
+
+    def pack(hashes: Sequence[int]) -> bytes:
+        return struct.pack(f"<{len(hashes)}Q", *check_hashes(name, hashes))
+
+    def unpack(packed: bytes) -> array[int]:
+        if len(packed) % _HASH_BYTES:
+            raise InvalidArgumentError(name, f"{len(packed)} bytes", f"a whole number of {_HASH_BYTES}-byte hashes")
+        return array("Q", struct.unpack(f"<{len(packed) // _HASH_BYTES}Q", packed))
+
+    return Form(pack, unpack)
 
 
 BLOCK_IDS = Form(pack_blocks, unpack_blocks)

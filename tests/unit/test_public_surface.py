@@ -34,6 +34,7 @@ PUBLIC_NAMES = {
     "ExtendOp",
     "ExtendResult",
     "ForkOp",
+    "HintOp",
     "InsertOp",
     "InvalidArgumentError",
     "LLM",

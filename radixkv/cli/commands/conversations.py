@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.flags import add_command, say
+from radixkv.cli.flags import DEFAULT_GATEWAY, add_command, say
 from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-DEFAULT_GATEWAY = "http://127.0.0.1:8000"
 PAGE = 200
 BATCH_BYTES = 2_000_000
 

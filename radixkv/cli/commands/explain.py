@@ -104,6 +104,11 @@ def _run(options: argparse.Namespace) -> int:
                 say("\n".join(lines(explanation, *known)))
                 if stored is not None and stored.num_tokens:
                     say(f"  {_describe_stored(stored)}")
+                elif stored is None and (explanation.num_host_tokens or explanation.num_disk_tokens):
+                    host, disk = (
+                        count(each, "token") for each in (explanation.num_host_tokens, explanation.num_disk_tokens)
+                    )
+                    say(f"  after the cached ones {host} lie in the worker's host memory and {disk} on its disk")
     if not pools:
         say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
     return 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from radixkv.core import validation
-from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo, Retention, SetQuotaOp
+from radixkv.core.api import DEFAULT_NAMESPACE, ClearOp, NamespaceUsage, PinInfo, Retention, SetQuotaOp, Tier
 from radixkv.core.cache.state import CacheState
-from radixkv.core.errors import LimitError
+from radixkv.core.errors import InvalidArgumentError, LimitError
+from radixkv.core.inspect.below import forget_hashes
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import allocation, quotas
+from radixkv.core.tree.hints import HINTED_TIERS
 from radixkv.core.tree.retain import retain_path
 from radixkv.core.tree.roots import RootNode
 
@@ -141,6 +143,8 @@ class Management(CacheState):
             self._cleared |= {name: root or self._cleared.get(name) for name, root in cleared.items()}
         num_free = pool.num_free
         self._forest.journal.add(ClearOp(namespace))
+        self._forest.record_hinted(self._forest.hints.clear(namespace))
+        forget_hashes()
         for root in roots:
             self._clear_tree(root)
         return pool.num_free - num_free
@@ -157,6 +161,29 @@ class Management(CacheState):
             for seq in self._sequences.values():
                 if seq.root is root:
                     self._single_flight.ended(seq)
+
+    def hint(
+        self, tier: Tier, saved: Sequence[int] = (), lost: Sequence[int] = (), *, namespace: str = DEFAULT_NAMESPACE
+    ) -> None:
+        """Report whole blocks that lie below the pool, by the hashes that events have: `saved` since, or `lost`.
+
+        For `match`, `explain`, `usage`, `stats` and events. A hint is never relied on. A repeat is harmless. Hints are bounded
+        (`hints.MAX_HINTS`); beyond, the owner with the most loses its oldest. O(1) per hash.
+
+        Args:
+            tier: ``"host"`` or ``"disk"``.
+            saved, lost: at most 65,536 each; a hash in both is saved.
+            namespace: of the histories, or its owner.
+
+        Raises:
+            InvalidArgumentError: another tier, no hashes or too many, a bad namespace.
+        """
+        self._enter()
+        if not isinstance(tier, str) or tier not in HINTED_TIERS:
+            raise InvalidArgumentError("tier", tier, " or ".join(HINTED_TIERS))
+        owner = owner_of(validation.check_namespace(namespace))
+        hashes = validation.check_hashes("saved", saved), validation.check_hashes("lost", lost)
+        self._forest.record_hinted(self._forest.hints.tell(tier, owner, *hashes))
 
     def set_quota(
         self, namespace: str = DEFAULT_NAMESPACE, blocks: int | None = None, sequences: int | None = None

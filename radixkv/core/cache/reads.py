@@ -21,6 +21,7 @@ from radixkv.core.cache.state import MAX_EVENT_NUMBER, CacheState
 from radixkv.core.events.subscription import EventSubscription
 from radixkv.core.inspect import check as checking
 from radixkv.core.inspect.audit import Audit
+from radixkv.core.inspect.below import count_below
 from radixkv.core.inspect.explain import explain
 from radixkv.core.inspect.listing import TreeListing
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -35,11 +36,18 @@ class Reads(CacheState):
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """The longest cached prefix of `tokens`, exact to the token. A pure read: it splits and stamps nothing.
 
-        O(prefix bytes): one compare per node, and one look-up among siblings where the histories part.
+        O(prefix bytes): one compare per node, and one look-up among siblings where the histories part; with hints of its
+        owner also a hash per block of the prompt.
 
         Raises:
             InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
         """
+        packed = pack_tokens(tokens)
+        matched = self.match_device(packed, namespace=namespace).num_tokens
+        return MatchResult(matched, matched, *count_below(self._forest, namespace, packed, matched))
+
+    def match_device(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
+        """`match` without hints, as of a Step: the holder knows what lies below its pool."""
         self._enter()
         packed = pack_tokens(tokens)
         root = self._forest.roots.get(validation.check_namespace(namespace))
@@ -87,7 +95,8 @@ class Reads(CacheState):
         self._enter()
         if namespace is not None:
             return [quotas.usage_of(self._forest, validation.check_namespace(namespace))]
-        return [quotas.usage_of(self._forest, name) for name in sorted(self._forest.accounts)]
+        names = self._forest.accounts.keys() | self._forest.hints.owners()
+        return [quotas.usage_of(self._forest, name) for name in sorted(names)]
 
     def block_times(self) -> BlockTimes:
         """How long blocks lived, lay idle and waited to be used again, since the cache was made. O(1)."""

@@ -19,8 +19,10 @@ from radixkv.core.api import (
     EvictOp,
     ExtendOp,
     ForkOp,
+    HintOp,
     InsertOp,
     MatchOp,
+    MatchResult,
     Pending,
     PinOp,
     ReleaseOp,
@@ -41,6 +43,8 @@ class Adopter(CacheHolder, Protocol):
     """A `CacheHolder` that adopts the tree and sequences of a lost cache."""
 
     def apply_acquire(self, op: AcquireOp) -> AcquireResult | Pending: ...
+
+    def match_device(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult: ...
 
     def adopt(
         self,
@@ -93,7 +97,7 @@ _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
     InsertOp: lambda cache, op: cache.insert(op.seq_id, op.num_computed, op.new_tokens, op.position),
     ForkOp: lambda cache, op: cache.fork(op.seq_id, op.position, op.n, op.reserve, op.seq_ids),
     ReleaseOp: lambda cache, op: cache.release(op.seq_id, op.keep),
-    MatchOp: lambda cache, op: cache.match(op.tokens, namespace=op.namespace),
+    MatchOp: lambda cache, op: cache.match_device(op.tokens, namespace=op.namespace),
     PinOp: lambda cache, op: cache.pin(op.tokens, ttl=op.ttl_s, namespace=op.namespace),
     UnpinOp: lambda cache, op: cache.unpin(op.tokens, namespace=op.namespace),
     RetainOp: lambda cache, op: cache.retain(op.tokens, retention=op.retention, namespace=op.namespace),
@@ -101,6 +105,7 @@ _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
     EvictBranchOp: lambda cache, op: cache.evict_branch(op.tokens, namespace=op.namespace),
     ClearOp: lambda cache, op: cache.clear(op.namespace),
     SetQuotaOp: lambda cache, op: cache.set_quota(op.namespace, op.blocks, op.sequences),
+    HintOp: lambda cache, op: cache.hint(op.tier, op.saved, op.lost, namespace=op.namespace),
     AdoptOp: lambda cache, op: AdoptResult(
         cache.adopt(op.tokens, op.block_ids, op.num_kept, op.namespace, op.retention)
     ),

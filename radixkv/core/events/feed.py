@@ -7,6 +7,7 @@ per block that follow the log; so the log must be read in order and by one feed.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from radixkv.core.api import CacheEvent, CacheEventKind
@@ -15,15 +16,16 @@ from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog, Record
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.hints import HintChange
 from radixkv.core.tree.roots import RootNode
 
-__all__ = ["MAX_EVENT_BLOCKS", "EventFeed", "FeedEntry"]
+__all__ = ["MAX_EVENT_BLOCKS", "EventFeed", "FeedEntry", "hint_events"]
 
 MAX_EVENT_BLOCKS = 4096
 """Most blocks of one event; a longer run of blocks is split into several."""
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Most bytes of token ids that are kept for readers that resume."""
+"""Most bytes of token ids and hashes that are kept for readers that resume."""
 
 MAX_IDLE_NAMESPACES = 1024
 """At least this many empty namespaces keep their numbering."""
@@ -38,6 +40,19 @@ class FeedEntry(NamedTuple):
     namespace_number: int
     parent_block: int
     event: CacheEvent
+
+
+def hint_events(change: HintChange) -> Iterator[CacheEvent]:
+    """Blocks of a tier below the pool as events: hashes without tokens and block ids, since a holder reports no others."""
+    kinds: tuple[tuple[CacheEventKind, array[int]], ...] = (("removed", change.lost), ("stored", change.saved))
+    for kind, hashes in kinds:
+        for start in range(0, len(hashes), MAX_EVENT_BLOCKS):
+            part = hashes[start : start + MAX_EVENT_BLOCKS]
+            yield CacheEvent(0, kind, change.owner, 0, b"", array("i"), part, None, change.tier)
+
+
+def _size_of(event: CacheEvent) -> int:
+    return len(event.tokens) + event.block_hashes.itemsize * len(event.block_hashes)
 
 
 class EventFeed:
@@ -103,6 +118,10 @@ class EventFeed:
             return self._append_stored(*record[1:])
         if record[0] == "removed":
             return self._append_removed(*record[1:])
+        if record[0] == "hinted":
+            for event in hint_events(record[1]):
+                self._keep(NO_BLOCK, *event[1:])
+            return len(record[1].saved) + len(record[1].lost)
         self._keep(NO_BLOCK, "cleared", record[1], 0, b"", array("i"), array("Q"), None)
         return 0
 
@@ -159,14 +178,14 @@ class EventFeed:
         self._entries.append(FeedEntry(self.next_in(namespace), parent_block, event))
         self.next_number += 1
         self._namespace_numbers[namespace] += 1
-        self._num_bytes += len(event.tokens)
+        self._num_bytes += _size_of(event)
         if len(self._entries) >= 2 * self._capacity or self._num_bytes > 2 * MAX_KEPT_BYTES:
             self._trim()
 
     def _trim(self) -> None:
         """Drop the older half of the entries. O(1) per entry, amortised."""
         num_gone = max(len(self._entries) - self._capacity, len(self._entries) // 2)
-        self._num_bytes -= sum(len(entry.event.tokens) for entry in self._entries[:num_gone])
+        self._num_bytes -= sum(_size_of(entry.event) for entry in self._entries[:num_gone])
         del self._entries[:num_gone]
         roots, numbers = self.forest.roots, self._namespace_numbers
         if len(numbers) > 2 * (len(roots) + MAX_IDLE_NAMESPACES):

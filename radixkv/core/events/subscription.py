@@ -8,14 +8,15 @@ known, and the walk reaches the rest, so at the end the reader knows exactly the
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from radixkv.core.api import CacheEvent
-from radixkv.core.events.feed import MAX_EVENT_BLOCKS, EventFeed, FeedEntry
+from radixkv.core.events.feed import MAX_EVENT_BLOCKS, EventFeed, FeedEntry, hint_events
 from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.change_log import NO_BLOCK
+from radixkv.core.tree.hints import HintChange
 from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.walk import TreeWalk
 
@@ -40,6 +41,7 @@ class EventSubscription:
         self._namespace = namespace
         self._known: bytearray | None = None
         self._walk: TreeWalk | None = None
+        self._hints: Iterator[HintChange] = iter(())  # of the snapshot, once the walk is done
         self._is_closed = False
         feed.num_subscribers += 1
         feed.drain(0)
@@ -88,7 +90,10 @@ class EventSubscription:
         if self._walk is not None and is_drained and self._next == feed.next_number:
             for root, node in self._walk.advance(max_cost):
                 events.extend(self._stored(root, node))
-            if self._walk.is_done:
+            if self._walk.is_done and (told := next(self._hints, None)) is not None:
+                if self._namespace in (None, told.owner):
+                    events.extend(hint_events(told))
+            elif self._walk.is_done:
                 self._walk = self._known = None
                 feed.synced()
                 events.append(self._mark("synced", feed.next_in(self._namespace) - 1))
@@ -118,6 +123,7 @@ class EventSubscription:
         self._life, self._next = self._feed.life, self._feed.next_number
         self._walk = TreeWalk(self._feed.forest, None if self._namespace is None else [self._namespace])
         self._known = bytearray(self._feed.forest.pool.num_blocks)
+        self._hints = self._feed.forest.hints.slices(MAX_EVENT_BLOCKS)
 
     def _mark(self, kind: Literal["reset", "synced"], number: int) -> CacheEvent:
         return CacheEvent(number, kind, self._namespace or "", 0, b"", _NOTHING, _NO_HASHES, None)
@@ -133,6 +139,8 @@ class EventSubscription:
         if not self._sees(entry):
             return None
         event = entry.event
+        if self._known is not None and event.tier != "device":
+            return event._replace(sequence_number=0)
         if self._known is None:
             return event if self._namespace is None else event._replace(sequence_number=entry.namespace_number)
         if event.kind == "stored":

@@ -72,6 +72,8 @@ class Counters:
             num_missed_new_tokens=self.num_missed_new_tokens,
             num_missed_parted_tokens=self.num_missed_parted_tokens,
             num_missed_evicted_tokens=self.num_missed_evicted_tokens,
+            num_host_blocks=forest.hints.num("host"),
+            num_disk_blocks=forest.hints.num("disk"),
             eviction=forest.policy_name,
             eviction_followed=forest.partitions[0].policy.followed,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from radixkv.core.explanation import EvictedTokens, Explanation, MissCause, NamespaceMatch
+from radixkv.core.inspect.below import count_below
 from radixkv.core.inspect.counters import Counters
 from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
@@ -37,6 +38,7 @@ def explain(forest: Forest, namespace: str, tokens: bytes, other_namespaces: Ite
         siblings = list(_siblings(walk, tokens, forest.block_bytes))
         evicted = _evicted(forest, namespace, tokens, walk)
         cause = "evicted" if evicted else "parted" if siblings else "ended" if root.children else "empty"
+    num_host_tokens, num_disk_tokens = count_below(forest, namespace, tokens, matched_bytes // TOKEN_BYTES)
     found = b""
     if siblings:
         nearest = max(siblings, key=lambda node: (node.lock_ref > 0, node.access_number))
@@ -50,6 +52,8 @@ def explain(forest: Forest, namespace: str, tokens: bytes, other_namespaces: Ite
         num_siblings=len(siblings),
         evicted=evicted,
         elsewhere=_elsewhere(forest, tokens, other_namespaces, matched_bytes),
+        num_host_tokens=num_host_tokens,
+        num_disk_tokens=num_disk_tokens,
     )
 
 

@@ -10,6 +10,7 @@ accounts     blocks held per namespace; partitions of the pool
 quotas       setting quotas, reporting usage
 pins         setting, renewing and ending pins, within their bounds
 retain       retention priorities of ranges of a history
+hints        blocks that the holder has below the pool
 block_times  histograms of lifetime, idle time, reuse
 change_log   changes recorded for events
 journal      changes that a holder replays to a restarted cache

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+from radixkv.core.tree.hints import HintChange
+
 __all__ = ["NO_BLOCK", "EventLog", "Record"]
 
 NO_BLOCK = -1
@@ -34,11 +36,14 @@ RemovedRecord: TypeAlias = "tuple[Literal['removed'], int, array[int]]"
 ClearedRecord: TypeAlias = "tuple[Literal['cleared'], str]"
 """The namespace."""
 
-Record: TypeAlias = "StoredRecord | RemovedRecord | ClearedRecord"
+HintedRecord: TypeAlias = "tuple[Literal['hinted'], HintChange]"
+"""Blocks below the pool."""
+
+Record: TypeAlias = "StoredRecord | RemovedRecord | ClearedRecord | HintedRecord"
 
 
 class EventLog:
-    """Untaken changes in order: at most `capacity`, with a bound on the removed blocks that they hold.
+    """Untaken changes in order: at most `capacity`, with a bound on the removed and hinted blocks that they hold.
 
     Stored blocks are recorded unchecked: the oldest change is dropped at the limit. Each removal checks that readers are still
     there, since without removals a tree is soon full.
@@ -81,4 +86,6 @@ class EventLog:
         record = self._records.popleft()
         if record[0] == "removed":
             self.room += len(record[2])
+        elif record[0] == "hinted":
+            self.room += len(record[1].saved) + len(record[1].lost)
         return record

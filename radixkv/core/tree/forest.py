@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from radixkv.core.eviction import PolicyFactory
@@ -23,6 +23,7 @@ from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.block_pool import BlockPool
 from radixkv.core.tree.block_times import BlockTimer
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog
+from radixkv.core.tree.hints import HintChange, StoredHints
 from radixkv.core.tree.journal import Journal, Retained
 from radixkv.core.tree.roots import RootNode
 
@@ -72,6 +73,7 @@ class Forest:
         self.times = BlockTimer()
         self.evicted = EvictedBranches(num_blocks, self.block_bytes)
         self.roots: dict[str, RootNode] = {}
+        self.hints = StoredHints()
         self.num_cached = 0
         self.num_evictable = 0
         self.num_promised = 0
@@ -431,6 +433,16 @@ class Forest:
             events.room -= len(node.blocks)
             if events.room < 0:
                 events.bound()
+
+    def record_hinted(self, changes: Iterable[HintChange]) -> None:
+        """Record that hints have changed. O(1) each."""
+        events = self.events
+        for change in changes:
+            if events.is_recording:
+                events.append(("hinted", change))
+                events.room -= len(change.saved) + len(change.lost)
+                if events.room < 0:
+                    events.bound()
 
     def record_cleared(self, root: RootNode) -> None:
         """Record that nothing below a root matches any longer, children first. O(nodes) while recording."""

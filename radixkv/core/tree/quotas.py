@@ -58,6 +58,8 @@ def usage_of(forest: Forest, namespace: str) -> NamespaceUsage:
         account.num_query_tokens,
         account.num_hit_tokens,
         account.settle_held(),
+        forest.hints.num("host", owner),
+        forest.hints.num("disk", owner),
     )
 
 

@@ -27,11 +27,13 @@ def change_to_proto(
 ) -> kv.KvEventBatch:
     """One change as a batch of its own. O(tokens).
 
-    A cleared namespace is reported as everything cleared to a subscriber of that namespace; others got the removals.
+    A cleared namespace is reported as everything cleared to a subscriber of that namespace; others got the removals. A block
+    below the device has no tokens to match by, and is left out.
     """
     batch = kv.KvEventBatch(sequence_number=event.sequence_number, timestamp=timestamp)
     if event.kind != "cleared":
-        _add(batch, event, block_size, event.sequence_number)
+        if event.tier == "device":
+            _add(batch, event, block_size, event.sequence_number)
     elif sees_one_namespace:
         batch.events.add(event_id=event.sequence_number).cleared.SetInParent()
     return batch
@@ -50,7 +52,7 @@ def snapshot_to_protos(
         if index == 0:
             batch.events.add().cleared.SetInParent()
         for event in group:
-            if event.kind != "cleared":
+            if event.kind != "cleared" and event.tier == "device":
                 _add(batch, event, block_size, 0)
         batches.append(batch)
     return batches

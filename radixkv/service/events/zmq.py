@@ -254,7 +254,7 @@ def _struct(event: CacheEvent, block_size: int) -> _Event | None:
     if event.kind != "stored":
         return None
     extra_keys: list[tuple[str, ...] | None] | None = None
-    if event.namespace != DEFAULT_NAMESPACE and event.position == 0:
+    if event.namespace != DEFAULT_NAMESPACE and event.position == 0 and event.block_ids:
         extra_keys = [(event.namespace,), *[None] * (len(event.block_ids) - 1)]
     return BlockStored(
         block_hashes=event.block_hashes.tolist(),

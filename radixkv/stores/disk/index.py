@@ -17,41 +17,46 @@ from pathlib import Path
 from typing import NamedTuple
 
 from radixkv.stores.disk.slots import EPOCH_BYTES
+from radixkv.stores.hints import HINT_BYTES
 from radixkv.stores.keys import ID_BYTES
 from radixkv.stores.names import NAME_BYTES
 
 __all__ = ["Index", "Row", "files_of"]
 
-VERSION = 1
+VERSION = 2
 """Of the schema, the sealing and the names: an index of another version is discarded with its slots."""
 
 SCHEMA = """
 CREATE TABLE store (fingerprint BLOB NOT NULL, sealed_bytes INTEGER NOT NULL, epoch BLOB NOT NULL, ahead BLOB NOT NULL);
 CREATE TABLE blocks (
-    slot INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, namespace_id BLOB NOT NULL, used INTEGER NOT NULL
+    slot INTEGER PRIMARY KEY, name BLOB NOT NULL, parent BLOB NOT NULL, namespace_id BLOB NOT NULL, used INTEGER NOT NULL,
+    hint BLOB NOT NULL
 );
+CREATE TABLE labels (namespace_id BLOB PRIMARY KEY, label BLOB NOT NULL);
 """
 MAX_USED = 2**62
 
 
 class Row(NamedTuple):
-    """A stored block. `used`: the number of its last use; the higher, the more recent."""
+    """A stored block. `used`: the number of its last use; the higher, the more recent. `hint`: see `SealedBlock`."""
 
     slot: int
     name: bytes
     parent: bytes
     namespace_id: bytes
     used: int
+    hint: bytes = b""
 
     def is_sound(self) -> bool:
         """Whether every field has its type and bound: a damaged file may hold anything."""
         return (
             all(isinstance(value, int) for value in (self.slot, self.used))
-            and all(isinstance(value, bytes) for value in (self.name, self.parent, self.namespace_id))
+            and all(isinstance(value, bytes) for value in (self.name, self.parent, self.namespace_id, self.hint))
             and self.slot >= 0
             and 0 <= self.used < MAX_USED
             and len(self.name) == len(self.parent) == NAME_BYTES
             and len(self.namespace_id) == ID_BYTES
+            and len(self.hint) in (0, HINT_BYTES)
             and self.name != self.parent
         )
 
@@ -69,6 +74,7 @@ class Index:
 
     Attributes:
         rows: sound rows as found at the start; the owner empties it.
+        labels: by namespace id, whatever its owner keeps with it; a commit writes what has changed.
         ahead: slots that hold no listed block, and may hold blocks written after the last commit. epoch: that of their labels.
         is_intact: whether nothing of the file was unreadable. If not, `rows` is what could be read, and `rebuild` is due.
 
@@ -81,6 +87,8 @@ class Index:
         self._fingerprint = fingerprint
         self._sealed_bytes = sealed_bytes
         self.rows: list[Row] = []
+        self.labels: dict[bytes, bytes] = {}
+        self._written: dict[bytes, bytes] = {}  # labels of the file
         self.ahead: list[int] = []
         self.epoch = os.urandom(EPOCH_BYTES)
         self.is_intact = True
@@ -108,7 +116,10 @@ class Index:
                 self.epoch, self.ahead = epoch, _unpacked(ahead)
             else:
                 self.is_intact = False
-            for fields in self._connection.execute("SELECT slot, name, parent, namespace_id, used FROM blocks"):
+            labels = self._connection.execute("SELECT namespace_id, label FROM labels").fetchall()
+            self._written = {key: label for key, label in labels if isinstance(key, bytes) and isinstance(label, bytes)}
+            self.labels = self._written.copy()
+            for fields in self._connection.execute("SELECT slot, name, parent, namespace_id, used, hint FROM blocks"):
                 row = Row(*fields)
                 if row.is_sound():
                     rows.append(row)
@@ -141,7 +152,9 @@ class Index:
         self._connection.execute("BEGIN IMMEDIATE")
         fields = (self._fingerprint, self._sealed_bytes, self.epoch, _packed(self.ahead))
         self._connection.execute("INSERT INTO store VALUES (?, ?, ?, ?)", fields)
-        self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", rows)
+        self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._written = {}
+        self._written = self._write_labels()
         self._connection.execute("COMMIT")
         self.is_intact = True
 
@@ -171,14 +184,23 @@ class Index:
         try:
             self._connection.executemany("DELETE FROM blocks WHERE slot = ?", ((slot,) for slot in deleted))
             self._connection.executemany("UPDATE blocks SET used = ? WHERE slot = ?", used)
-            self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", added)
+            self._connection.executemany("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?)", added)
+            written = self._write_labels()
             execute("UPDATE store SET epoch = ?, ahead = ?", (epoch, _packed(ahead)))
             execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 execute("ROLLBACK")
             raise
-        self.epoch, self.ahead = epoch, list(ahead)
+        self.epoch, self.ahead, self._written = epoch, list(ahead), written
+
+    def _write_labels(self) -> dict[bytes, bytes]:
+        """Write the labels that have changed; returns all."""
+        labels = self.labels.copy()
+        gone, new = self._written.keys() - labels.keys(), labels.items() - self._written.items()
+        self._connection.executemany("DELETE FROM labels WHERE namespace_id = ?", ((key,) for key in gone))
+        self._connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?)", new)
+        return labels
 
     def truncate_log(self) -> None:
         """Move the write-ahead log into the file and empty it: no deleted row is left in either.

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from radixkv.core.errors import InvalidArgumentError
@@ -28,6 +28,7 @@ from radixkv.stores.disk.folder import FLAG, DiskFolder
 from radixkv.stores.disk.slots import slot_bytes_of
 from radixkv.stores.disk.table import MIN_SLOTS, BlockTable, cause_of
 from radixkv.stores.errors import StoreError
+from radixkv.stores.leaf_first import Entry
 from radixkv.stores.stats import LevelCounters, LevelStats
 
 __all__ = ["DiskLevel"]
@@ -186,6 +187,9 @@ class DiskLevel:
         with self._lock:
             for name in self._table.tree.below(parents):
                 self._table.drop(name)
+        self._commit_now()
+
+    def _commit_now(self) -> None:
         if self._writing.acquire(timeout=ERASE_S):
             try:
                 if not self._is_closed:
@@ -245,6 +249,30 @@ class DiskLevel:
         """Ids of all namespaces that have blocks here. O(blocks)."""
         with self._lock:
             return {entry.namespace_id for entry in self._table.tree.entries.values()}
+
+    def follow(self, on_change: Callable[[bytes, Entry, bool], None]) -> None:
+        """Have changes reported: the name of a block, its entry, and whether it is found from now on. The function is called
+        under the level's lock: it must be short, and must not call the level.
+        """
+        self._table.on_change = on_change
+
+    def list_blocks(self, namespace_ids: Collection[bytes]) -> None:
+        """Report all blocks of these namespaces as found. O(blocks)."""
+        with self._lock:
+            for name, entry in self._table.tree.entries.items():
+                if entry.namespace_id in namespace_ids:
+                    self._table.on_change(name, entry, True)
+
+    def labels(self) -> dict[bytes, bytes]:
+        """What `label` has kept, by namespace id."""
+        return self._table.index.labels.copy()
+
+    def label(self, namespace_id: bytes, label: bytes) -> None:
+        """Keep some bytes with a namespace until it is erased: durable when it returns, but for a fault of the disk."""
+        with self._lock:
+            if namespace_id not in self._table.erased:
+                self._table.index.labels[namespace_id] = label
+        self._commit_now()
 
     def stats(self) -> LevelStats:
         """Counters since the level was opened. The breaker is that of reads, or that of writes where reads are well."""

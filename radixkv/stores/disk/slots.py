@@ -1,6 +1,6 @@
 """The slot file: equal slots, allocated in steps, read and written in place; no compaction, and an exact size.
 
-    slot:  sealed block | label: nonce 12, name 16, parent 16, namespace id 16, tag 16 | padding to whole sectors
+    slot:  sealed block | label: nonce 12, name 16, parent 16, namespace id 16, hint 8, tag 16 | padding to whole sectors
 
 A label is encrypted under the key of an epoch, which lies in the index and changes with each of its commits. So one sync makes
 a block durable with its place in the tree of names; the commit that lists it may come later. Labels of past epochs are noise.
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.block import SealedBlock
+from radixkv.stores.hints import HINT_BYTES
 from radixkv.stores.names import NAME_BYTES
 
 __all__ = ["EPOCH_BYTES", "SlotFile", "slot_bytes_of"]
@@ -25,7 +26,8 @@ __all__ = ["EPOCH_BYTES", "SlotFile", "slot_bytes_of"]
 SECTOR_BYTES = 512
 MIN_STEP_BYTES, MAX_STEP_BYTES = 4 << 20, 256 << 20
 EPOCH_BYTES, NONCE_BYTES = 16, 12
-LABEL_BYTES = NONCE_BYTES + 3 * NAME_BYTES + 16
+LABEL_BYTES = NONCE_BYTES + 3 * NAME_BYTES + HINT_BYTES + 16
+_NO_HINT = bytes(HINT_BYTES)
 MAX_RUN = 256
 """Slots per write call: two buffers each, and the system takes 1,024."""
 
@@ -117,9 +119,8 @@ class SlotFile:
         buffers: list[bytes | bytearray] = []
         for number, block in enumerate(blocks, slot):
             nonce = os.urandom(NONCE_BYTES)
-            label = self._epoch.encrypt(
-                nonce, block.name + block.parent + block.namespace_id, number.to_bytes(8, "big")
-            )
+            fields = block.name + block.parent + block.namespace_id + (block.hint or _NO_HINT)
+            label = self._epoch.encrypt(nonce, fields, number.to_bytes(8, "big"))
             buffers += (block.sealed, nonce + label + self._padding)
         if os.pwritev(self._fd, buffers, slot * self.slot_bytes) != len(blocks) * self.slot_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -147,8 +148,8 @@ class SlotFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, slot * self.slot_bytes, self.sealed_bytes, os.POSIX_FADV_WILLNEED)
 
-    def label(self, slot: int) -> tuple[bytes, bytes, bytes] | None:
-        """Name, parent and namespace id of the block that was written into a slot in this epoch; None: none was.
+    def label(self, slot: int) -> tuple[bytes, bytes, bytes, bytes] | None:
+        """Name, parent, namespace id and hint of the block that was written into a slot in this epoch; None: none was.
 
         Raises:
             OSError: it cannot be read.
@@ -158,7 +159,8 @@ class SlotFile:
             fields = self._epoch.decrypt(label[:NONCE_BYTES], label[NONCE_BYTES:], slot.to_bytes(8, "big"))
         except (InvalidTag, ValueError):
             return None
-        return fields[:16], fields[16:32], fields[32:]
+        hint = fields[48:]
+        return fields[:16], fields[16:32], fields[32:48], b"" if hint == _NO_HINT else hint
 
     def close(self) -> None:
         os.close(self._fd)

@@ -47,6 +47,7 @@ class BlockTable:
         ahead: slots to write to: the index has them as such, ascending.
         erased: ids of namespaces of which nothing is stored again. num_erasures, num_erased: asked for; durable.
         fault: of the index, which is opened again before it is next used.
+        on_change: called with the name of a block, its entry, and whether it is found from now on, under the lock.
 
     Raises:
         OSError, sqlite3.Error: the files cannot be set up.
@@ -63,6 +64,7 @@ class BlockTable:
         counters: LevelCounters,
         clock: Callable[[], float],
     ) -> None:
+        self.on_change: Callable[[bytes, Entry, bool], None] = lambda _name, _entry, _is_saved: None
         self._folder = folder
         self._sealed_bytes = sealed_bytes
         self._lock = lock
@@ -111,16 +113,19 @@ class BlockTable:
         taken: set[int] = set()
         for row in rows:
             if row.slot < self.slots.num_slots and row.slot not in taken and row.name not in sound:
-                sound[row.name] = Entry(row.slot, row.parent, ids.setdefault(row.namespace_id, row.namespace_id))
+                namespace_id = ids.setdefault(row.namespace_id, row.namespace_id)
+                sound[row.name] = Entry(row.slot, row.parent, namespace_id, row.hint)
                 taken.add(row.slot)
         self.tree = LeafFirst(sound.items(), clock=rows[-1].used if rows else 0)
         for row in unlisted(self.index, self.slots, taken):
             if row.name not in self.tree.entries:
                 taken.add(row.slot)
-                self.tree.add([(row.name, Entry(row.slot, row.parent, row.namespace_id))])
+                self.tree.add([(row.name, Entry(row.slot, row.parent, row.namespace_id, row.hint))])
                 self.tree.touch([row.name])
                 self.unlisted.append(row.name)
         self.slots.free = [slot for slot in range(self.slots.num_slots - 1, -1, -1) if slot not in taken]
+        ids |= {entry.namespace_id: b"" for entry in self.tree.entries.values()}
+        self.index.labels = {key: label for key, label in self.index.labels.items() if key in ids}
         if len(sound) < len(rows) or not self.index.is_intact:
             _LOG.warning("%s: the index was damaged; %d blocks are left", self._folder.path, len(sound))
             self._rebuild_index()
@@ -131,10 +136,13 @@ class BlockTable:
         entry = self.tree.remove(name)
         if entry is not None:
             self.dropped.append(entry.slot)
+            self.on_change(name, entry, False)
 
     def erase(self, namespace_ids: Collection[bytes]) -> None:
         """Drop all blocks of namespaces; `mend` deletes their traces. Under the lock. O(blocks)."""
         self.erased.update(namespace_ids)
+        for namespace_id in namespace_ids:
+            self.index.labels.pop(namespace_id, None)
         for name in [name for name, entry in self.tree.entries.items() if entry.namespace_id in self.erased]:
             self.drop(name)
         self.num_erasures += 1
@@ -171,7 +179,7 @@ class BlockTable:
         with self._lock:
             dropped, self.dropped = self.dropped, []
             rows = [
-                Row(entry.slot, name, entry.parent, entry.namespace_id, number)
+                Row(entry.slot, name, entry.parent, entry.namespace_id, number, entry.hint)
                 for number, (name, entry) in enumerate(self.tree.entries.items(), 1)
             ]
             self.tree.clock = max(self.tree.clock, len(rows))
@@ -201,10 +209,10 @@ class BlockTable:
     def _add(self, blocks: Sequence[SealedBlock], slots: Sequence[int]) -> None:
         """Let blocks be found, which are durable in their slots."""
         with self._lock:
-            self.tree.add(
-                (block.name, Entry(slot, block.parent, block.namespace_id))
-                for slot, block in zip(slots, blocks, strict=True)
-            )
+            for slot, block in zip(slots, blocks, strict=True):
+                entry = Entry(slot, block.parent, block.namespace_id, block.hint)
+                self.tree.add([(block.name, entry)])
+                self.on_change(block.name, entry, True)
             self.tree.touch([block.name for block in reversed(blocks)])
             self.unlisted += [block.name for block in blocks]
             for block in blocks:
@@ -227,6 +235,8 @@ class BlockTable:
         with self._lock:
             evicted = self.tree.evict(num_blocks, keep)
             self.dropped += [entry.slot for _, entry in evicted]
+            for name, entry in evicted:
+                self.on_change(name, entry, False)
         self._counters.evicted(len(evicted))
 
     def _grow(self, num_slots: int) -> None:
@@ -254,9 +264,11 @@ class BlockTable:
             if entry.slot >= num_slots:
                 (slot,) = self.slots.take(1)
                 self.slots.read(entry.slot, memoryview(buffer))
-                self.slots.write([slot], [SealedBlock(name, entry.parent, entry.namespace_id, bytes(buffer))])
+                self.slots.write(
+                    [slot], [SealedBlock(name, entry.parent, entry.namespace_id, bytes(buffer), entry.hint)]
+                )
                 left.append(entry.slot)
-                moved.append(Row(slot, name, entry.parent, entry.namespace_id, number))
+                moved.append(Row(slot, name, entry.parent, entry.namespace_id, number, entry.hint))
         self.slots.sync()
         self.index.commit([], deleted=left, added=moved)
         for row in moved:
@@ -270,7 +282,7 @@ class BlockTable:
             self.dropped, self.tree.used, self.unlisted = [], {}, []
             entries, new = self.tree.entries, set(names)
             rows = [
-                Row(entry.slot, name, entry.parent, entry.namespace_id, used.get(name, self.tree.clock))
+                Row(entry.slot, name, entry.parent, entry.namespace_id, used.get(name, self.tree.clock), entry.hint)
                 for name in dict.fromkeys(names)
                 if (entry := entries.get(name)) is not None
             ]
@@ -309,7 +321,8 @@ def unlisted(index: Index, slots: SlotFile, taken: set[int]) -> list[Row]:
             except OSError:
                 continue
             if label is not None:
-                rows.append(Row(slot, *label, used=0))
+                name, parent, namespace_id, hint = label
+                rows.append(Row(slot, name, parent, namespace_id, 0, hint))
     return rows
 
 

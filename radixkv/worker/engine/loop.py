@@ -58,6 +58,9 @@ __all__ = ["EngineLoop", "Origin"]
 
 _LOG = logging.getLogger(__name__)
 
+_HINT = "hint"
+"""The service's feature; a cache in process has them all."""
+
 _WAITED_SHARE = 0.2
 """On two busy cores a service in another process answers within 2 to 6 ms, and a batch of eight takes 30."""
 
@@ -143,6 +146,8 @@ class EngineLoop:
             if self.stored is not None:
                 self._batch_step.advanced = self.stored.advanced
         self._answers: deque[Future[list[StepResult]]] = deque()
+        self._hinted: Future[list[StepResult]] = Future()  # the last hints
+        self._hinted.set_result([])
         self._notices: list[Notice] = []  # not yet given to the scheduler
         self._calls: deque[_Call] = deque()
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap; ended ones are skipped
@@ -250,6 +255,8 @@ class EngineLoop:
         if ops:
             self._submit(ops)
             self._wait_for_beginners(ops)
+        if self.stored:
+            self._tell_hints(self.stored)
         has_news |= self._finish_batch()
         has_news |= self._take_answers()
         rows = self._scheduler.plan_batch()
@@ -324,6 +331,15 @@ class EngineLoop:
         self._answers.append(answer)
         if not answer.done():
             answer.add_done_callback(lambda _: self._wake())
+
+    def _tell_hints(self, stored: StoredBlocks) -> None:
+        """Report changes below the pool, one Step at a time; a service of an earlier version gets none."""
+        ops = stored.take_hints() if self._hinted.done() else []
+        if not ops or _HINT not in getattr(self.holder, "features", (_HINT,)):
+            return
+        with suppress(RadixKVError):  # a lost lease is noticed with the next Step
+            self._hinted = self.holder.submit(ops)
+            self._hinted.add_done_callback(lambda _: self._wake())
 
     def _wait_for_beginners(self, ops: Sequence[StepOp]) -> None:
         if self._answers and any(isinstance(op, (AcquireOp, ForkOp)) for op in ops):
@@ -464,5 +480,7 @@ class EngineLoop:
             except RadixKVError as refusal:
                 error = refusal
             else:
+                if self.stored:
+                    self.stored.tell_again()
                 return
         self.end_all(error)

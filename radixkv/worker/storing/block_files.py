@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens
 from radixkv.generation.block_file import ImportedBlocks
@@ -84,7 +85,8 @@ class BlockFiles:
             self._kind(namespace), pieces, max_tokens=self._max_tokens, vocab_size=self._vocab_size
         )
         keys, parent, names = self._names(tokens, namespace)
-        num_stored = self._store.save_now([parent, *names], keys, blocks)
+        hashes = chained_hashes(namespace_hash(namespace), tokens, self._block_bytes)
+        num_stored = self._store.save_now([parent, *names], keys, blocks, hashes)
         return ImportedBlocks(num_tokens(tokens), num_stored * self._block_size)
 
     def _kind(self, namespace: str) -> BlockKind:
@@ -95,7 +97,7 @@ class BlockFiles:
         """Keys, the root name, and the names of whole blocks."""
         if self._store.is_clearing(namespace):
             raise UnavailableError("this namespace is being erased; try again")
-        keys = self._store.keys.of(namespace)
+        keys = self._store.keys_of(namespace)
         root = self._store.root(keys, adapter_of(namespace))
         return keys, root, names_of(keys, root, tokens, self._block_bytes)
 

@@ -14,19 +14,22 @@ computing would take is computed; one that comes later is used where computing h
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
 from torch import Tensor
 
-from radixkv.core.api import Copy
+from radixkv.core.api import Copy, HintOp
+from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.journal import Dropped
 from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.stats import EngineCounters
 from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
+from radixkv.stores.hints import mask
 from radixkv.stores.host import Kept, Row
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
@@ -143,6 +146,7 @@ class StoredBlocks:
         self._own: set[int] = set()  # blocks of the last answer
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
+        self._hashes = array("Q", bytes(8 * pool.num_blocks))  # by which the service names what is held
         self.runner = StoringRunner(runner, self._overwritten)
         self._unsaved: dict[int, None] = {}  # blocks, the oldest first
         self._loading: list[_Loading] = []
@@ -203,7 +207,7 @@ class StoredBlocks:
     def _names(self, branch: Branch, first: int, end: int) -> tuple[NamespaceKeys, list[bytes]]:
         """Names of blocks [first - 1, end) of a branch's history. O(blocks after the last one whose name is known)."""
         generation = branch.generation
-        keys = self._store.keys.of(generation.namespace)
+        keys = self._store.keys_of(generation.namespace)
         name = self._store.root(keys, generation.adapter)
         known = first
         while known:
@@ -213,6 +217,11 @@ class StoredBlocks:
                 break
             known -= 1
         tokens = branch.packed_tokens[known * self._block_bytes : end * self._block_bytes]
+        if self._store.hints is not None:
+            above = self._hashes[branch.block_table[known - 1]] if known else namespace_hash(generation.namespace)
+            hashes = chained_hashes(above, tokens, self._block_bytes)
+            for block_id, block_hash in zip(branch.block_table[known:end], hashes, strict=False):
+                self._hashes[block_id] = block_hash
         return keys, [name, *names_of(keys, name, tokens, self._block_bytes)][first - known :]
 
     # -- saving -------------------------------------------------------------------------------------------------------
@@ -278,7 +287,10 @@ class StoredBlocks:
             self._pool.save([block_id for block_id, _ in chosen], [row.slot for row in rows])
             wait = self._pool.fence()
             self._store.save(
-                [Unsaved(*held, row._replace(wait=wait)) for (_, held), row in zip(chosen, rows, strict=True)]
+                [
+                    Unsaved(*held, row._replace(wait=wait), mask(held.keys.hint_key, held.name, self._hashes[block_id]))
+                    for (block_id, held), row in zip(chosen, rows, strict=True)
+                ]
             )
         for block_id, held in blocks[len(rows) :]:  # a load has taken their rows
             if self._held[block_id] is held:
@@ -319,6 +331,17 @@ class StoredBlocks:
                 self._held[block_id] = None
                 gone.append(name)
         self._store.drop(keys.id, gone)
+
+    # -- hints --------------------------------------------------------------------------------------------------------
+
+    def take_hints(self) -> list[HintOp]:
+        """The next changes of the disk level to be reported to the service."""
+        return self._store.hints.take() if self._store.hints is not None else []
+
+    def tell_again(self) -> None:
+        """A new service, or a new life of the pool, knows nothing of the disk level."""
+        if self._store.hints is not None:
+            self._store.hints.tell_again()
 
     # -- exports ------------------------------------------------------------------------------------------------------
 
@@ -394,7 +417,7 @@ class StoredBlocks:
         """Whole blocks' tokens, after the cached ones, on host and disk level, up to the first that is missing. Any thread."""
         if self._store.is_clearing(namespace):
             return StoredPrefix()
-        keys = self._store.keys.of(namespace)
+        keys = self._store.keys_of(namespace)
         names = names_of(keys, self._store.root(keys, adapter_of(namespace)), tokens, self._block_bytes)
         first = -(-num_cached_tokens // self._block_size)
         num_in_host = self._store.host.count(names[first:])

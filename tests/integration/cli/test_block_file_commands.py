@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 import safetensors
 from byte_model import save_byte_model
+from chat_stack import chat_stack
+from stored_engine import open_store
+from talk import Talk
 
 from radixkv.cli import main
 from radixkv.generation.client import GenerationClient
@@ -21,6 +27,7 @@ from radixkv.generation.request import GenerateParams, Prompt
 from radixkv.generation.stream import Delta
 from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import Worker, WorkerConfig
+from radixkv.worker.server import GenerationServer
 
 MESSAGES = [{"role": "user", "content": "Name a river in France, and say how long it is and where its spring lies."}]
 SIZE = 64 << 20
@@ -133,3 +140,32 @@ def test_blocks_of_another_precision_are_rejected(
         assert main(["import", str(path), "--worker", worker.address]) == 1
         assert "file's fingerprint is" in capsys.readouterr().err
         assert ask(worker.address, Prompt(text=story)).num_cached == 0
+
+
+def test_a_reply_of_a_gateway_is_exported_by_its_id(
+    default_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        chat_stack(default_model, store=partial(open_store, tmp_path)) as stack,
+        GenerationServer(stack.engine, "127.0.0.1:0") as worker,
+    ):
+        here = ("--gateway", f"http://{stack.server.address}", "--worker", worker.address)
+        chat = {"model": "gibberish", "temperature": 0, "max_output_tokens": 30}
+        salted = {**chat, "input": "Name a river.", "cache_salt": "pepper"}
+        for number, body in enumerate(({**chat, "input": "Name a river."}, salted)):
+            said = httpx.post(f"{stack.server.url}/responses", json=body, timeout=60).raise_for_status().json()
+            path = tmp_path / f"reply{number}"
+            assert main(["export", str(path), "--response", said["id"], *here]) == 0
+            length = said["usage"]["total_tokens"]
+            printed = re.fullmatch(r".*: (\d+) of (\d+) tokens, .*\n", capsys.readouterr().out)
+            assert printed is not None
+            assert int(printed[2]) in (length, length + 1)
+            assert int(printed[1]) >= length // 16 * 16 - 16
+        with Talk(stack.server.url) as talk:
+            conversation = talk.begin()
+            _, reply = talk.turn(conversation, "Where does the river begin?", max_tokens=40)
+            place = f"{conversation}/{reply['id']}"
+            assert main(["export", str(tmp_path / "branch"), "--branch", place, *here]) == 0
+        for arguments in (("--response", "resp_none"), ("--branch", "a/b"), ("--response", "x", "--namespace", "y")):
+            assert main(["export", str(tmp_path / "none"), *arguments, *here]) == 1
+        assert not (tmp_path / "none").exists()

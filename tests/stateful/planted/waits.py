@@ -126,8 +126,8 @@ PLANTED_WAITS = (
     PlantedBug(
         "a match in a Step that looks into one namespace only",
         "cache/steps.py",
-        "cache.match(op.tokens, namespace=op.namespace)",
-        "cache.match(op.tokens)",
+        "cache.match_device(op.tokens, namespace=op.namespace)",
+        "cache.match_device(op.tokens)",
     ),
     PlantedBug(
         "an unshared block matched: its tree is there for everyone",

@@ -27,6 +27,7 @@ from radixkv.core.api import (
     ExtendOp,
     ExtendResult,
     ForkOp,
+    HintOp,
     InsertOp,
     MatchOp,
     MatchResult,
@@ -94,6 +95,7 @@ retentions = st.builds(
 whole_tokens = tokens.filter(lambda packed: len(packed) % 4 == 0)
 pins = st.builds(PinOp, whole_tokens, st.floats(allow_nan=False), st.text())
 unpins = st.builds(UnpinOp, whole_tokens, st.text())
+hashes = st.lists(st.integers(0, 2**64 - 1), max_size=3).map(lambda values: array("Q", values))
 quotas = st.builds(SetQuotaOp, st.text(), st.none() | integers, st.none() | integers)
 ops = st.one_of(
     st.builds(
@@ -116,6 +118,7 @@ ops = st.one_of(
     st.builds(EvictBranchOp, whole_tokens, st.text()),
     st.builds(ClearOp, st.text()),
     quotas,
+    st.builds(HintOp, st.sampled_from(("host", "disk")), hashes, hashes, st.text()),
     st.builds(ExtendOp, integers, integers),
     st.builds(InsertOp, integers, integers, tokens.filter(lambda t: len(t) % 4 == 0)),
     st.builds(ForkOp, integers, integers, integers, integers, st.none() | st.lists(integers, max_size=3).map(tuple)),

@@ -28,7 +28,7 @@ def test_the_file_is_made_at_first_start_for_its_owner_alone(path: Path) -> None
         os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o600
     assert StoreKeys(path).of("alice") == first
-    assert [len(field) for field in first] == [16, 32, 32, 10]
+    assert [len(field) for field in first] == [16, 32, 32, 10, 32]
 
 
 def test_two_hosts_with_copies_derive_equal_keys_and_two_files_share_nothing(path: Path, tmp_path: Path) -> None:

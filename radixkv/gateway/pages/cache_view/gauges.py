@@ -33,6 +33,8 @@ class Point(NamedTuple):
     num_evictable_blocks: int
     num_promised_blocks: int
     num_pinned_blocks: int
+    num_host_blocks: int
+    num_disk_blocks: int
     num_nodes: int
     num_sequences: int
     num_pins: int

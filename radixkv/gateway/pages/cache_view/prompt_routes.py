@@ -2,6 +2,7 @@
 
 POST   /v1/radixkv/match      number of cached tokens
 POST   /v1/radixkv/explain    where it diverges from the cache, and why
+POST   /v1/radixkv/tokens     its token ids, and the namespace where they are cached
 POST   /v1/radixkv/pins       pin its cached prefix
 DELETE /v1/radixkv/pins       end the longest pin that it begins with
 GET    /v1/radixkv/pins       the tenant's pins
@@ -18,17 +19,18 @@ from pydantic import Field
 from radixkv.client import RemoteReader
 from radixkv.core.api import DEFAULT_NAMESPACE, PinInfo
 from radixkv.core.errors import PinBudgetError, UnknownPoolError
-from radixkv.core.namespaces import derived_namespace, shares_prefix
+from radixkv.core.namespaces import derived_namespace, shares_prefix, with_adapter
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.conversation_service import service_of
+from radixkv.gateway.api.responses.cut import space_of
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.protocol.fields import ClosedModel, PlainObject, TokenIds
+from radixkv.gateway.protocol.fields import ClosedModel, Name, PlainObject, TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.options import CacheSalt, ModelName, Sharing
@@ -45,12 +47,13 @@ _Result = TypeVar("_Result")
 
 
 class CachedPrompt(ClosedModel):
-    """A text, token ids, or messages as in a chat request; or a branch of a stored conversation."""
+    """A text, token ids, or messages as in a chat request; or a branch of a stored conversation; or a stored response."""
 
     model: ModelName | None = None
     prompt: str | TokenIds | None = None
     messages: ChatMessages | None = None
     branch: Branch | None = Field(None, description="With it, only `model` and `ttl_s` may be given.")
+    response: Name | None = Field(None, description="Its id: all up to the end of its reply. As with `branch`.")
     tools: ChatTools | None = None
     chat_template_kwargs: PlainObject | None = None
     cache_salt: CacheSalt = None
@@ -67,11 +70,15 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
     backend, state = request.app.state.backend, request.app.state
     assert context.tenant is not None
     sharing = context.choose_sharing(body.sharing)
-    if sum(each is not None for each in (body.prompt, body.messages, body.branch)) != 1:
-        message = "one of prompt, messages and branch must be given"
+    if sum(each is not None for each in (body.prompt, body.messages, body.branch, body.response)) != 1:
+        message = "one of prompt, messages, branch and response must be given"
         raise ApiError(400, message, code="invalid_value", param="prompt")
     if body.branch is not None:
+        _check_alone(body, "branch")
         return await _place_of_branch(body, body.branch, request, context.tenant, sharing)
+    if body.response is not None:
+        _check_alone(body, "response")
+        return await _place_of_response(body, body.response, request, context.tenant)
     owner = context.tenant.namespace or DEFAULT_NAMESPACE
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
@@ -88,10 +95,21 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
     return Place(tokens, derived_namespace(owner, salt=salt, adapter=model.adapter))
 
 
-async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant, sharing: str) -> Place:
+def _check_alone(body: CachedPrompt, given: str) -> None:
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
-            raise ApiError(400, f"{name} does not go with branch", code="invalid_value", param=name)
+            raise ApiError(400, f"{name} does not go with {given}", code="invalid_value", param=name)
+
+
+async def _place_of_response(body: CachedPrompt, response_id: str, request: Request, tenant: Tenant) -> Place:
+    stored = await request.app.state.store.context(tenant.namespace, response_id)
+    if not stored.tokens:
+        raise ApiError(400, "the token ids of this response are not known", code="invalid_value", param="response")
+    model = await served_model(request, body.model or stored.body["model"])
+    return Place(stored.tokens, with_adapter(space_of(stored, tenant.namespace or DEFAULT_NAMESPACE), model.adapter))
+
+
+async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request, tenant: Tenant, sharing: str) -> Place:
     store = service_of(request).store
     conversation = await store.about(tenant.namespace, branch.conversation)
     path = await store.path(tenant.namespace, branch.conversation, branch.message)
@@ -101,7 +119,8 @@ async def _place_of_branch(body: CachedPrompt, branch: Branch, request: Request,
 
 def _shares(body: CachedPrompt, context: RequestContext) -> bool:
     """Whether a request with this prompt uses cached prefixes."""
-    return shares_prefix(context.sharing, salted=body.cache_salt is not None or body.branch is not None)
+    is_salted = any(each is not None for each in (body.cache_salt, body.branch, body.response))
+    return shares_prefix(context.sharing, salted=is_salted)
 
 
 async def _ask(request: Request, call: Any) -> Any:
@@ -120,11 +139,18 @@ async def _ask(request: Request, call: Any) -> Any:
 
 @router.post("/match")
 async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
-    """Number of cached tokens of a prompt that a request finds. Does not count as a use: recency is unchanged."""
+    """Number of cached tokens of a prompt that a request finds, and of those after them on the worker's disk. Recency is
+    unchanged.
+    """
     tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
-    num_found = found.num_tokens if _shares(body, context) else 0
-    return {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": num_found}
+    shares = _shares(body, context)
+    return {
+        "num_prompt_tokens": num_tokens(tokens),
+        "num_cached_tokens": found.num_tokens if shares else 0,
+        "num_host_tokens": found.num_host_tokens if shares else 0,
+        "num_disk_tokens": found.num_disk_tokens if shares else 0,
+    }
 
 
 @router.post("/explain")
@@ -137,18 +163,28 @@ async def explain(body: CachedPrompt, request: Request, context: CurrentContext)
     if not _shares(body, context):
         nothing = {"wanted_token_ids": [], "found_token_ids": [], "num_siblings": 0, "evicted": None}
         found = {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": 0, "cause": "unshared", **nothing}
+        found |= {"num_host_tokens": 0, "num_disk_tokens": 0}
         return {"sharing": context.sharing, **found}
     told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
     return {
         "sharing": context.sharing,
         "num_prompt_tokens": told.num_prompt_tokens,
         "num_cached_tokens": told.num_tokens,
+        "num_host_tokens": told.num_host_tokens,
+        "num_disk_tokens": told.num_disk_tokens,
         "cause": told.cause,
         "wanted_token_ids": unpack_tokens(told.wanted),
         "found_token_ids": unpack_tokens(told.found),
         "num_siblings": told.num_siblings,
         "evicted": None if told.evicted is None else told.evicted._asdict(),
     }
+
+
+@router.post("/tokens")
+async def tokens(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Token ids of a prompt, and the namespace where they are cached, as the worker's own calls take them."""
+    place = await _place_of(body, request, context)
+    return {"token_ids": unpack_tokens(place.tokens), "cache_namespace": place.namespace}
 
 
 @router.post("/pins")

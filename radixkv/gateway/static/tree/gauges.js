@@ -82,6 +82,8 @@ function PoolCard({ latest }) {
     ["evictable", "cached, evictable", latest.num_evictable_blocks],
     ["free", "free", latest.num_free_blocks],
   ];
+  const tiers = [[latest.num_host_blocks, "in host memory"], [latest.num_disk_blocks, "on disk"]];
+  const below = tiers.filter(([blocks]) => blocks).map(([blocks, where]) => `${count(blocks, "block")} ${where}`);
   const words = parts.map(([, name, blocks]) => `${blocks.toLocaleString("en")} ${name}`).join(", ");
   const used = 1 - latest.num_free_blocks / latest.num_blocks;
   let x = 0;
@@ -99,6 +101,7 @@ function PoolCard({ latest }) {
     <ul class="keys small soft" aria-hidden="true">
       ${parts.map(([name, told]) => html`<li><i class=${`bar-${name}`}></i>${told.replace("cached, ", "")}</li>`)}
     </ul>
+    ${below.length > 0 && html`<p class="small soft numbers">below it ${below.join(", ")}</p>`}
   </section>`;
 }
 

@@ -65,6 +65,8 @@ def test_a_prompt_is_matched_explained_and_pinned_as_a_request_with_it_is(url: s
     assert ask(url, "POST", "radixkv/match", **mine).json() == {
         "num_prompt_tokens": length,
         "num_cached_tokens": length,
+        "num_host_tokens": 0,
+        "num_disk_tokens": 0,
     }
     assert ask(url, "POST", "radixkv/explain", **mine).json()["cause"] == "cached"
     pinned = ask(url, "POST", "radixkv/pins", ttl_s=60, **mine).json()
