@@ -22,8 +22,10 @@ from radixkv.core.api import (
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    PoolRoute,
     RetainOp,
     Retention,
+    WorkerReport,
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -41,9 +43,11 @@ from radixkv.wire.reads import (
     NODE,
     PIN,
     RETAIN,
+    ROUTE,
     STATS,
     USAGE,
 )
+from radixkv.wire.values import WORKER_REPORT
 
 __all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 
@@ -120,6 +124,15 @@ class RemoteReader:
             self._stub.Match, readers.MatchRequest(pool=pool_name, namespace=namespace, tokens=packed)
         )
         return response
+
+    def route_all(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> dict[str, PoolRoute]:
+        """What every pool of the service has of a prompt, and its worker, by name of the pool.
+
+        Raises:
+            LimitError: the service has more than 64 pools.
+        """
+        request = readers.RouteRequest(namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens))
+        return {pool.pool: ROUTE.read(pool) for pool in self._call(self._stub.Route, request).pools}
 
     def explain(
         self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
@@ -238,6 +251,10 @@ class RemoteReader:
     def stats_all(self) -> dict[str, CacheStats]:
         """`stats` of every pool of the service, by name."""
         return {pool.pool: STATS.read(pool) for pool in self._all_stats()}
+
+    def workers_all(self) -> dict[str, WorkerReport]:
+        """What the holder of every pool of the service reports of itself, by name of the pool."""
+        return {pool.pool: WORKER_REPORT.read(pool.worker) for pool in self._all_stats()}
 
     def event_stats_all(self) -> dict[str, EventStats]:
         """`event_stats` of every pool of the service, by name."""

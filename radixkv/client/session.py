@@ -34,6 +34,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
     UnpinOp,
+    WorkerLoad,
 )
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -48,7 +49,7 @@ from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES, unknown_option
 from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import PENDING, op_from_proto, op_to_proto, result_from_proto
-from radixkv.wire.values import SHAPE, unpack_blocks
+from radixkv.wire.values import SHAPE, WORKER_LOAD, unpack_blocks
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
@@ -94,6 +95,7 @@ class HolderSession:
         on_restart: called when a restarted service has accepted the holder; must be short and must not raise.
         on_freed: called with freed block ids, before the answer that brings them is complete; as `on_restart`.
         on_journal: called with changes of the pool by others, after the answers before them; as `on_restart`.
+        load: returns how busy the holder is, for routers; on any thread, short, and must not raise. None: it reports nothing.
 
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
@@ -109,6 +111,7 @@ class HolderSession:
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
         on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
+        load: Callable[[], WorkerLoad] | None = None,
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
@@ -121,6 +124,8 @@ class HolderSession:
         )
         self._notices = notices
         self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
+        self._load = load
+        self._told_load: WorkerLoad | None = None  # on the open stream
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
@@ -182,6 +187,8 @@ class HolderSession:
             step.number = self._num_answered + num_pending + 1
             step.acknowledged_through = self._num_answered
             step.notices_acknowledged_through = self._notices.num_received
+            if self._load is not None:
+                self._write_load(step)
             message = request.SerializeToString()
             self._check_size(len(message))
             future = self._spare_future
@@ -223,6 +230,7 @@ class HolderSession:
             request.step.number = self._num_answered + self._num_sent + 1
             request.step.acknowledged_through = self._num_answered
             request.step.notices_acknowledged_through = self._notices.num_received
+            self._write_load(request.step)
             send(request.SerializeToString())
             self._num_sent += 1
 
@@ -239,6 +247,8 @@ class HolderSession:
             self._hello.stream_number += 1
             del self._hello.awaited[:]
             self._hello.awaited.extend(map(PENDING.to_proto, self._notices.awaited))
+            if self._load is not None:
+                WORKER_LOAD.write(self._load(), self._hello.load)
             self._opened_send = send
             send(workers.AttachRequest(hello=self._hello).SerializeToString())
 
@@ -261,13 +271,27 @@ class HolderSession:
         elif response.HasField("attached"):
             self._take_attached(response.attached, send)
 
-    def heartbeat(self) -> None:
-        """Send a heartbeat, if the holder is attached."""
+    def announce(self, generation_address: str, fingerprint: str) -> None:
+        """From the next stream on, say where Generation is served, and what."""
+        with self._lock:
+            self._hello.generation_address, self._hello.fingerprint = generation_address, fingerprint
+
+    def _write_load(self, message: workers.Step | workers.Heartbeat) -> None:
+        """Add the present load, for a service that reads it. The lock is held."""
+        if self._load is not None and "load" in self._features:
+            self._told_load = self._load()
+            WORKER_LOAD.write(self._told_load, message.load)
+
+    def heartbeat(self, only_news: bool = False) -> None:
+        """Send a heartbeat, if the holder is attached. `only_news`: only if the service should hear of another load."""
+        if only_news and (self._load is None or self._load() == self._told_load):
+            return
         with self._lock:
             if self._send is not None:
                 heartbeat = workers.Heartbeat(
                     acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_received
                 )
+                self._write_load(heartbeat)
                 self._send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
 
     def stop_sending(self) -> None:

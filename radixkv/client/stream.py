@@ -26,6 +26,7 @@ __all__ = ["StepStream"]
 _METHOD = f"/{workers.DESCRIPTOR.services_by_name['Workers'].full_name}/Attach"
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
 _CLOSE_TIMEOUT_S = 2.0
+_LOAD_S = 0.1  # between two looks at whether the load has changed
 
 
 class StepStream:
@@ -180,10 +181,13 @@ class StepStream:
     # -- the heartbeat thread -----------------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        """Send three heartbeats per TTL; cancel a stream without a message for a TTL."""
-        while not self._closing.wait(self._silence_s / 3) and self._session.error is None:
-            call = self._call
-            self._session.heartbeat()
+        """Send three heartbeats per TTL, and one for each change of the load; cancel a stream without a message for a TTL."""
+        beaten_at_s = time.monotonic()
+        while not self._closing.wait(min(self._silence_s / 3, _LOAD_S)) and self._session.error is None:
+            call, now_s = self._call, time.monotonic()
+            is_due = now_s - beaten_at_s >= self._silence_s / 3
+            self._session.heartbeat(only_news=not is_due)
+            beaten_at_s = now_s if is_due else beaten_at_s
             if call is not None and time.monotonic() > self._heard_at_s + self._silence_s:
                 call.cancel()
 
