@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -131,8 +131,22 @@ class RemoteReader:
         Raises:
             LimitError: the service has more than 64 pools.
         """
+        return self.begin_route(tokens, namespace, self._timeout_s)()
+
+    def begin_route(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, timeout_s: float = 10.0
+    ) -> Callable[[], dict[str, PoolRoute]]:
+        """Begin `route_all` and return at once; what is returned waits for the answer, and raises as `route_all`."""
         request = readers.RouteRequest(namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens))
-        return {pool.pool: ROUTE.read(pool) for pool in self._call(self._stub.Route, request).pools}
+        call = self._stub.Route.future(request, timeout=timeout_s)
+
+        def wait() -> dict[str, PoolRoute]:
+            try:
+                return {pool.pool: ROUTE.read(pool) for pool in call.result().pools}
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, self.address) from None
+
+        return wait
 
     def explain(
         self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -88,6 +89,7 @@ class GenerationClient:
         address: ``host:port`` or ``unix:path``.
         timeout_s: for calls other than generations, which have no limit by default.
         credentials: key and TLS settings; None: no key, in plaintext.
+        id_prefix: what the ids of its generations begin with for callers, who tell workers by it.
         retries: whether a failed call that has no answer yet is retried for about a second and a half.
 
     Every call raises the engine's errors, and `UnavailableError` if the worker cannot be reached. An engine that sends a status
@@ -101,8 +103,10 @@ class GenerationClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retries: bool = True,
         credentials: Credentials | None = None,
+        id_prefix: str = "",
     ) -> None:
         self.address = address
+        self._id_prefix = id_prefix
         self._timeout_s = timeout_s
         self._retries = retries
         service = pb.DESCRIPTOR.services_by_name["Generation"]
@@ -183,7 +187,8 @@ class GenerationClient:
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a generation from a token position; see `Engine.fork`. Returns once the worker has accepted it."""
-        request = wire.fork_to_proto(params)
+        worker_id = params.generation_id.removeprefix(self._id_prefix)
+        request = wire.fork_to_proto(replace(params, generation_id=worker_id))
         return self._begin(lambda: self._stub.ForkGeneration(request), params.timeout_s)
 
     def close(self) -> None:
@@ -234,6 +239,8 @@ class GenerationClient:
         try:
             for message in call:
                 event = wire.event_from_proto(message)
+                if isinstance(event, Started):
+                    event = replace(event, generation_id=self._id_prefix + event.generation_id)
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
