@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from radixkv.client import Credentials
-from radixkv.core.api import DEFAULT_NAMESPACE, CacheStats, PoolRoute
+from radixkv.core.api import DEFAULT_NAMESPACE, CacheStats, PoolRoute, WorkerReport
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
@@ -125,6 +125,10 @@ class RoutedGenerator:
         except UnavailableError:
             self._refused(worker)
             raise
+
+    def workers(self) -> list[WorkerReport]:
+        """What the workers that are known reported of themselves. O(workers)."""
+        return [route.worker for route in self._members.known()]
 
     def rank(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, length: int | None = None) -> list[Choice]:
         """The workers for a prompt, the best first. `length`: of the prompt in tokens, if not of `tokens`."""
