@@ -20,10 +20,12 @@ from radixkv.core.api import DEFAULT_NAMESPACE, PoolRoute
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.net.addresses import parse_address
 
-__all__ = ["Members", "resolve"]
+__all__ = ["ANSWER_S", "Members", "resolve"]
 
 MAX_SERVICES = 16
-_ANSWER_S = 0.02
+ANSWER_S = 0.02
+"""How long services are waited for."""
+
 _LOOK_S, _LOOK_PAUSE_S = 1.0, 0.5
 _LOOKUPS_PAUSE_S = 5.0
 """Between two look-ups of the names of services."""
@@ -73,7 +75,7 @@ class Members:
         self._thread = threading.Thread(target=self._keep_looking, name="radixkv-members", daemon=True)
         self._thread.start()
 
-    def ask(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, wait_s: float = _ANSWER_S) -> list[PoolRoute]:
+    def ask(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, wait_s: float = ANSWER_S) -> list[PoolRoute]:
         """What the pool of each worker has of a prompt; of a silent service, its last known workers without a match.
 
         Loads are as old as they say, also of silent services. O(pools). Waits `wait_s` at most.

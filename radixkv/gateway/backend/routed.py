@@ -26,7 +26,7 @@ from radixkv.core.api import DEFAULT_NAMESPACE, CacheStats, PoolRoute, WorkerRep
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
-from radixkv.gateway.backend.members import Members
+from radixkv.gateway.backend.members import ANSWER_S, Members
 from radixkv.generation.block_file import ImportedBlocks
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.erasure import ErasedLevel, StoredPrefix
@@ -65,6 +65,7 @@ class RoutedGenerator:
     Args:
         services: addresses of the workers' cache services; see `Members`.
         credentials: for services and workers.
+        answer_s: how long the services are waited for at each request.
         clock: seconds, monotonic.
         rng: decides between equal workers.
 
@@ -76,11 +77,13 @@ class RoutedGenerator:
         services: Sequence[str],
         *,
         credentials: Credentials | None = None,
+        answer_s: float = ANSWER_S,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._members = Members(services, credentials=credentials, clock=clock)
         self._credentials = credentials
+        self._answer_s = answer_s
         self._rng = rng or random.Random()
         self._lock = threading.Lock()  # of all below
         self._own = OwnChoices(clock)
@@ -132,7 +135,7 @@ class RoutedGenerator:
 
     def rank(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, length: int | None = None) -> list[Choice]:
         """The workers for a prompt, the best first. `length`: of the prompt in tokens, if not of `tokens`."""
-        offers = self._of_one_kind(self._members.ask(tokens, namespace))
+        offers = self._of_one_kind(self._members.ask(tokens, namespace, self._answer_s))
         with self._lock:
             own = {
                 offer.worker.generation_address: self._own.since(

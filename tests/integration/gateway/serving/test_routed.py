@@ -71,7 +71,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 @pytest.fixture
 def routed(hosts: tuple[Host, Host]) -> Iterator[RoutedGenerator]:
-    with RoutedGenerator([host.address for host in hosts]) as generator:
+    with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as generator:
         wait_until(lambda: len(generator.rank(b"")) == 2)
         yield generator
 
@@ -115,7 +115,7 @@ def test_a_request_goes_to_the_worker_that_holds_its_prompt_from_any_gateway(
     for first in range(6):
         list(routed.generate(request(first)))
     owners = [max(hosts, key=lambda host, first=first: holds(host, first)) for first in range(6)]  # type: ignore[misc]
-    with RoutedGenerator([host.address for host in hosts]) as another:
+    with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as another:
         for first in range(6):
             assert cached(list(another.generate(request(first)))) == 39
         after = figures(another)
@@ -214,7 +214,7 @@ def test_a_fork_goes_to_the_worker_that_its_generation_names(hosts: tuple[Host, 
     streams = [routed.generate(request(first)) for first in range(4)]
     for stream in streams:
         list(stream)
-    with RoutedGenerator([host.address for host in hosts]) as another:
+    with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as another:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True)
         for stream in streams:
             fork = another.fork(ForkParams(generation_id=stream.generation_id, position=36, sampling=sampling))
