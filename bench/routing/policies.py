@@ -1,6 +1,6 @@
 """Rules by which a gateway gives a request to a pool: ours, by the package's own code, and those of others, from their sources.
 
-Each gateway has a router of its own. What a rule may read of the pools is what such a router has in a deployment: reports that
+Each gateway has a router of its own. A rule reads of the pools only the facts that a deployed router has: reports that
 are a tenth of a second old, what it sent itself, and, where the owner is asked, what a pool holds now.
 """
 

@@ -2,8 +2,8 @@
 
     arrives ──> admitted in order: acquire ──> computed (first token) ──> replies ──> released, stays cached
 
-Time is the simulation's. A reply holds its blocks and takes no time of the prompts. What a worker reports of its load is as old
-as the last whole tenth of a second.
+Time is the simulation's. A reply holds its blocks and takes no time of the prompts. A report of load is as old as the last
+whole tenth of a second.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SimulatedPool:
         return self.cache.route(tokens)._replace(worker=self.report())
 
     def report(self) -> WorkerReport:
-        """What the worker reported last."""
+        """The worker's last report."""
         now_s = self._events.now_s
         at_s = math.floor(now_s / REPORT_S) * REPORT_S
         if at_s > self._report[0]:

@@ -2,7 +2,7 @@
 
 Weak scaling: 64 pools get all conversations, 8 an eighth, one a 64th, at 85% of the speed at which their pools compute if
 nothing is cached. A pool computes 10,000 tokens per second and holds 524,288 tokens; replies take 20 ms per token and hold
-their blocks. Several gateways: each request comes to one of them at random, and they tell each other nothing. Reports of load
+their blocks. Several gateways: each request comes to one of them at random, and they share nothing. Reports of load
 are as old as the last tenth of a second.
 """
 

@@ -155,7 +155,7 @@ class RemoteHolder(RemoteReader):
         return self._steps.submit(ops)
 
     def announce(self, generation_address: str, fingerprint: str = "") -> None:
-        """Tell routers where Generation is served, and what: on a new stream, which is opened now and resumes.
+        """Report where Generation is served, and the model, on a new stream, which is opened now and resumes.
 
         Args:
             generation_address: as clients reach it. fingerprint: stands for model, tokenizer, template and adapters.
@@ -164,7 +164,7 @@ class RemoteHolder(RemoteReader):
         self._steps.interrupt()
 
     def report_load(self) -> None:
-        """Tell the service the present load now; it also goes with every Step, and within 0.1 s of a change."""
+        """Report the present load now; it also goes with every Step, and within 0.1 s of a change."""
         self._session.heartbeat()
 
     def interrupt(self) -> None:

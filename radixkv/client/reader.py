@@ -126,7 +126,7 @@ class RemoteReader:
         return response
 
     def route_all(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> dict[str, PoolRoute]:
-        """What every pool of the service has of a prompt, and its worker, by name of the pool.
+        """The cached part of a prompt in every pool of the service, and its worker, by name of the pool.
 
         Raises:
             LimitError: the service has more than 64 pools.
@@ -136,7 +136,7 @@ class RemoteReader:
     def begin_route(
         self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, timeout_s: float = 10.0
     ) -> Callable[[], dict[str, PoolRoute]]:
-        """Begin `route_all` and return at once; what is returned waits for the answer, and raises as `route_all`."""
+        """Begin `route_all` and return at once a function that waits for the answer; it raises as `route_all`."""
         request = readers.RouteRequest(namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens))
         call = self._stub.Route.future(request, timeout=timeout_s)
 
@@ -267,7 +267,7 @@ class RemoteReader:
         return {pool.pool: STATS.read(pool) for pool in self._all_stats()}
 
     def workers_all(self) -> dict[str, WorkerReport]:
-        """What the holder of every pool of the service reports of itself, by name of the pool."""
+        """The report of every pool's holder, by name of the pool."""
         return {pool.pool: WORKER_REPORT.read(pool.worker) for pool in self._all_stats()}
 
     def event_stats_all(self) -> dict[str, EventStats]:

@@ -199,7 +199,7 @@ class WorkerLoad(NamedTuple):
 
 
 class WorkerReport(NamedTuple):
-    """What a worker reports of itself. `load`: None where none was reported; `load_age_s`: seconds since it was.
+    """A worker's report of itself. `load`: None where none was reported; `load_age_s`: seconds since it was.
 
     `incarnation`: of its pool's memory. `generation_address`: of its Generation service; empty: none yet. `fingerprint`:
     stands for model, tokenizer, template and adapters; empty: not known.
@@ -214,7 +214,7 @@ class WorkerReport(NamedTuple):
 
 
 class PoolRoute(NamedTuple):
-    """What one pool has of a prompt, for a router.
+    """The part of a prompt that one pool has, for a router.
 
     `num_tokens`: longest cached prefix. `num_pending_tokens`: longest prefix that an open sequence is about to publish, the
     cached part included; 0: none is.

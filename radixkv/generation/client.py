@@ -89,7 +89,7 @@ class GenerationClient:
         address: ``host:port`` or ``unix:path``.
         timeout_s: for calls other than generations, which have no limit by default.
         credentials: key and TLS settings; None: no key, in plaintext.
-        id_prefix: what the ids of its generations begin with for callers, who tell workers by it.
+        id_prefix: of its generation ids, for callers that distinguish workers by it.
         retries: whether a failed call that has no answer yet is retried for about a second and a half.
 
     Every call raises the engine's errors, and `UnavailableError` if the worker cannot be reached. An engine that sends a status

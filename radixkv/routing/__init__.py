@@ -1,7 +1,7 @@
-"""Which worker a request goes to: by what each worker's cache holds of its prompt, and how busy it is.
+"""The worker of a request: by the part of its prompt that each worker's cache holds, and how busy it is.
 
 choose   the rule: offers in, a ranking out; pure
-recent   what a router knows and no report covers yet: its own choices, and refusals
+recent   knowledge of a router that no report covers yet: its own choices, and refusals
 """
 
 from radixkv.routing.choose import Choice, choose

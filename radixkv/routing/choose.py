@@ -19,7 +19,7 @@ from radixkv.core.api import PoolRoute
 __all__ = ["RECOMPUTED_WEIGHT", "Choice", "Reason", "choose"]
 
 RECOMPUTED_WEIGHT = 8.0
-"""W: what a second to be computed costs, in seconds of waiting."""
+"""W: the cost of a second of computing, in seconds of waiting."""
 
 _UNKNOWN_TOKENS_PER_S = 1000.0
 

@@ -1,4 +1,4 @@
-"""What one router knows of its workers and no report covers yet. Neither class locks: the caller does."""
+"""A router's knowledge of its workers that no report covers yet. Neither class locks: the caller does."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class PrefixCacheServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Route(self, request, context):
-        """Finds for a router what of a prompt is cached, or about to be, and which worker holds it: a pure read. Errors:
+        """Finds for a router the part of a prompt that is cached, or about to be, and the worker that holds it, a pure read. Errors:
         INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where the answer would cover more than 64 pools.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -374,13 +374,13 @@ class _Lease:
         return load._replace(is_accepting=False) if self._is_refusing else load
 
     def refuse(self) -> None:
-        """Tell routers that no new work is taken."""
+        """Report that no new work is taken."""
         self._is_refusing = True
         if (holder := self._holder) is not None:
             holder.report_load()
 
     def announce(self, address: str, describe: Callable[[], str]) -> None:
-        """Tell routers the address, and the fingerprint that `describe` returns: on a thread, since it may read the weights."""
+        """Report the address, and the fingerprint that `describe` returns: on a thread, since it may read the weights."""
 
         def tell() -> None:
             try:

@@ -1,4 +1,4 @@
-"""The workers of several cache services: who they are, how busy they are, and what each holds of a prompt.
+"""The workers of several cache services: addresses, loads, and the part of a prompt that each holds.
 
 All services are asked at once, and waited for 20 ms at most. The workers of a service that is silent are those that it named
 last: candidates without a match, until it answers or they refuse. Between requests a thread asks twice a second.
@@ -41,7 +41,7 @@ class _Known(NamedTuple):
 
 
 class Members:
-    """The workers behind some cache services. Any thread may call it; `close` it at the end.
+    """The workers of some cache services. Any thread may call it; `close` it at the end.
 
     Args:
         services: their addresses. The name of a host stands for all its addresses, and is looked up again.
@@ -76,7 +76,7 @@ class Members:
         self._thread.start()
 
     def ask(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, wait_s: float = ANSWER_S) -> list[PoolRoute]:
-        """What the pool of each worker has of a prompt; of a silent service, its last known workers without a match.
+        """The part of a prompt that the pool of each worker has; of a silent service, its last known workers without a match.
 
         Loads are as old as they say, also of silent services. O(pools). Waits `wait_s` at most.
         """

@@ -130,7 +130,7 @@ class RoutedGenerator:
             raise
 
     def workers(self) -> list[WorkerReport]:
-        """What the workers that are known reported of themselves. O(workers)."""
+        """The latest reports of the known workers. O(workers)."""
         return [route.worker for route in self._members.known()]
 
     def rank(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, length: int | None = None) -> list[Choice]:
@@ -341,7 +341,7 @@ class RoutedGenerator:
 
 
 def worker_prefix(worker: str) -> str:
-    """What the ids of a worker's generations begin with: stands for its address, and does not tell it."""
+    """The prefix of a worker's generation ids: stands for its address without showing it."""
     return f"{blake2b(worker.encode(), digest_size=6).hexdigest()}-"
 
 

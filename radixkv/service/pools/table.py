@@ -164,7 +164,7 @@ class Pool:
         self.load, self.load_at_s = check_load(load), now_s
 
     def report(self, now_s: float) -> WorkerReport:
-        """What the holder has reported of itself."""
+        """The holder's report of itself."""
         age_s = 0.0 if self.load is None else max(0.0, now_s - self.load_at_s)
         return self.worker._replace(load=self.load, load_age_s=age_s)
 
@@ -405,7 +405,7 @@ class PoolTable:
         return Attachment(pool, resumed=pool.first_step == 1 or pool.next_step > pool.first_step)
 
     def _introduce(self, pool: Pool, hello: workers.Hello) -> None:
-        """Keep what the holder says of itself."""
+        """Keep the holder's report of itself."""
         pool.worker = WorkerReport(hello.incarnation, hello.holder_name, hello.generation_address, hello.fingerprint)
         if hello.HasField("load"):
             pool.take_load(hello.load, self.clock())
