@@ -38,6 +38,9 @@ from radixkv.routing import Choice, OwnChoices, Refusals, choose
 
 __all__ = ["RoutedGenerator"]
 
+_ACCEPT_S = 10.0
+"""Time that a worker has to accept a request, before the next one is asked."""
+
 _Result = TypeVar("_Result")
 
 
@@ -109,7 +112,7 @@ class RoutedGenerator:
             try:
                 stream = self._client(worker).generate(routed.params)
             except (UnavailableError, LimitError) as error:
-                self._refused(worker)
+                self._refused(worker, error)
                 with self._lock:
                     self._own.withdraw(worker)
                 refusal = error
@@ -125,8 +128,8 @@ class RoutedGenerator:
         worker = self._worker_of(params.generation_id)
         try:
             return self._client(worker).fork(params)
-        except UnavailableError:
-            self._refused(worker)
+        except UnavailableError as error:
+            self._refused(worker, error)
             raise
 
     def workers(self) -> list[WorkerReport]:
@@ -169,7 +172,7 @@ class RoutedGenerator:
                 return None
             except RadixKVError as error:
                 if isinstance(error, UnavailableError):
-                    self._refused(choice.worker)
+                    self._refused(choice.worker, error)
                 return error
             if isinstance(event, Completed):
                 self._found(choice, event.usage)
@@ -318,7 +321,7 @@ class RoutedGenerator:
             try:
                 answer = ask(self._client(worker))
             except (UnavailableError, LimitError) as error:
-                self._refused(worker)
+                self._refused(worker, error)
                 refusal = error
                 continue
             with self._lock:
@@ -326,16 +329,22 @@ class RoutedGenerator:
             return answer
         raise refusal or UnavailableError("no worker can be asked now")
 
-    def _refused(self, worker: str) -> None:
+    def _refused(self, worker: str, error: RadixKVError) -> None:
+        """Leave the worker out for a while; not for a limit, which may be one tenant's own."""
         with self._lock:
             self._counts.refusals += 1
-            self._refusals.refused(worker)
+            if not isinstance(error, LimitError):
+                self._refusals.refused(worker)
 
     def _client(self, worker: str) -> GenerationClient:
         with self._lock:
             if worker not in self._clients:
                 self._clients[worker] = GenerationClient(
-                    worker, retries=False, credentials=self._credentials, id_prefix=worker_prefix(worker)
+                    worker,
+                    retries=False,
+                    credentials=self._credentials,
+                    id_prefix=worker_prefix(worker),
+                    accept_s=_ACCEPT_S,
                 )
             return self._clients[worker]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -123,6 +124,8 @@ def test_a_killed_worker_fails_no_request_and_its_stream_ends_with_the_same_text
     assert has_begun.wait(TIMEOUT_S)
     lost = _worker_with_a_reply(deployment)
     lost.send(signal.SIGKILL)
+    while not lost.ended():
+        time.sleep(0.01)
     for number in range(4):
         post(other, "/v1/chat/completions", chat(f"{number} {TEXT}"))
     reader.join(TIMEOUT_S)
