@@ -73,6 +73,14 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "batch is rejected",
     )
     flags.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share the model's heads, weights and KV: one for each GPU, or on a CPU with its memory and cores "
+        "shared out; without rounded weights and without a block store (default %(default)s)",
+    )
+    flags.add_argument(
         "--no-cuda-graphs",
         action="store_true",
         help="on a GPU, launch every decode step's kernels one by one instead of replaying a graph captured per batch size: "
@@ -244,6 +252,7 @@ def worker_config(
         adapters=_adapters(options.adapter),
         deterministic=options.deterministic,
         cuda_graphs=not options.no_cuda_graphs,
+        tensor_parallel=options.tensor_parallel,
         max_model_len=options.max_model_len,
         pool_name=options.pool,
         drain_s=drain_s,

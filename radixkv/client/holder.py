@@ -181,7 +181,7 @@ class RemoteHolder(RemoteReader):
         until_s = time.monotonic() + self._timeout_s
         session = self._session
         while True:
-            while not session.is_told and session.error is None and time.monotonic() < until_s:
+            while not session.is_resumed and session.error is None and time.monotonic() < until_s:
                 time.sleep(_RESUMING_S)
             try:
                 return super()._call(method, request)

@@ -154,7 +154,7 @@ class HolderSession:
 
     @property
     def is_told(self) -> bool:
-        """Whether that service knows all that the holder has: a restarted one gets it first."""
+        """Whether that service knows all that the holder has; a restarted one is sent it first."""
         with self._lock:
             return self._send is not None and self._adoption is None
 

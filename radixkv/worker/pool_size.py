@@ -61,6 +61,8 @@ class PoolWish:
         swap_bytes: host memory for blocks that are swapped out; None: a default where swapping is on.
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
         has_lines: whether some of the blocks are set aside for lines; see `arena`.
+        has_store: whether there are host rows for a block store.
+        num_ranks: ranks that share the model; `kv_bytes` and `swap_bytes` are of all together.
     """
 
     num_blocks: int | None = None
@@ -71,6 +73,7 @@ class PoolWish:
     needs_full_length: bool = False
     has_lines: bool = False
     has_store: bool = False
+    num_ranks: int = 1
 
     def check(self, limits: SchedulerLimits) -> None:
         """Reject settings that are out of bounds or in conflict.
@@ -85,6 +88,7 @@ class PoolWish:
             ("block_size", self.block_size, 1),
             ("kv_memory", self.kv_bytes, 1),
             ("swap_space", self.swap_bytes, 0),
+            ("tensor_parallel", self.num_ranks, 1),
         ):
             if value is not None and value < least:
                 raise InvalidArgumentError(argument, value, f"at least {least}")
@@ -101,6 +105,7 @@ class PoolPlan:
     Attributes:
         num_blocks, block_size, num_host_blocks: of the pool and its swap space.
         num_rows: host rows for blocks on their way to and from a block store.
+        num_ranks: ranks of which each takes all this for its share.
         num_lines, line_blocks: spans after the pool's blocks, and their length.
         block_bytes: of one block over all layers.
         weight_bytes: of the model.
@@ -122,6 +127,7 @@ class PoolPlan:
     num_lines: int = 0
     line_blocks: int = 0
     num_rows: int = 0
+    num_ranks: int = 1
 
     @property
     def num_full_sequences(self) -> int:
@@ -129,7 +135,8 @@ class PoolPlan:
         return self.num_blocks // -(-self.max_model_len // self.block_size)
 
     def __str__(self) -> str:
-        parts = [f"weights {format_bytes(self.weight_bytes)}"]
+        each = f"each of {self.num_ranks} ranks: " if self.num_ranks > 1 else ""
+        parts = [f"{each}weights {format_bytes(self.weight_bytes)}"]
         if self.activation_bytes is not None and self.workspace_bytes is not None and self.free_bytes is not None:
             parts.append(f"activations {format_bytes(self.activation_bytes)}")
             parts.append(f"workspace {format_bytes(self.workspace_bytes)}")
@@ -174,6 +181,8 @@ def plan_pool(
         activation_bytes = _measure_activations(runner, wish.block_size, limits)
         workspace_bytes = _workspace_bytes(runner, limits)
         total_bytes, free_bytes = memory_of(runner.device)
+        if runner.device.type == "cpu":  # which its ranks share
+            total_bytes, free_bytes = total_bytes // wish.num_ranks, free_bytes // wish.num_ranks
         left = free_bytes - int((1 - wish.utilisation) * total_bytes) - activation_bytes - workspace_bytes
         left -= num_rows * block_bytes if runner.device.type == "cpu" else 0
         if left < block_bytes:
@@ -200,6 +209,7 @@ def plan_pool(
         num_lines=num_lines,
         line_blocks=line_blocks,
         num_rows=num_rows,
+        num_ranks=wish.num_ranks,
     )
 
 
@@ -227,14 +237,15 @@ def _lines(num_blocks: int, full_blocks: int, limits: SchedulerLimits) -> tuple[
 def _budget(runner: ModelRunner, wish: PoolWish, left: int, free_bytes: int) -> tuple[int, str]:
     """Bytes for KV, and the bound that set them."""
     if wish.kv_bytes is not None:
-        if wish.kv_bytes > left:
+        if wish.kv_bytes // wish.num_ranks > left:
+            remaining, free = (format_bytes(max(0, part) * wish.num_ranks) for part in (left, free_bytes))
             raise PlanError(
-                f"--kv-memory {format_bytes(wish.kv_bytes)} is more than the {format_bytes(max(0, left))} that are left of "
-                f"{format_bytes(free_bytes)} free on {runner.device}: lower it, or raise --utilisation {wish.utilisation:g}"
+                f"--kv-memory {format_bytes(wish.kv_bytes)} is more than the {remaining} that are left of {free} free on "
+                f"{runner.device}: lower it, or raise --utilisation {wish.utilisation:g}"
             )
-        return wish.kv_bytes, "--kv-memory"
+        return wish.kv_bytes // wish.num_ranks, "--kv-memory"
     if runner.device.type == "cpu":
-        share = min(int(free_bytes * CPU_SHARE), CPU_MOST_BYTES)
+        share = min(int(free_bytes * CPU_SHARE), CPU_MOST_BYTES // wish.num_ranks)
         if share < left:
             return share, "a quarter of the memory available, 2 GiB at most; --kv-memory sets another size"
     return left, f"--utilisation {wish.utilisation:g} of {runner.device}"
@@ -251,7 +262,7 @@ def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, block_bytes: int, 
         raise PlanError(
             f"--swap-space {format_bytes(swap_bytes)} is more than the {format_bytes(available)} that the host has available"
         )
-    return min(swap_bytes // block_bytes, most)
+    return min(swap_bytes // (wish.num_ranks * block_bytes), most)
 
 
 def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape, WorkerLoad
 from radixkv.core.cache.prefix_cache import PrefixCache
@@ -82,6 +82,7 @@ class WorkerConfig:
         adapters: folders of low-rank adapters, by the name used in requests.
         deterministic: whether replies are bitwise independent of the batch and the cache; see `ModelRunner`.
         cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
+        tensor_parallel: ranks that share the model and the pool, each a process; see `parallel`.
         max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
         limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
@@ -117,6 +118,7 @@ class WorkerConfig:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     deterministic: bool = False
     cuda_graphs: bool = True
+    tensor_parallel: int = 1
     max_model_len: int | None = None
     sampling: SamplingDefaults = NO_DEFAULTS
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
@@ -177,6 +179,11 @@ class Worker:
     ) -> None:
         self._stack.close()
 
+    @property
+    def fault(self) -> str:
+        """Why it can generate nothing more; empty while it can."""
+        return self.runner.fault or ("" if self.engine.is_alive else "the engine has stopped by a fault; see the log")
+
     def refuse(self) -> None:
         """Reject further generations over gRPC, and grammars that are not compiled yet; health reports not serving.
 
@@ -204,6 +211,7 @@ class Worker:
         with ThreadPoolExecutor(1, thread_name_prefix="radixkv-text") as beside:
             reading = beside.submit(_load_text, model)
             self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
+        stack.callback(self.runner.close)
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
         config.on_stage("cache and servers")
@@ -253,6 +261,11 @@ class Worker:
         self.store = ""
         if config.store is None:
             return None
+        if config.tensor_parallel > 1:
+            self.store = "none: a model on several ranks has no block store yet"
+            if not config.store.is_optional:
+                raise InvalidArgumentError("tensor_parallel", config.tensor_parallel, "1 with a block store")
+            return None
         from radixkv.worker.storing.opening import open_store
 
         config.on_stage("block store")
@@ -294,8 +307,8 @@ def run_worker(
             if on_ready is not None:
                 on_ready(worker)
             while not signals.wait(_WATCH_S):
-                if not worker.engine.is_alive:
-                    raise UnavailableError("the engine has stopped by a fault; see the log")
+                if fault := worker.fault:
+                    raise UnavailableError(fault)
             until_s = time.monotonic() + config.drain_s
             worker.refuse()
         if not worker.drain(max(0.0, until_s - time.monotonic())):
@@ -314,31 +327,46 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         utilisation=utilisation if config.utilisation is None else config.utilisation,
         kv_bytes=config.kv_bytes,
         swap_bytes=config.swap_bytes,
+        num_ranks=config.tensor_parallel,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
         has_store=config.store is not None,
     )
     wish.check(config.limits)  # before the long work of loading a model
-    runner = ModelRunner(
-        model,
-        num_blocks=None,
-        dtype=config.dtype,
-        device=config.device,
-        max_model_len=config.max_model_len,
-        quantization=config.quantization,
-        kv_dtype=config.kv_dtype,
-        adapters=config.adapters,
-        deterministic=config.deterministic,
-        cuda_graphs=config.cuda_graphs,
-        progress=config.show_progress,
-    )
+    options: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": config.device,
+        "max_model_len": config.max_model_len,
+        "quantization": config.quantization,
+        "kv_dtype": config.kv_dtype,
+        "adapters": config.adapters,
+        "deterministic": config.deterministic,
+        "cuda_graphs": config.cuda_graphs,
+        "progress": config.show_progress,
+    }
+    if config.tensor_parallel > 1:
+        from radixkv.worker.parallel.runner import ParallelRunner
+
+        runner: ModelRunner = ParallelRunner(model, num_ranks=config.tensor_parallel, **options)
+    else:
+        runner = ModelRunner(model, num_blocks=None, **options)
+    try:
+        plan = _allocate(runner, wish, config)
+    except BaseException:
+        runner.close()
+        raise
+    return runner, plan
+
+
+def _allocate(runner: ModelRunner, wish: PoolWish, config: WorkerConfig) -> PoolPlan:
+    """Size and make the pool."""
     config.on_stage("memory that a step takes")
     plan = plan_pool(runner, wish, config.limits)
     config.on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
     runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
     runner.prepare(config.limits.max_running)
-    return runner, plan
+    return plan
 
 
 def _load_text(model: str) -> ChatText | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.errors import ModelError
@@ -44,10 +44,13 @@ def load_adapters(folders: Mapping[str, Path]) -> Adapters:
 
 
 class _Update(NamedTuple):
-    """A `LowRank` ready to multiply: `down` [inputs, rank], `up` [rank, outputs]."""
+    """A `LowRank` ready to multiply: `down` [inputs, rank], `up` [rank, outputs]. `is_partial`: the products with `down` are
+    added up over the ranks.
+    """
 
     down: Tensor
     up: Tensor
+    is_partial: bool = False
 
 
 class Adapters:
@@ -102,7 +105,8 @@ class Adapters:
         dtype = torch.float32 if device.type == "cpu" else dtype
         for file in self._files:
             for path, update in file.updates.items():
-                placed = _Update(*(side.to(device, dtype).T.contiguous() for side in update))
+                down, up = (side.to(device, dtype).T.contiguous() for side in update)
+                placed = _Update(down, up)
                 self._updates.setdefault(path, {})[file.name] = placed
                 self.nbytes += placed.down.nbytes + placed.up.nbytes
         head = model.get_output_embeddings()
@@ -146,6 +150,8 @@ class Adapters:
 
         def add_updates(_module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if self._seen is not None:
+                for name, whole in updates.items():
+                    updates[name] = _share(whole, inputs[0].shape[-1], output.shape[-1])
                 num_rows = output.numel() // output.shape[-1]
                 self._seen[path].append(num_rows == (1 if gives_logits else 2))
             for name, positions in (self._kept if gives_logits else self._rows).items():
@@ -160,11 +166,26 @@ def _add(update: _Update, inputs: Tensor, output: Tensor, positions: Tensor | No
     x, y = inputs.reshape(-1, inputs.shape[-1]), output.view(-1, output.shape[-1])
     if positions is not None and not computes_all:
         x = x.index_select(0, positions)
-    growth = (x.to(update.down.dtype) @ update.down @ update.up).to(y.dtype)
+    narrowed = x.to(update.down.dtype) @ update.down
+    if update.is_partial:
+        distributed.all_reduce(narrowed)
+    growth = (narrowed @ update.up).to(y.dtype)
     if positions is None:
         y.add_(growth)
     else:
         y.index_add_(0, positions, growth.index_select(0, positions) if computes_all else growth)
+
+
+def _share(update: _Update, num_inputs: int, num_outputs: int) -> _Update:
+    """This rank's share of an update, where its module takes or gives a share only."""
+    down, up = update.down, update.up
+    if num_inputs < down.shape[0]:
+        first = distributed.get_rank() * num_inputs
+        return _Update(down[first : first + num_inputs].contiguous(), up, is_partial=True)
+    if num_outputs < up.shape[1]:
+        first = distributed.get_rank() * num_outputs
+        return _Update(down, up[:, first : first + num_outputs].contiguous())
+    return update
 
 
 def _positions(mask: Any, device: torch.device) -> Tensor | None:

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radixkv.worker.model.shares import share_of
+
 __all__ = ["LatentHeads", "absorb_latents", "latent_heads_of"]
 
 _KNOWN = frozenset(
@@ -79,8 +81,8 @@ def absorb_latents(model: torch.nn.Module) -> int:
     """
     modules: list[Any] = [module for module in model.modules() if _is_known(module)]
     for module in modules:
-        num_heads, rank, key_dim, value_dim = _sizes(module)
-        weight = module.kv_b_proj.weight.detach().view(num_heads, key_dim + value_dim, rank)
+        _, rank, key_dim, value_dim = _sizes(module)
+        weight = share_of(module.kv_b_proj.weight.detach()).view(-1, key_dim + value_dim, rank)
         module.kv_b_proj = LatentHeads(weight, key_dim)
         module.expand_kv = _keep_rows
     return len(modules)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from radixkv.worker.model.model_facts import (
 from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, step_inputs
+from radixkv.worker.model.shares import share_of
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class ModelRunner:
         deterministic: bool = False,
         cuda_graphs: bool = True,
         progress: bool = False,
+        num_ranks: int = 1,
     ) -> None:
         """Load `model` (a folder or hub id as returned by `resolve_model`) and allocate its pool.
 
@@ -105,6 +107,7 @@ class ModelRunner:
             cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `cuda_graphs`. Not with
                 `deterministic`, whose steps are cut into tiles.
             progress: show a progress bar on standard error while reading a GGUF file's weights.
+            num_ranks: processes that share the model, this one included; see `parallel`.
 
         Raises:
             InvalidArgumentError: an argument is out of bounds.
@@ -114,7 +117,9 @@ class ModelRunner:
         self.device = choose_device(device)
         self.dtype = choose_dtype(dtype, self.device) if isinstance(model, str) else model.dtype
         kv_format = choose_kv_format(kv_dtype, self.dtype)
-        rounds = wants_int8(quantization, self.device, dtype == "auto" and self.dtype == torch.bfloat16)
+        self._num_ranks = num_ranks
+        by_default = dtype == "auto" and self.dtype == torch.bfloat16 and num_ranks == 1
+        rounds = wants_int8(quantization, self.device, by_default)
         self._adapters = load_adapters(adapters or {})
         self._scratch = Scratch()
         self._steady: BatchInvariantModel | None = None
@@ -138,7 +143,7 @@ class ModelRunner:
             if folder is not None and self._native is not None:
                 keep_known(self, self._model, self._layers, self._specs, folder, quantization)
         tensors = (*self._model.parameters(), *self._model.buffers())
-        self.weight_bytes = sum(tensor.nbytes for tensor in tensors) + self._adapters.nbytes
+        self.weight_bytes = sum(share_of(tensor).nbytes for tensor in tensors) + self._adapters.nbytes
         self._shares_reads = not deterministic
         self._uses_steps = cuda_graphs and not deterministic
         self._steps: DecodeSteps | None = None
@@ -160,7 +165,7 @@ class ModelRunner:
         progress: bool,
     ) -> None:
         """Load the model with its own code, and the native decoder where both compute the same."""
-        self._model = load_model(model, self.dtype, self.device, quantization if rounds else "none", progress)
+        self._model = self._load(model, quantization if rounds else "none", progress)
         self.num_parameters = num_parameters_of(self._model)
         self._adapters.check(self._model)
         if not self._adapters.changes("kv_b_proj"):  # absorbed projections do not run, so no update can be added
@@ -181,6 +186,9 @@ class ModelRunner:
         self._specs = [probe.specs[layer] for layer in range(len(self._layers))]
         if self.quantization != "none":
             self._native = find_native_model(self._model, self._layers, self._specs, self._run, self.kv_format)
+
+    def _load(self, model: str | PreTrainedModel, quantization: str, progress: bool) -> Any:
+        return load_model(model, self.dtype, self.device, quantization, progress, self._num_ranks)
 
     def _take_known(
         self,
@@ -239,8 +247,19 @@ class ModelRunner:
             InvalidArgumentError, ModelError: as `KVPool`.
         """
         sizes = (num_blocks, block_size, self.dtype, self.device, num_host_blocks)
-        self.pool = KVPool(self._layers, *sizes, kv_format=self.kv_format)
+        self.pool = self._make_pool(self._layers, *sizes, kv_format=self.kv_format)
         self._batch: AttentionBatch | None = None  # of the last step outside the static steps
+
+    def _make_pool(self, *sizes: Any, **format: Any) -> KVPool:
+        return KVPool(*sizes, **format)
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        return ""
+
+    def close(self) -> None:
+        """End what it has outside this process. May be repeated."""
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out the block ops of one answer, in order; see `KVPool.carry_out`."""
@@ -314,7 +333,7 @@ class ModelRunner:
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
         """Pack the linear layers' weights for a CPU's kernels. Returns the resulting `quantization`."""
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self._num_ranks == 1:
             pack_linears(self._model, "int8" if rounds else "none")
         bits = {layer.quantised.bits for layer in self._model.modules() if isinstance(layer, RoundedLinear)}
         if is_asked_for and not bits:

@@ -11,15 +11,23 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_weights import has_index, load_gguf
 from radixkv.worker.loading.model_store import quiet_transformers
 from radixkv.worker.model.attention import ATTENTION_NAME, register_attention
+from radixkv.worker.model.shares import plan_shares, shares_asked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["load_model", "one_line"]
+__all__ = ["load_model", "one_line", "read_config"]
+
+_LOADING_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
 
 def load_model(
-    model: str | PreTrainedModel, dtype: torch.dtype, device: torch.device, quantization: str, progress: bool
+    model: str | PreTrainedModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str,
+    progress: bool,
+    num_ranks: int = 1,
 ) -> Any:
     """The model in eval mode on `device`, with its attention calling the registered function.
 
@@ -29,34 +37,63 @@ def load_model(
         model: a folder or hub id as returned by `resolve_model`, or a loaded model.
         dtype: of weights that are not rounded.
         quantization, progress: of a GGUF file's weights, see `load_gguf`.
+        num_ranks: ranks of the process group that share the weights, if above 1.
 
     Raises:
-        ModelError: the model cannot be loaded, or has an encoder.
+        ModelError: the model cannot be loaded, has an encoder, or cannot be shared out to so many ranks.
     """
     if not isinstance(model, str):
         register_attention()
         given: Any = model
         given.set_attn_implementation(ATTENTION_NAME)
         return given.eval().requires_grad_(False).to(device)
+    config = read_config(model)
     with quiet_transformers():
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
         register_attention()
         try:
-            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            if config.is_encoder_decoder:
-                raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
             loaded: Any
-            if has_index(Path(model)):
+            if num_ranks > 1 and has_index(Path(model)):
+                raise ModelError("a GGUF file is not shared out to ranks: give a folder with safetensors")
+            if num_ranks > 1:
+                plan_shares(config.get_text_config(), num_ranks)
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    model,
+                    config=config,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    **shares_asked(num_ranks),
+                )
+            elif has_index(Path(model)):
                 loaded = load_gguf(Path(model), dtype, quantization, progress=progress)
             else:
                 loaded = AutoModelForCausalLM.from_pretrained(
                     model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
                 )
             loaded.set_attn_implementation(ATTENTION_NAME)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except _LOADING_ERRORS as error:
             raise ModelError(f"the model {model} cannot be loaded: {one_line(error)}") from error
     return loaded.eval().requires_grad_(False).to(device)
+
+
+def read_config(model: str) -> Any:
+    """The configuration of a decoder-only model.
+
+    Raises:
+        ModelError: it cannot be read, or the model has an encoder.
+    """
+    with quiet_transformers():
+        from transformers import AutoConfig
+
+        try:
+            config: Any = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        except _LOADING_ERRORS as error:
+            raise ModelError(f"the model {model} cannot be loaded: {one_line(error)}") from error
+    if config.is_encoder_decoder:
+        raise ModelError(f"{model} has an encoder; only decoder-only models can be served")
+    return config
 
 
 def one_line(error: BaseException) -> str:
