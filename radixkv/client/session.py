@@ -153,7 +153,7 @@ class HolderSession:
         return self._send is not None
 
     @property
-    def is_told(self) -> bool:
+    def is_resumed(self) -> bool:
         """Whether that service knows all that the holder has; a restarted one is sent it first."""
         with self._lock:
             return self._send is not None and self._adoption is None
