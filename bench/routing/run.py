@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +49,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--pools", type=int, nargs="+", default=POOLS, metavar="N", help="default: 1 8 64")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="processes (default: 2); figures do not depend on it"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of samples and ties (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/routing.json on a full run)")
     return parser.parse_args(arguments)
@@ -113,16 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for gateways in GATEWAYS
         for name in (*ROUTERS, *(weights if gateways == 1 and pools > 1 and not options.quick else ()))
     ]
+    most = QUICK_REQUESTS if options.quick else None
+    loads = {
+        pools: arrivals(trace, pools / max(POOLS), OFFERED * pools * TOKENS_PER_S, options.seed, most)
+        for pools in counts
+    }
     progress = Progress("rules on loads", len(runs))
-    loads: dict[int, list[Arrival]] = {}
-    found: dict[tuple[int, int, str], Outcome] = {}
-    for pools, gateways, name in runs:
-        if pools not in loads:
-            most = QUICK_REQUESTS if options.quick else None
-            share = pools / max(POOLS)
-            loads[pools] = arrivals(trace, share, OFFERED * pools * TOKENS_PER_S, options.seed, most)
-        found[pools, gateways, name] = play(trace, loads[pools], pools, gateways, name, options.seed)
-        progress.advance()
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as processes:
+        playing = {
+            (pools, gateways, name): processes.submit(play, trace, loads[pools], pools, gateways, name, options.seed)
+            for pools, gateways, name in sorted(runs, key=lambda run: -run[0])  # the longest first
+        }
+        for _ in as_completed(playing.values()):
+            progress.advance()
+        found = {run: playing[run].result() for run in runs}
     report = Report("routing", options.seed)
     report.figures = {
         "tokens_per_s": TOKENS_PER_S,

@@ -233,6 +233,22 @@ def test_all_workers_are_counted_together(hosts: tuple[Host, Host], routed: Rout
     assert stats.cache.eviction == hosts[0].holder.stats().eviction
 
 
+def test_an_idle_worker_reports_no_backlog_and_its_measured_speed(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    list(routed.generate(request(1)))
+    owner, _ = sorted(hosts, key=lambda host: -holds(host, 1))
+
+    def reported() -> WorkerLoad:
+        load = owner.holder.workers_all()[owner.holder.pool_name].load
+        assert load is not None
+        return load
+
+    wait_until(lambda: (reported().num_backlog_tokens, reported().num_running) == (0, 0))
+    assert reported().tokens_per_s > 0
+    assert reported().is_accepting
+
+
 def test_names_of_services_are_looked_up_and_bad_ones_refused() -> None:
     assert resolve("127.0.0.1:50051") == ["127.0.0.1:50051"]
     assert resolve("unix:/tmp/service") == ["unix:/tmp/service"]
