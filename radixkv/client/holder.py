@@ -165,7 +165,7 @@ class RemoteHolder(RemoteReader):
 
     def report_load(self) -> None:
         """Report the present load now; it also goes with every Step, and within 0.1 s of a change."""
-        self._session.heartbeat()
+        self._session.report_load()
 
     def interrupt(self) -> None:
         """Break the stream, as a network would. The holder reattaches and resumes."""

@@ -125,7 +125,7 @@ class HolderSession:
         self._notices = notices
         self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
         self._load = load
-        self._told_load: WorkerLoad | None = None  # on the open stream
+        self._sent_load: WorkerLoad | None = None
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
@@ -278,14 +278,22 @@ class HolderSession:
 
     def _write_load(self, message: workers.Step | workers.Heartbeat) -> None:
         """Add the present load, for a service that reads it. The lock is held."""
-        if self._load is not None and "load" in self._features:
-            self._told_load = self._load()
-            WORKER_LOAD.write(self._told_load, message.load)
+        if self._load is not None and self.reports_load:
+            self._sent_load = self._load()
+            WORKER_LOAD.write(self._sent_load, message.load)
 
-    def heartbeat(self, only_news: bool = False) -> None:
-        """Send a heartbeat, if the holder is attached. `only_news`: only if the service should hear of another load."""
-        if only_news and (self._load is None or self._load() == self._told_load):
-            return
+    @property
+    def reports_load(self) -> bool:
+        """Whether the service gets the load of this holder."""
+        return self._load is not None and "load" in self._features
+
+    def report_load(self) -> None:
+        """Send a heartbeat with the load, if that has changed and the holder is attached."""
+        if self._load is not None and self._load() != self._sent_load:
+            self.heartbeat()
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat, if the holder is attached."""
         with self._lock:
             if self._send is not None:
                 heartbeat = workers.Heartbeat(

@@ -183,11 +183,16 @@ class StepStream:
     def _keep_alive(self) -> None:
         """Send three heartbeats per TTL, and one for each change of the load; cancel a stream without a message for a TTL."""
         beaten_at_s = time.monotonic()
-        while not self._closing.wait(min(self._silence_s / 3, _LOAD_S)) and self._session.error is None:
+        while self._session.error is None:
+            period_s = self._silence_s / 3
+            if self._closing.wait(min(period_s, _LOAD_S) if self._session.reports_load else period_s):
+                return
             call, now_s = self._call, time.monotonic()
-            is_due = now_s - beaten_at_s >= self._silence_s / 3
-            self._session.heartbeat(only_news=not is_due)
-            beaten_at_s = now_s if is_due else beaten_at_s
+            if not self._session.reports_load or now_s - beaten_at_s >= period_s:
+                self._session.heartbeat()
+                beaten_at_s = now_s
+            else:
+                self._session.report_load()
             if call is not None and time.monotonic() > self._heard_at_s + self._silence_s:
                 call.cancel()
 
