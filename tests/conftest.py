@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer, has_postgres
 
 from radixkv.worker.threads import configure_threads
 
@@ -38,3 +42,24 @@ def default_model() -> str:
     from radixkv.worker.loading.default_model import resolve_model
 
     return resolve_model(None, progress=False)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this test process; tests that stop it start it again."""
+    if not has_postgres:
+        pytest.skip("needs PostgreSQL: initdb and postgres")
+    pytest.importorskip("psycopg")
+    with tempfile.TemporaryDirectory(prefix="radixkv-postgres-") as folder:
+        server = PostgresServer(Path(folder) / "server")
+        yield server
+        server.stop(signal.SIGQUIT)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_state(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A gateway's empty state: a file's path, or the URL of a PostgreSQL database."""
+    if request.param == "sqlite":
+        return tmp_path / "state.sqlite"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database()

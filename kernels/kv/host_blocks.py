@@ -1,8 +1,10 @@
-"""Host memory for swapped blocks: one row holds a block's K and V of every layer.
+"""Host memory for blocks: one row holds a block's K and V of every layer.
 
     device caches of every layer               host rows, one per slot
     [num_blocks, ...] each      -- save: gather -->      [num_slots, bytes of a block]
                                 <-- load: scatter --
+
+For caches on a CPU, compiled code copies row by row, or torch's arrays do where there is none.
 
 For caches on a GPU, the rows are pinned and a batch passes through one staging buffer there: one launch for all caches, and one
 copy per run of neighbouring slots, all queued on the device's current stream. So a save, a write to the same blocks, and a load
@@ -15,7 +17,9 @@ Grid: (blocks, tensors); a program moves one block of one tensor. Elements move 
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -25,6 +29,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.kv.kv_cache import KVCache
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.runtime.upload import upload
 
@@ -87,6 +92,36 @@ class _Mover:
         )
 
 
+class _NativeMover:
+    """The same for tensors [num_blocks, bytes] and rows on a CPU."""
+
+    class _HostRows(ctypes.Structure):
+        """Layout of the struct in `native/block_movement.cpp`."""
+
+        _fields_ = (
+            ("rows", ctypes.c_void_p),
+            ("row_bytes", ctypes.c_int64),
+            ("tensors", ctypes.c_void_p),
+            ("widths", ctypes.c_void_p),
+            ("num_tensors", ctypes.c_int64),
+        )
+
+    def __init__(self, library: ctypes.CDLL, rows: Tensor, tensors: Sequence[Tensor]) -> None:
+        self._move = library.radixkv_move_blocks
+        self._kept = rows, tensors  # the addresses point to them
+        self._addresses = array("Q", [tensor.data_ptr() for tensor in tensors])
+        self._widths = array("q", [tensor.shape[1] for tensor in tensors])
+        self._host = self._HostRows(
+            rows.data_ptr(), rows.shape[1], _address(self._addresses), _address(self._widths), len(tensors)
+        )
+
+    def move(self, block_ids: Sequence[int], slots: Sequence[int], *, to_rows: bool) -> None:
+        """Blocks `block_ids[i]` to or from rows `slots[i]`. Other threads of Python run meanwhile."""
+        ids = array("q", block_ids), array("q", slots)
+        blocks, rows = (ctypes.c_void_p(_address(one)) for one in ids)
+        self._move(ctypes.byref(self._host), rows, blocks, ctypes.c_int64(len(slots)), ctypes.c_int64(to_rows))
+
+
 class HostBlocks:
     """`num_slots` rows of host memory for blocks of `caches`.
 
@@ -115,9 +150,11 @@ class HostBlocks:
             with torch.inference_mode(False):
                 self._rows = torch.empty((num_slots, sum(widths)), dtype=torch.uint8)
         except RuntimeError as error:
-            raise MemoryError(f"{self._need()}, which cannot be had; ask for less swap space") from error
+            raise MemoryError(f"{self._need()}, which cannot be had; ask for less host memory") from error
         self._staging: Tensor | None = None
         self._mover = _Mover(self._tensors) if self._device.type == "cuda" else None
+        library = native_library() if self._device.type == "cpu" else None
+        self._native = None if library is None else _NativeMover(library, self._rows, self._tensors)
         self._arrays = self._on_host() if self._device.type == "cpu" else []
         if num_slots and self._device.type == "cuda":
             self._pin()
@@ -135,6 +172,9 @@ class HostBlocks:
                 copied.
         """
         self._check(block_ids, slots, written=("slots", slots))
+        if self._native is not None:
+            self._native.move(block_ids, slots, to_rows=True)
+            return
         if self._mover is None:
             for columns, blocks in self._arrays:
                 for block, slot in zip(block_ids, slots, strict=True):
@@ -153,6 +193,9 @@ class HostBlocks:
             InvalidArgumentError: as `save`, for repeated block ids; nothing was copied.
         """
         self._check(block_ids, slots, written=("block_ids", block_ids))
+        if self._native is not None:
+            self._native.move(block_ids, slots, to_rows=False)
+            return
         if self._mover is None:
             for columns, blocks in self._arrays:
                 for block, slot in zip(block_ids, slots, strict=True):
@@ -214,11 +257,15 @@ class HostBlocks:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch ships it untyped
         address = self._rows.data_ptr()
         if runtime.cudaHostRegister(address, self._rows.nbytes, 0) != runtime.cudaError.success:
-            raise MemoryError(f"{self._need()}, which cannot be pinned; ask for less swap space")
+            raise MemoryError(f"{self._need()}, which cannot be pinned; ask for less host memory")
         weakref.finalize(self, _unpin, address, self._device)
 
     def _need(self) -> str:
-        return f"swap space for {self.num_slots} blocks needs {self.size_bytes / 1e6:,.0f} MB of host memory"
+        return f"host memory for {self.num_slots} blocks needs {self.size_bytes / 1e6:,.0f} MB"
+
+
+def _address(ids: array[int]) -> int:
+    return ids.buffer_info()[0]
 
 
 def _at_once() -> None:

@@ -1,4 +1,4 @@
-// KV write and block copy on a CPU; see kv_write.py and block_copy.py.
+// KV write, block copy and moves to and from rows of host memory on a CPU; see kv_write.py, block_copy.py and host_blocks.py.
 
 #include "quantise.h"
 
@@ -11,6 +11,15 @@ extern "C" {
 struct KvTokens {
   const void *k, *v;
   int64_t k_token, k_head, v_token, v_head;
+};
+
+// Rows [., row_bytes] of host memory, each of a block's bytes in every tensor [num_blocks, width], one after the other.
+struct HostRows {
+  char* rows;
+  int64_t row_bytes;
+  char* const* tensors;
+  const int64_t* widths;
+  int64_t num_tensors;
 };
 
 }  // extern "C"
@@ -86,6 +95,19 @@ void radixkv_copy_blocks(const KvCache* caches, int64_t num_caches, const int64_
       with_element(*cache, [&](auto element) {
         copy_block<decltype(element)>(*cache, source[i], destination[i], num_tokens[i]);
       });
+}
+
+// Copies blocks to rows, or back, pair by pair. Ids are in range.
+void radixkv_move_blocks(const HostRows* host, const int64_t* slots, const int64_t* blocks, int64_t count, int64_t to_rows) {
+  for (int64_t i = 0; i < count; ++i) {
+    char* row = host->rows + slots[i] * host->row_bytes;
+    for (int64_t tensor = 0; tensor < host->num_tensors; ++tensor) {
+      const int64_t width = host->widths[tensor];
+      char* block = host->tensors[tensor] + blocks[i] * width;
+      std::memcpy(to_rows ? row : block, to_rows ? block : row, width);
+      row += width;
+    }
+  }
 }
 
 }  // extern "C"

@@ -148,11 +148,6 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         help="share of the device's memory to take in all (default 0.9; 0.85 with --layout arena)",
     )
     flags.add_argument(
-        "--swap-space",
-        metavar="SIZE",
-        help="host memory for preempted branches, with --preemption swap (default 4GiB, at most a quarter of the free memory)",
-    )
-    flags.add_argument(
         "--pool", default="default", metavar="NAME", help="the pool's name at the service (default %(default)s)"
     )
 
@@ -182,7 +177,31 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         default="recompute",
         choices=["recompute", "swap"],
         help="preemption of a branch: recompute drops its blocks and recomputes the uncached part, swap moves them to "
-        "--swap-space (default %(default)s)",
+        "--host-cache (default %(default)s)",
+    )
+    flags.add_argument(
+        "--speculation",
+        default=_AUTO,
+        choices=[_AUTO, "off"],
+        help="auto guesses tokens of a reply from its own text and from recent replies of its namespace, runs them in one "
+        "step, and keeps those that are drawn: the same replies sooner, where measured times say that it pays. Not on a GPU, "
+        "for beams, adapters and lines of --layout arena, while branches read a long common prefix at once, for a model "
+        "without the native decoder unless in float32, nor with --deterministic where the bits differ at the start "
+        "(default %(default)s)",
+    )
+    flags.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=16,
+        metavar="TOKENS",
+        help="most tokens guessed for a branch in a step, up to 64 (default %(default)s)",
+    )
+    flags.add_argument(
+        "--draft-memory",
+        default="64MiB",
+        metavar="SIZE",
+        help="memory of the texts that guesses come from: half for running replies, half for recent ones, of these at most a "
+        "quarter per namespace (default %(default)s)",
     )
     flags.add_argument(
         "--no-prefix-sharing",
@@ -244,7 +263,7 @@ def worker_config(
         utilisation=options.utilisation,
         layout=options.layout,
         kv_bytes=_size(options.kv_memory, "--kv-memory"),
-        swap_bytes=_size(options.swap_space, "--swap-space"),
+        host_bytes=_size(options.host_cache, "--host-cache"),
         dtype=options.dtype,
         device=options.device,
         quantization=options.quantization,
@@ -260,8 +279,19 @@ def worker_config(
         share_prefixes=not options.no_prefix_sharing,
         unshared_namespaces=frozenset(options.no_prefix_sharing_for),
         store=store_settings(options),
+        speculation=options.speculation,
+        draft_tokens=_draft_tokens(options.draft_tokens),
+        draft_bytes=parse_bytes(options.draft_memory, "--draft-memory"),
         on_stage=say_stage,
     )
+
+
+def _draft_tokens(number: int) -> int:
+    from radixkv.worker.speculation.settings import MAX_TOKENS
+
+    if not 1 <= number <= MAX_TOKENS:
+        raise InvalidArgumentError("--draft-tokens", number, f"between 1 and {MAX_TOKENS}")
+    return number
 
 
 def _limits(options: argparse.Namespace) -> SchedulerLimits:

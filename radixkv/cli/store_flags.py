@@ -32,9 +32,23 @@ def add_store_flags(command: argparse.ArgumentParser, *, has_disk: bool) -> None
         f"(default: {default})",
     )
     flags.add_argument(
+        "--host-cache",
+        metavar="SIZE",
+        help="host memory for saved blocks, and with --preemption swap for those of preempted branches, e.g. 8GiB (default: on "
+        "a GPU with another level 16GiB, with swap 4GiB, each at most a quarter of the free memory; else 0: on a CPU the "
+        "system's page cache does the same for --disk-cache)",
+    )
+    flags.add_argument(
         "--remote",
         metavar="URL",
         help="a Valkey or Redis server that workers with the same key file share: redis://HOST:PORT, rediss:// with TLS",
+    )
+    flags.add_argument(
+        "--disk-kv-dtype",
+        default="auto",
+        choices=["auto", "int8", "int4"],
+        help="of blocks on disk and in the remote level: auto, as they were computed; int8 and int4 take half of bfloat16's "
+        "bytes and less, at some cost in quality (default %(default)s)",
     )
     flags.add_argument(
         "--store-key",
@@ -60,12 +74,29 @@ def store_settings(options: argparse.Namespace) -> StoreSettings | None:
     save_rate = parse_bytes(options.save_rate, "--save-rate")
     if save_rate < 1:
         raise InvalidArgumentError("--save-rate", options.save_rate, "at least 1 byte per second")
-    if disk is None and options.remote is None:
+    if options.disk_kv_dtype != "auto":
+        if disk is None and options.remote is None:
+            raise InvalidArgumentError("--disk-kv-dtype", options.disk_kv_dtype, "given with --disk-cache or --remote")
+        if options.deterministic:
+            raise InvalidArgumentError("--disk-kv-dtype", options.disk_kv_dtype, "auto with --deterministic")
+    has_host = options.host_cache is not None and parse_bytes(options.host_cache, "--host-cache") > 0
+    if disk is None and options.remote is None and not has_host:
         if options.store_key is not None:
-            raise InvalidArgumentError("--store-key", options.store_key, "given with --disk-cache or --remote")
+            raise InvalidArgumentError(
+                "--store-key", options.store_key, "given with --disk-cache, --host-cache or --remote"
+            )
         return None
     key_file = None if options.store_key is None else Path(options.store_key).expanduser()
-    return StoreSettings(disk, options.remote, key_file, save_rate, is_optional=is_default and options.remote is None)
+    is_for_swap = disk is None and options.remote is None and options.preemption == "swap"
+    is_all_default = is_default and options.remote is None and not has_host and options.disk_kv_dtype == "auto"
+    return StoreSettings(
+        disk,
+        options.remote,
+        key_file,
+        save_rate,
+        options.disk_kv_dtype,
+        is_optional=is_for_swap or is_all_default,
+    )
 
 
 def _disk(text: str) -> tuple[Path, int] | None:

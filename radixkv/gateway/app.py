@@ -40,6 +40,7 @@ from radixkv.gateway.http.middleware import GatewayMiddleware
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import add_error_handlers
 from radixkv.gateway.http.request_context import GENERATION_ID
+from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.pages import pages, replay
 from radixkv.gateway.pages.cache_view import branch_routes, prompt_routes
 from radixkv.gateway.pages.cache_view import routes as cache_routes
@@ -106,7 +107,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state = app.state
     state.config = config
     state.keys = KeyRing(config.keys_file, config.limits)
-    state.limiter = limiter or Limiter()
+    state.limits = SharedLimiter(config.shared_url, limiter or Limiter())
     state.metrics = Metrics()
     if isinstance(generator, RoutedGenerator):
         state.metrics.registry.register(generator)
@@ -135,8 +136,8 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         config=config,
         keys=state.keys,
         gate=state.gate,
-        admission=Admission(state.gate, state.limiter),
-        limiter=state.limiter,
+        admission=Admission(state.gate, state.limits),
+        limits=state.limits,
         metrics=state.metrics,
         recording=state.recording,
         generations=state.generations,

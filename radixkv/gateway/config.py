@@ -43,7 +43,9 @@ class GatewayConfig:
         unread_s: clients that read nothing of a response, or are unreachable, for so many seconds are disconnected, by the
             kernel where it can (Linux).
         log_requests: log one line per request: tenant, route, duration, tokens; never contents.
-        state_file: SQLite file of stored responses, conversations and transcripts; None: in memory, lost with the process.
+        state_file: SQLite file of stored responses, conversations and transcripts, or the URL of a PostgreSQL database that
+            any number of gateways share; None: in memory, lost with the process.
+        shared_url: Valkey or Redis server of all gateways, for tenants' limits; None: each gateway grants its share of them.
         response_ttl_s: lifetime of a stored response, in seconds.
         max_responses: stored responses per tenant; the oldest are dropped first. max_response_bytes: the same, in bytes.
         max_conversations: conversations per tenant; others are rejected. max_conversation_bytes: the same, in bytes.
@@ -72,7 +74,8 @@ class GatewayConfig:
     worker_wait_s: float = 30.0
     unread_s: float = 60.0
     log_requests: bool = False
-    state_file: Path | None = None
+    state_file: Path | str | None = None
+    shared_url: str | None = None
     response_ttl_s: float = 30 * 24 * 3600.0
     max_responses: int = 100_000
     max_response_bytes: int = 1024 * 1024 * 1024

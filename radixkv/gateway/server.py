@@ -150,7 +150,8 @@ class GatewayServer:
             has_ended = has_ended and await tasks.wait_empty(until_s - loop.time())
         if not has_ended:
             _LOG.warning("what still runs after %g s is ended with an error", self.config.drain_s)
-            state.conversations.message_tasks.abort_all()
+            for tasks in (state.response_tasks, state.conversations.message_tasks):
+                tasks.abort_all()
             state.backend.fail_all(UnavailableError("the server is stopping"))
             await state.gate.wait_empty(_GRACE_S)
         self._server.should_exit = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -22,13 +22,18 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import BEAT_S, beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
+from radixkv.gateway.takeover import release_left, take_over
 
 __all__ = ["kept_state"]
 
 SWEEP_S = 300.0
 """How often expired entries are removed, in seconds. An expired entry is never returned, removed or not."""
+
+LOOK_S = 0.5
+"""How often followers are told what other gateways have changed, in seconds."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,19 +85,53 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             gate=state.gate,
             max_body_bytes=config.max_body_bytes,
         )
-        sweeping = asyncio.create_task(
-            _sweep(state.store, state.transcripts, state.conversations), name="radixkv-sweep"
-        )
+        loops = [_sweep(state.store, state.transcripts, state.conversations)]
+        if database.is_shared:
+            loops += [_share(app), _look_elsewhere(state.conversations)]
+        await state.limits.start()
+        tasks = [asyncio.create_task(loop, name="radixkv-sweep") for loop in loops]
         try:
             yield
         finally:
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await state.jobs.aclose()
             await state.response_tasks.aclose()
             await state.conversations.aclose()
             await state.transcripts.aclose()
+            await state.limits.aclose()
+
+
+async def _share(app: FastAPI) -> None:
+    """Keep this gateway's lease, and end what gateways without one have left or what others have taken from this one."""
+    state = app.state
+    database, tasks = state.database, state.response_tasks
+    left: set[str | tuple[str, str]] = set()
+    while True:
+        try:
+            await database.run(lambda connection: beat(connection, database.owner))
+            if state.config.shared_url is None:
+                state.limits.num_gateways = max(1, await database.run(num_gateways))
+            left = await release_left(app, left)
+            if not state.gate.is_draining:
+                await take_over(app)
+            await state.store.fail_lost()
+            await state.conversations.fail_lost()
+            if tasks.stored_ids:
+                tasks.stop(await state.store.taken(tasks.stored_ids))
+        except RadixKVError as error:
+            _LOG.error("what other gateways left unfinished waits: %s", error)
+        await asyncio.sleep(BEAT_S)
+
+
+async def _look_elsewhere(conversations: ConversationService) -> None:
+    while True:
+        try:
+            await conversations.look_elsewhere()
+        except RadixKVError as error:
+            _LOG.error("followers wait for what other gateways write: %s", error)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _sweep(store: ResponseStore, transcripts: Transcripts, conversations: ConversationService) -> None:

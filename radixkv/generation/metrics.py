@@ -33,8 +33,24 @@ _COUNTERS = (
     ("store_loaded_tokens", "num_loaded_tokens", "Prompt tokens found in the block store, beyond the prefix cache"),
     ("store_loaded_blocks", "num_store_loaded_blocks", "Blocks copied from the block store into the pool"),
     ("store_saves_left_out", "num_saves_left_out", "Blocks overwritten unsaved: no host memory was free for them"),
+    ("decode_draws", "num_draws", "Times that a branch drew in a batch: one token, or several with speculation"),
+    ("draft_seconds", "draft_s", "Time spent on guesses of speculation"),
     ("requests_cancelled", "num_cancelled", "Generations given up by their caller"),
     ("requests_failed", "num_failed", "Generations that ended with an error"),
+)
+"""Metric name, name in `EngineStats`, and help text."""
+
+_BY_SOURCE = (
+    ("draft_tokens", "drafted_tokens", "Tokens guessed by speculation and run"),
+    ("accepted_draft_tokens", "accepted_tokens", "Tokens guessed by speculation and drawn"),
+)
+_BY_DEPTH = (
+    (
+        "draft_tokens_by_depth",
+        "drafted_by_depth",
+        "Tokens guessed by their place in a draft; the last holds all later ones",
+    ),
+    ("accepted_draft_tokens_by_depth", "accepted_by_depth", "Of these, tokens that were drawn"),
 )
 """Metric name, name in `EngineStats`, and help text."""
 
@@ -74,6 +90,16 @@ def worker_metrics(stats: WorkerStats) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"{PREFIX}{name}", text, getattr(stats.engine, field))
     for name, field, text in _COUNTERS:
         yield CounterMetricFamily(f"{PREFIX}{name}", text, getattr(stats.engine, field))
+    for name, field, text in _BY_SOURCE:
+        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=["source"])
+        for source, number in getattr(stats.engine, field).items():
+            family.add_metric([source], number)
+        yield family
+    for name, field, text in _BY_DEPTH:
+        family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=["depth"])
+        for depth, number in enumerate(getattr(stats.engine, field), start=1):
+            family.add_metric([str(depth)], number)
+        yield family
     if stats.cache is not None:
         yield from pool_metrics([PoolFigures(stats.cache, stats.block_times)])
     if stats.levels:

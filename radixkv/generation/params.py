@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["MAX_LOGPROBS", "EarlyStopping", "Grammar", "SampledToken", "SamplingParams", "fresh_seed"]
+__all__ = [
+    "MAX_LOGPROBS",
+    "MAX_PREDICTION_CHARACTERS",
+    "SPECULATION",
+    "EarlyStopping",
+    "Grammar",
+    "SampledToken",
+    "SamplingParams",
+    "fresh_seed",
+]
 
 MAX_LOGPROBS = 20
 MAX_BRANCHES = 128
@@ -28,6 +37,9 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_ALLOWED_IDS = 262_144
+MAX_PREDICTION_CHARACTERS = 1 << 20
+SPECULATION = ("none", "own", "all")
+"""Sources of guesses; each has those before it."""
 
 _GREEDY_BELOW = 1e-5
 
@@ -131,6 +143,9 @@ class SamplingParams:
         prompt_logprobs: return the log probability of each prompt token given the tokens before it, and of this many most
             likely ones there; None: none. Cached tokens are not recomputed if their log probabilities are remembered, as for
             shared prefixes with at most 1 most likely token.
+        speculation: source of guesses, which change no token: ``"all"``, ``"own"``, prompt, reply and `prediction` alone, or
+            ``"none"``.
+        prediction: text that the reply is expected to repeat; at most 1,048,576 characters.
         prompt_logprobs_start: first prompt position to score, at most the prompt's length; cached tokens before it are not
             recomputed. Position 0 has no log probability: no token precedes it.
     """
@@ -163,6 +178,8 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     include_stop: bool = False
     keep_special_tokens: bool = False
+    speculation: str = "all"
+    prediction: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError with the first field that is out of bounds."""
@@ -188,6 +205,10 @@ class SamplingParams:
         _check("prompt_logprobs_start", start, start >= 0, "at least 0")
         start_ok = not start or self.prompt_logprobs is not None
         _check("prompt_logprobs_start", start, start_ok, "0 without prompt_logprobs")
+        _check("speculation", self.speculation, self.speculation in SPECULATION, f"one of {', '.join(SPECULATION)}")
+        length = len(self.prediction)
+        bound = f"at most {MAX_PREDICTION_CHARACTERS:,} characters"
+        _check("prediction", f"a text of {length:,} characters", length <= MAX_PREDICTION_CHARACTERS, bound)
         self._check_search()
         self._check_biases()
         self._check_what_may_be_drawn()
@@ -243,6 +264,11 @@ class SamplingParams:
         _check("allowed_token_ids", f"{len(allowed)} ids", few, bound)
         _check("allowed_token_ids", f"{len(allowed)} ids", self.grammar is None, "left out with a grammar")
         _check("allowed_token_ids", f"{len(allowed)} ids", self.num_beams == 1, "left out with num_beams")
+
+    def with_speculation(self, most: str) -> SamplingParams:
+        """The same with no source of guesses that `most` has not."""
+        is_within = SPECULATION.index(self.speculation) <= SPECULATION.index(most)
+        return self if is_within else replace(self, speculation=most)
 
     @property
     def is_greedy(self) -> bool:

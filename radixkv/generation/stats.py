@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from radixkv.core.api import BlockTimes, CacheStats
@@ -12,6 +14,7 @@ __all__ = ["EngineCounters", "EngineStats", "Percentiles", "WorkerStats"]
 
 _NUM_LATENCIES = 1024
 """Latest latencies that percentiles are computed of."""
+_NUM_DEPTHS = 16
 
 
 class Percentiles(NamedTuple):
@@ -49,6 +52,10 @@ class EngineStats(NamedTuple):
         num_saves_left_out: blocks overwritten unsaved, because no host row was free for them.
         time_to_first_token: from a request to its first token. inter_token: between two tokens of a branch. waited: from a
             request to its first opened acquire.
+        num_draws: times that a branch drew in a batch: one token, or several with speculation.
+        drafted_tokens, accepted_tokens: guessed by speculation, and of these drawn, by source.
+        drafted_by_depth, accepted_by_depth: the same by their place in a draft, up to the 16th; later ones count there.
+        draft_s: time spent on drafts, in seconds.
     """
 
     num_generations: int
@@ -80,6 +87,12 @@ class EngineStats(NamedTuple):
     time_to_first_token: Percentiles
     inter_token: Percentiles
     waited: Percentiles
+    num_draws: int = 0
+    drafted_tokens: Mapping[str, int] = MappingProxyType({})
+    accepted_tokens: Mapping[str, int] = MappingProxyType({})
+    drafted_by_depth: tuple[int, ...] = ()
+    accepted_by_depth: tuple[int, ...] = ()
+    draft_s: float = 0.0
 
 
 class WorkerStats(NamedTuple):
@@ -125,7 +138,28 @@ class EngineCounters:
         self.time_to_first_token = Latencies()
         self.inter_token = Latencies()
         self.waited = Latencies()
+        self.num_draws = 0
+        self.drafted_tokens: Counter[str] = Counter()
+        self.accepted_tokens: Counter[str] = Counter()
+        self.drafted_by_depth = [0] * _NUM_DEPTHS
+        self.accepted_by_depth = [0] * _NUM_DEPTHS
+        self.draft_s = 0.0
+
+    def count_draft(self, source: str, num_drafted: int, num_accepted: int) -> None:
+        """Count a draft that was run. O(tokens)."""
+        self.drafted_tokens[source] += num_drafted
+        self.accepted_tokens[source] += num_accepted
+        for depth in range(num_drafted):
+            self.drafted_by_depth[min(depth, _NUM_DEPTHS - 1)] += 1
+        for depth in range(num_accepted):
+            self.accepted_by_depth[min(depth, _NUM_DEPTHS - 1)] += 1
 
     def told(self) -> dict[str, Any]:
         """All by their names in `EngineStats`. O(kept latencies · log)."""
-        return {name: kept.percentiles() if isinstance(kept, Latencies) else kept for name, kept in vars(self).items()}
+        return {name: _told(kept) for name, kept in vars(self).items()}
+
+
+def _told(kept: Any) -> Any:
+    if isinstance(kept, Latencies):
+        return kept.percentiles()
+    return dict(kept) if isinstance(kept, Counter) else tuple(kept) if isinstance(kept, list) else kept

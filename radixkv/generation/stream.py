@@ -50,6 +50,7 @@ class Usage(NamedTuple):
     num_generated_tokens: tokens sampled.
     num_computed_tokens: positions run through the model, prompt and generated, recomputed ones again.
     time_to_first_token_s: from the request to the first sampled token, in seconds.
+    num_accepted_tokens, num_rejected_tokens: guessed by speculation, and sampled or not. The other numbers are as without it.
     """
 
     num_prompt_tokens: int
@@ -58,6 +59,8 @@ class Usage(NamedTuple):
     num_computed_tokens: int
     time_to_first_token_s: float
     num_loaded_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

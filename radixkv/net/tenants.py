@@ -50,6 +50,7 @@ EVERYTHING = "*"
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
 LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
 _LISTS = ("keys", "certificates", "roles", "namespaces", "pools")
+_SPECULATION = ("none", "own", "all")
 _LOG = logging.getLogger(__name__)
 
 
@@ -85,6 +86,7 @@ class Tenant:
         roles: its roles; see `rights`.
         namespaces: those that it may name; None: its own.
         pools: those that it may hold; None: all.
+        speculation: sources of guesses that its requests may use at most; see `SamplingParams`.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Tenant:
     roles: frozenset[str] = frozenset({"client"})
     namespaces: frozenset[str] | None = None
     pools: frozenset[str] | None = None
+    speculation: str = "all"
 
     @property
     def sees_all(self) -> bool:
@@ -256,7 +259,7 @@ def _read_tenants(document: dict[str, Any], limits: TenantLimits) -> _Known:
 
 
 def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
-    known = {"name", "namespace", "operator", *_LISTS, *LIMITS}
+    known = {"name", "namespace", "operator", "speculation", *_LISTS, *LIMITS}
     if not isinstance(row, dict) or set(row) - known:
         raise InvalidArgumentError("[[tenant]]", row, f"a table of {', '.join(sorted(known))}")
     name, namespace = _read_names(row)
@@ -270,8 +273,11 @@ def _read_tenant(row: Any, limits: TenantLimits) -> Tenant:
     is_operator = row.get("operator", "admin" in roles)
     if not isinstance(is_operator, bool):
         raise InvalidArgumentError("[[tenant]] operator", is_operator, "true or false")
+    speculation = row.get("speculation", "all")
+    if speculation not in _SPECULATION:
+        raise InvalidArgumentError("[[tenant]] speculation", speculation, f"one of {', '.join(_SPECULATION)}")
     own = TenantLimits(**{limit: row.get(limit, getattr(limits, limit)) for limit in LIMITS})
-    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"])
+    return Tenant(name, namespace, own, is_operator, roles, lists["namespaces"], lists["pools"], speculation)
 
 
 def _read_names(row: dict[str, Any]) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 store       saves blocks and reads them back, over all levels
 offline     a disk level's folder without its worker: list, check, trim, erase
+host        the host level: the one owner of host memory for blocks
 disk        the disk level
 remote      the remote level: any RESP server
 block       a sealed block with its name, parent and namespace

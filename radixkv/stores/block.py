@@ -18,4 +18,4 @@ class SealedBlock(NamedTuple):
     name: bytes
     parent: bytes
     namespace_id: bytes
-    sealed: bytes
+    sealed: bytes | bytearray

@@ -98,6 +98,16 @@ class LeafFirst:
             self.remove(name)
         return evicted
 
+    def below(self, parents: Iterable[bytes]) -> list[bytes]:
+        """The names below these, children before their parents. O(n)."""
+        gone = set(parents)
+        names: list[bytes] = []
+        for name, entry in reversed(self.entries.items()):  # a parent is newer than its children
+            if entry.parent in gone:
+                gone.add(name)
+                names.append(name)
+        return names[::-1]
+
     def check(self) -> None:
         """Assert every invariant. O(n)."""
         num_children: dict[bytes, int] = {}

@@ -54,11 +54,18 @@ class Sealer:
         self._salt = os.urandom(SALT_BYTES)
         self._count = 0
 
-    def seal(self, keys: NamespaceKeys, name: bytes, data: bytes | bytearray | memoryview) -> bytes:
-        """Encrypt one block. Returns `SEAL_BYTES` more than `data`. About 25 µs for 180 KiB.
+    def seal(
+        self,
+        keys: NamespaceKeys,
+        name: bytes,
+        data: bytes | bytearray | memoryview,
+        out: bytearray | None = None,
+    ) -> bytes | bytearray:
+        """Encrypt one block. Returns `SEAL_BYTES` more than `data`. About 20 µs for 180 KiB, and 30 or more for new memory.
 
         Args:
             data: the block's bytes, contiguous. name: 16 bytes, bound to the result.
+            out: filled and returned, of the result's length; None: new bytes are.
         """
         view = memoryview(data).cast("B")
         with self._lock:
@@ -67,13 +74,13 @@ class Sealer:
             salt, count = self._salt, self._count
             self._count += 1
         counter = count.to_bytes(COUNTER_BYTES, "big")
-        sealed = bytearray(SEAL_BYTES + len(view))
+        sealed = bytearray(SEAL_BYTES + len(view)) if out is None else out
         sealed[:SALT_BYTES] = salt
         sealed[SALT_BYTES:HEAD_BYTES] = counter
         self._session(keys, salt).encrypt_into(
             _nonce(counter), view, self._associated(name, len(view)), memoryview(sealed)[HEAD_BYTES:]
         )
-        return bytes(sealed)
+        return bytes(sealed) if out is None else out
 
     def open_into(self, keys: NamespaceKeys, name: bytes, sealed: bytes | memoryview, out: memoryview) -> None:
         """Decrypt one block into `out`, which has the length of its data. About 20 µs for 180 KiB.

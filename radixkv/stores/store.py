@@ -6,8 +6,9 @@
     load(names)           --- slices -->     disk or remote -> open into a row
     take what has landed  <-- wake -----
 
-A row is host memory for one block on its way; the engine copies between rows and the pool. Rows bound the memory in use: a save
-that finds no row is left out, and a read waits for one. Whatever becomes of a level, a block is a miss.
+The engine copies between the pool and rows of the host level, which keeps what lies in them as far as it has room. Rows bound
+the memory in use: a save that finds no row is left out, and a read waits for one. Whatever becomes of a level, a block is a
+miss.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.errors import SealError, StoreError
+from radixkv.stores.host import HostLevel, Kept, Row
 from radixkv.stores.lane import Lane
 from radixkv.stores.names import root_name
 from radixkv.stores.sealing import SEAL_BYTES, Sealer
@@ -35,13 +37,19 @@ if TYPE_CHECKING:
     from radixkv.stores.remote import RemoteLevel
     from radixkv.stores.stats import LevelStats
 
-__all__ = ["BlockStore", "Landed", "Load", "Row", "Unsaved"]
+__all__ = ["BlockStore", "Landed", "Load", "Rounding", "Unsaved"]
 
 _LOG = logging.getLogger(__name__)
 
 _NUM_READERS, _NUM_FETCHERS = 2, 2
 _SLICE = 8
 """Blocks that a reader takes at a time."""
+
+_MEMORY_RATE = 1e9
+"""Bytes per second of a reader. One that was faster finds the blocks in the page cache, and has nothing read ahead."""
+
+_WAKE_AT = 16
+"""Landed blocks that wake the engine while more are to come: each time costs it a round."""
 
 _WRITE_BATCH = 32
 _MAX_WAITING_PUTS = 64
@@ -67,12 +75,15 @@ def _ignore(_namespace_id: bytes) -> None:
     pass
 
 
-class Row(NamedTuple):
-    """Host memory of one block. `wait`: returns once the device has finished with it."""
+class Rounding(Protocol):
+    """Another form of a block outside the pool and the host level, of `num_bytes`."""
 
-    slot: int
-    memory: memoryview
-    wait: Callable[[], None] = _at_once
+    @property
+    def num_bytes(self) -> int: ...
+
+    def round(self, row: memoryview, /) -> bytearray: ...
+
+    def unround(self, rounded: memoryview, row: memoryview, /) -> None: ...
 
 
 class Unsaved(NamedTuple):
@@ -89,6 +100,9 @@ class Landed(NamedTuple):
 
     place: int
     row: Row
+
+
+_NextRow = Callable[[], Row | None]
 
 
 class Load:
@@ -136,8 +150,8 @@ class Load:
             landed, self._landed = self._landed, []
         return landed
 
-    def settle(self, count: int, landed: Sequence[Landed]) -> None:
-        """So many of the names have been tried; these have landed."""
+    def settle(self, count: int, landed: Sequence[Landed], *, needs_rows: bool = False) -> None:
+        """So many of the names have been tried; these have landed. `needs_rows`: more wait for the rows of these."""
         with self._lock:
             if landed:
                 self.last_s = self._clock()
@@ -145,7 +159,9 @@ class Load:
                 self.num_landed += len(landed)
             self._landed += landed
             self._num_left -= count
-        self._wake()
+            is_due = needs_rows or self.is_over or len(self._landed) >= _WAKE_AT
+        if is_due:
+            self._wake()
 
 
 class BlockStore:
@@ -155,9 +171,10 @@ class BlockStore:
         keys: of the namespaces.
         fingerprint: of all that a block depends on but its tokens and namespace.
         adapters: the same of each adapter, by name.
-        rows: host memory for blocks on their way.
-        disk, remote: the levels; None: there is none.
+        host: memory for blocks on their way, and a level where it keeps some.
+        disk, remote: further levels; None: there is none.
         save_rate: most bytes per second that an idle worker is to save.
+        rounding: of blocks in the further levels; None: they are stored as they are.
         clock: seconds, monotonic.
 
     Attributes:
@@ -169,35 +186,38 @@ class BlockStore:
         self,
         keys: StoreKeys,
         fingerprint: bytes,
-        rows: Sequence[Row],
+        host: HostLevel,
         *,
         adapters: Mapping[str, bytes],
         disk: DiskLevel | None,
         remote: RemoteLevel | None,
         save_rate: float,
+        rounding: Rounding | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.wake: Callable[[], None] = _at_once
         self.on_erased: Callable[[bytes], None] = _ignore
         self.keys = keys
         self.save_rate = save_rate
+        self.host = host
         self.disk = disk
         self.remote = remote
-        self._levels = [level for level in (disk, remote) if level is not None]
-        self.block_bytes = len(rows[0].memory)
+        self._sealed_levels = [level for level in (disk, remote) if level is not None]
+        self._levels = [host, *self._sealed_levels] if host.num_kept else self._sealed_levels
+        self.block_bytes = host.block_bytes
+        self._rounding = rounding
+        self._data_bytes = self.block_bytes if rounding is None else rounding.num_bytes
         if disk is not None and (erased := keys.erased_ids() & disk.namespace_ids()):
             disk.erase(*erased)  # by another process, or by this one right before it ended
         self._fingerprint = fingerprint
         self._adapters = adapters
         self._sealer = Sealer(fingerprint)
         self._clock = clock
-        self._rows: SimpleQueue[Row] = SimpleQueue()
-        for row in rows:
-            self._rows.put(row)
         self._lock = threading.Lock()
         self._in_flight: Counter[bytes] = Counter()
         self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
+        self._sealed_into: list[bytearray | None] = []  # memory that the writer uses again
         self._clearing: Counter[str] = Counter()
         self._chores = Lane(1, "radixkv-store-chores")
         self._unput: deque[SealedBlock] = deque()
@@ -233,9 +253,16 @@ class BlockStore:
 
     def is_saved(self, name: bytes) -> bool:
         """Whether a block lies in the store or is on its way there. O(1)."""
+        if not self.is_sealed:
+            return name in self.host
         if self.disk is not None and name in self.disk:
             return True
         return name in self._in_flight or (self.disk is None and name in self._put_lately)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether blocks are also saved outside this process's memory."""
+        return bool(self._sealed_levels)
 
     @property
     def num_in_flight(self) -> int:
@@ -246,24 +273,19 @@ class BlockStore:
     @property
     def num_free_rows(self) -> int:
         """Rows that saves may take now."""
-        return max(0, self._rows.qsize() - _ROWS_KEPT_FOR_LOADS)
+        return max(0, self.host.num_free - _ROWS_KEPT_FOR_LOADS)
 
     def take_rows(self, count: int) -> list[Row]:
-        """Up to so many free rows for blocks to save."""
-        count = min(count, self.num_free_rows)
-        rows: list[Row] = []
-        with suppress(Empty):
-            while len(rows) < count:
-                rows.append(self._rows.get_nowait())
-        return rows
-
-    def give_back(self, rows: Sequence[Row]) -> None:
-        """Free rows."""
-        for row in rows:
-            self._rows.put(row)
+        """Up to so many free rows for blocks to save; the caller gives them back to the host level, or saves them."""
+        return self.host.take(min(count, self.num_free_rows))
 
     def save(self, blocks: Sequence[Unsaved]) -> None:
-        """Save blocks. Their rows are freed once they are sealed."""
+        """Save blocks. Their rows are given back once they are sealed."""
+        self.host.keep([Kept(block.name, block.parent, block.keys.id, block.row) for block in blocks])
+        if not self.is_sealed:
+            for block in blocks:
+                self.host.give_back([block.row], block.row.wait)
+            return
         with self._lock:
             self._in_flight.update(block.name for block in blocks)
         for block in blocks:
@@ -295,7 +317,10 @@ class BlockStore:
                     return
 
     def _save(self, batch: Sequence[Unsaved]) -> None:
-        sealed = [block for block in map(self._seal, batch) if block is not None]
+        if self.remote is None and not self._sealed_into:  # a remote level keeps blocks for a while
+            self._sealed_into = [bytearray(self._data_bytes + SEAL_BYTES) for _ in range(_WRITE_BATCH)]
+        outs = self._sealed_into or [None] * len(batch)
+        sealed = [block for block in map(self._seal, batch, outs) if block is not None]
         try:
             if self.disk is not None:
                 self.disk.write(sealed)
@@ -314,17 +339,31 @@ class BlockStore:
         with self._lock:
             self._in_flight -= Counter(block.name for block in batch)
 
-    def _seal(self, block: Unsaved) -> SealedBlock | None:
-        """Seal a block and free its row. None: it cannot be sealed, for want of memory."""
+    def _seal(self, block: Unsaved, out: bytearray | None) -> SealedBlock | None:
+        """Seal a block and give its row back. None: it cannot be sealed, for want of memory."""
         try:
             block.row.wait()
-            data = self._sealer.seal(block.keys, block.name, block.row.memory)
-            return SealedBlock(block.name, block.parent, block.keys.id, data)
+            return self._sealed(block.keys, block.name, block.parent, block.row.memory, out)
         except Exception:
             _LOG.exception("a block could not be sealed")
             return None
         finally:
-            self._rows.put(block.row)
+            self.host.give_back([block.row])
+
+    def _sealed(
+        self, keys: NamespaceKeys, name: bytes, parent: bytes, data: memoryview, out: bytearray | None = None
+    ) -> SealedBlock:
+        stored = data if self._rounding is None else self._rounding.round(data)
+        return SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, stored, out))
+
+    def _unseal(self, keys: NamespaceKeys, name: bytes, sealed: bytes | memoryview, out: memoryview) -> None:
+        """Raises `SealError`."""
+        if self._rounding is None:
+            self._sealer.open_into(keys, name, sealed, out)
+        else:
+            rounded = memoryview(bytearray(self._data_bytes))
+            self._sealer.open_into(keys, name, sealed, rounded)
+            self._rounding.unround(rounded, out)
 
     def _put(self) -> None:
         assert self.remote is not None
@@ -379,7 +418,7 @@ class BlockStore:
         except Exception:
             _LOG.exception("blocks could not be read")
         if load.is_cancelled:
-            self.give_back([block.row for block in landed])
+            self.host.give_back(block.row for block in landed)
             landed = []
         load.settle(len(indices), landed)
 
@@ -387,13 +426,17 @@ class BlockStore:
         assert self.disk is not None
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
-            buffer = self._buffers.sealed = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
-        self.disk.prefetch([load.names[index] for index in indices])
-        for index in indices:
-            if load.is_cancelled:
-                return
-            if self.disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed):
-                self.disk.forget(load.names[index])
+            buffer = self._buffers.sealed = memoryview(bytearray(self._data_bytes + SEAL_BYTES))
+        if getattr(self._buffers, "is_slow", True):
+            self.disk.prefetch([load.names[index] for index in indices])
+        began_s = time.perf_counter()
+        with self._rows_for(load, landed, len(indices)) as next_row:
+            for index in indices:
+                if load.is_cancelled:
+                    return
+                if self.disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed, next_row):
+                    self.disk.forget(load.names[index])
+        self._buffers.is_slow = time.perf_counter() - began_s > len(indices) * self._data_bytes / _MEMORY_RATE
 
     def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
         """Read in order, up to the first miss."""
@@ -403,11 +446,13 @@ class BlockStore:
             left_s = load.until_s - self._clock()
             if load.is_cancelled or left_s <= 0:
                 return
+            with self._rows_for(load, landed, len(names)) as next_row:
 
-            def receive(index: int, sealed: memoryview, start: int = start) -> None:
-                self._open(load, start + index, sealed, landed)
+                def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
+                    self._open(load, start + index, sealed, landed, next_row)
 
-            if self.remote.read_each(names, load.keys.id, left_s, receive) < len(names):
+                num_read = self.remote.read_each(names, load.keys.id, left_s, receive)
+            if num_read < len(names):
                 with self._lock:
                     for name in load.names[start:]:  # they are put again once they are computed
                         self._put_lately.pop(name, None)
@@ -415,32 +460,45 @@ class BlockStore:
             load.settle(0, landed)
             landed.clear()
 
-    def _open(self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed]) -> bool:
+    def _open(
+        self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed], next_row: _NextRow
+    ) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
-        row = self._free_row(load, landed)
+        row = next_row()
         if row is None:
             return True
         try:
             row.wait()
-            self._sealer.open_into(load.keys, load.names[index], sealed, row.memory)
+            self._unseal(load.keys, load.names[index], sealed, row.memory)
         except BaseException as error:
-            self._rows.put(row)
+            self.host.give_back([row])
             if isinstance(error, SealError):
                 return False
             raise
         landed.append(Landed(index, row))
         return True
 
-    def _free_row(self, load: Load, landed: list[Landed]) -> Row | None:
-        """A row, once there is one; until then the caller holds none that the engine could free. None: cancelled."""
-        with suppress(Empty):
-            return self._rows.get_nowait()
-        load.settle(0, landed)
-        landed.clear()
-        while not load.is_cancelled:
-            with suppress(Empty):
-                return self._rows.get(timeout=_ROW_WAIT_S)
-        return None
+    @contextmanager
+    def _rows_for(self, load: Load, landed: list[Landed], count: int) -> Iterator[_NextRow]:
+        """A source of rows for up to so many blocks of a load. It waits for the next one while the caller holds none that the
+        engine could free; None: the load is cancelled.
+        """
+        rows: list[Row] = []
+
+        def next_row() -> Row | None:
+            if not rows:
+                rows.extend(self.host.take(count)[::-1])
+            if not rows:
+                load.settle(0, landed, needs_rows=True)
+                landed.clear()
+            while not (rows or load.is_cancelled):
+                rows.extend(self.host.take(1, _ROW_WAIT_S))
+            return rows.pop() if rows else None
+
+        try:
+            yield next_row
+        finally:
+            self.host.give_back(rows)
 
     # -- on the caller's thread ----------------------------------------------------------------------------------------
 
@@ -451,16 +509,21 @@ class BlockStore:
         def keep(name: bytes, sealed: memoryview) -> bool:
             data = bytearray(self.block_bytes)
             try:
-                self._sealer.open_into(keys, name, sealed, memoryview(data))
+                self._unseal(keys, name, sealed, memoryview(data))
             except SealError:
                 return False
             found[name] = bytes(data)
             return True
 
+        for name in names:
+            for row in self.host.find([name]):
+                row.wait()
+                found[name] = bytes(row.memory)
+                self.host.give_back([row])
         if self.disk is not None:
-            buffer = memoryview(bytearray(self.block_bytes + SEAL_BYTES))
+            buffer = memoryview(bytearray(self._data_bytes + SEAL_BYTES))
             for name in names:
-                if self.disk.read(name, buffer) and not keep(name, buffer):
+                if name not in found and self.disk.read(name, buffer) and not keep(name, buffer):
                     self.disk.forget(name)
         missing = [name for name in names if name not in found]
 
@@ -479,17 +542,31 @@ class BlockStore:
         """
         num_stored = 0
         for start in range(0, len(blocks), _WRITE_BATCH):
+            part = blocks[start : start + _WRITE_BATCH]
+            names = chain[start + 1 :]
+            count = self._keep_now(chain[start:], keys, part)
             batch = [
-                SealedBlock(chain[index + 1], chain[index], keys.id, self._sealer.seal(keys, chain[index + 1], block))
-                for index, block in enumerate(blocks[start : start + _WRITE_BATCH], start)
+                self._sealed(keys, names[at], chain[start + at], block)
+                for at, block in enumerate(part if self.is_sealed else ())
             ]
-            count = 0 if self.disk is None else self.disk.write(batch)
+            if self.disk is not None:
+                count = self.disk.write(batch)
             if self.remote is not None:
                 count = max(count, self.remote.write_many(batch))
             num_stored += count
-            if count < len(batch):
+            if count < len(part):
                 break
         return num_stored
+
+    def _keep_now(self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview]) -> int:
+        """Keep successive blocks in the host level, as many as it takes. Returns how many of the first ones it has."""
+        rows = self.host.take(len(blocks)) if self.host.num_kept else []
+        for row, block in zip(rows, blocks, strict=False):
+            row.wait()
+            row.memory[:] = block
+        self.host.keep([Kept(chain[at + 1], chain[at], keys.id, row) for at, row in enumerate(rows)])
+        self.host.give_back(rows)
+        return next((at for at in range(len(rows)) if chain[at + 1] not in self.host), len(rows))
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
@@ -538,6 +615,7 @@ class BlockStore:
 
     def forget_below(self, parents: Sequence[bytes]) -> None:
         """Delete the blocks below these names."""
+        self.host.forget_below(parents)
         if self.disk is not None:
             self.disk.forget_below(parents)
 
@@ -558,9 +636,11 @@ class BlockStore:
     def _forget(self, namespace_id: bytes) -> dict[str, bool]:
         """Delete blocks whose keys are destroyed, here."""
         self.on_erased(namespace_id)
-        if self.disk is None:
-            return {}
-        return {"disk": self.disk.erase(namespace_id)}
+        self.host.erase(namespace_id)
+        erased = {"host": True} if self.host.num_kept else {}
+        if self.disk is not None:
+            erased["disk"] = self.disk.erase(namespace_id)
+        return erased
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Save what is under way, stop the threads, close the levels. A level that hangs is waited for `timeout_s` seconds."""
@@ -573,5 +653,5 @@ class BlockStore:
         self._has_news.set()
         for thread in self._threads:
             thread.join(timeout_s)
-        for level in self._levels:
+        for level in self._sealed_levels:
             level.close()

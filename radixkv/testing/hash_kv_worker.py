@@ -2,8 +2,8 @@
 
 A slot at position p of a history holds a hash of (namespace, history[0 .. p]); an unshared sequence has a namespace of its own
 there. The worker carries out block ops and keeps block tables exactly as one with tensors would, up to two answers late, and
-knows nothing but the answers that it has applied. `verify` reads as an attention kernel would: every computed position of every
-sequence, through its table.
+knows nothing but the answers that it has applied. After the last token of a history it writes rejected drafts, as far as it has
+room. `verify` reads as an attention kernel would: every computed position of every sequence, through its table.
 
     submitted ──►  [ unapplied answers, oldest first ]  ──► applied: copies carried out, tables and room taken over
 """
@@ -41,6 +41,8 @@ _SequenceOp = ExtendOp | InsertOp | ForkOp | ReleaseOp | AcquireOp
 
 POISON = -1
 """Content of a slot before its first write; no hash below is negative."""
+REJECTED, NUM_DRAFTED = -2, 5
+"""Content of a slot of a rejected draft, and the longest draft."""
 
 
 def kv_of(namespace: str, tokens: Sequence[int]) -> list[int]:
@@ -151,6 +153,9 @@ class HashKvWorker:
         for position in range(max(sequence.num_computed, sequence.num_stored), end):
             self.slots[self._slot(sequence, position)] = kv[position]
         sequence.num_computed = end
+        if end == len(sequence.tokens):
+            for position in range(max(end, sequence.num_stored), min(end + NUM_DRAFTED, sequence.room)):
+                self.slots[self._slot(sequence, position)] = REJECTED
 
     def verify(self) -> None:
         """Read every computed position of every open sequence through its block table. O(all tokens)."""

@@ -84,9 +84,7 @@ class HashPool:
     def load(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         size = self.block_size
         for slot, block_id in zip(slots, block_ids, strict=True):
-            row = self.host_row(slot)
-            self.slots[block_id * size : (block_id + 1) * size] = row.cast("q").tolist()
-            row[:] = b"\xad" * len(row)  # of use once
+            self.slots[block_id * size : (block_id + 1) * size] = self.host_row(slot).cast("q").tolist()
 
 
 class Gate:

@@ -86,7 +86,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields_json: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logprobs", "best_of", "num_beams", "length_penalty", "early_stopping", "logit_bias", "forced_token_ids", "min_tokens", "presence_penalty", "frequency_penalty", "grammar", "repetition_penalty", "bad_words", "allowed_token_ids", "keep_special_tokens", "include_stop", "prompt_logprobs", "prompt_logprobs_start")
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "n", "stop", "stop_token_ids", "ignore_eos", "logprobs", "best_of", "num_beams", "length_penalty", "early_stopping", "logit_bias", "forced_token_ids", "min_tokens", "presence_penalty", "frequency_penalty", "grammar", "repetition_penalty", "bad_words", "allowed_token_ids", "keep_special_tokens", "include_stop", "speculation", "prediction", "prompt_logprobs", "prompt_logprobs_start")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,8 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_STOP_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_START_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
@@ -148,9 +150,11 @@ class SamplingParams(_message.Message):
     allowed_token_ids: bytes
     keep_special_tokens: bool
     include_stop: bool
+    speculation: str
+    prediction: str
     prompt_logprobs: int
     prompt_logprobs_start: int
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., best_of: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., forced_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., repetition_penalty: _Optional[float] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[bytes] = ..., keep_special_tokens: _Optional[bool] = ..., include_stop: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., prompt_logprobs_start: _Optional[int] = ...) -> None: ...
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[bytes] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., best_of: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., forced_token_ids: _Optional[bytes] = ..., min_tokens: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., repetition_penalty: _Optional[float] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[bytes] = ..., keep_special_tokens: _Optional[bool] = ..., include_stop: _Optional[bool] = ..., speculation: _Optional[str] = ..., prediction: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., prompt_logprobs_start: _Optional[int] = ...) -> None: ...
 
 class SamplingDefaults(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p")
@@ -341,20 +345,24 @@ class Completed(_message.Message):
     def __init__(self, usage: _Optional[_Union[Usage, _Mapping]] = ..., pinned_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s", "num_loaded_tokens")
+    __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_generated_tokens", "num_computed_tokens", "time_to_first_token_s", "num_loaded_tokens", "num_accepted_tokens", "num_rejected_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     NUM_LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REJECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
     num_computed_tokens: int
     time_to_first_token_s: float
     num_loaded_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ...) -> None: ...
+    num_accepted_tokens: int
+    num_rejected_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., time_to_first_token_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_rejected_tokens: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()
@@ -606,7 +614,21 @@ class LevelStats(_message.Message):
     def __init__(self, level: _Optional[str] = ..., size_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_hits: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., num_written: _Optional[int] = ..., unwritten: _Optional[_Mapping[str, int]] = ..., faults: _Optional[_Mapping[str, int]] = ..., num_evicted: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., read_s: _Optional[float] = ..., write_s: _Optional[float] = ..., breaker: _Optional[_Union[BreakerState, str]] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("num_generations", "num_running_branches", "num_queued_branches", "num_pending_branches", "num_parked_branches", "num_remembered", "num_preemptions", "num_saved_blocks", "num_loaded_blocks", "num_forwards", "num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_generated_tokens", "num_finished", "num_cancelled", "num_failed", "num_expired", "time_to_first_token", "inter_token", "waited", "num_lines", "num_moved_lines", "num_prefilled_tokens", "prefill_s", "num_loaded_tokens", "num_store_loaded_blocks", "num_store_unsaved_blocks", "num_saves_left_out")
+    __slots__ = ("num_generations", "num_running_branches", "num_queued_branches", "num_pending_branches", "num_parked_branches", "num_remembered", "num_preemptions", "num_saved_blocks", "num_loaded_blocks", "num_forwards", "num_prompt_tokens", "num_cached_tokens", "num_computed_tokens", "num_generated_tokens", "num_finished", "num_cancelled", "num_failed", "num_expired", "time_to_first_token", "inter_token", "waited", "num_lines", "num_moved_lines", "num_prefilled_tokens", "prefill_s", "num_loaded_tokens", "num_store_loaded_blocks", "num_store_unsaved_blocks", "num_saves_left_out", "num_draws", "drafted_tokens", "accepted_tokens", "drafted_by_depth", "accepted_by_depth", "draft_s")
+    class DraftedTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AcceptedTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_BRANCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_BRANCHES_FIELD_NUMBER: _ClassVar[int]
@@ -636,6 +658,12 @@ class EngineStats(_message.Message):
     NUM_STORE_LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_STORE_UNSAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAVES_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAWS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     num_generations: int
     num_running_branches: int
     num_queued_branches: int
@@ -665,7 +693,13 @@ class EngineStats(_message.Message):
     num_store_loaded_blocks: int
     num_store_unsaved_blocks: int
     num_saves_left_out: int
-    def __init__(self, num_generations: _Optional[int] = ..., num_running_branches: _Optional[int] = ..., num_queued_branches: _Optional[int] = ..., num_pending_branches: _Optional[int] = ..., num_parked_branches: _Optional[int] = ..., num_remembered: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_saved_blocks: _Optional[int] = ..., num_loaded_blocks: _Optional[int] = ..., num_forwards: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_cancelled: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_expired: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Percentiles, _Mapping]] = ..., inter_token: _Optional[_Union[Percentiles, _Mapping]] = ..., waited: _Optional[_Union[Percentiles, _Mapping]] = ..., num_lines: _Optional[int] = ..., num_moved_lines: _Optional[int] = ..., num_prefilled_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ..., num_store_loaded_blocks: _Optional[int] = ..., num_store_unsaved_blocks: _Optional[int] = ..., num_saves_left_out: _Optional[int] = ...) -> None: ...
+    num_draws: int
+    drafted_tokens: _containers.ScalarMap[str, int]
+    accepted_tokens: _containers.ScalarMap[str, int]
+    drafted_by_depth: _containers.RepeatedScalarFieldContainer[int]
+    accepted_by_depth: _containers.RepeatedScalarFieldContainer[int]
+    draft_s: float
+    def __init__(self, num_generations: _Optional[int] = ..., num_running_branches: _Optional[int] = ..., num_queued_branches: _Optional[int] = ..., num_pending_branches: _Optional[int] = ..., num_parked_branches: _Optional[int] = ..., num_remembered: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_saved_blocks: _Optional[int] = ..., num_loaded_blocks: _Optional[int] = ..., num_forwards: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_finished: _Optional[int] = ..., num_cancelled: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_expired: _Optional[int] = ..., time_to_first_token: _Optional[_Union[Percentiles, _Mapping]] = ..., inter_token: _Optional[_Union[Percentiles, _Mapping]] = ..., waited: _Optional[_Union[Percentiles, _Mapping]] = ..., num_lines: _Optional[int] = ..., num_moved_lines: _Optional[int] = ..., num_prefilled_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., num_loaded_tokens: _Optional[int] = ..., num_store_loaded_blocks: _Optional[int] = ..., num_store_unsaved_blocks: _Optional[int] = ..., num_saves_left_out: _Optional[int] = ..., num_draws: _Optional[int] = ..., drafted_tokens: _Optional[_Mapping[str, int]] = ..., accepted_tokens: _Optional[_Mapping[str, int]] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ...) -> None: ...
 
 class Percentiles(_message.Message):
     __slots__ = ("p50_s", "p90_s", "p99_s")

@@ -33,10 +33,13 @@ __all__ = ["PoolPlan", "PoolWish", "plan_pool"]
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 2 << 30
 SWAP_BYTES = 4 << 30
-"""Default swap space with swapping on; at most a quarter of the host's available memory."""
+"""Default of --host-cache with swapping on; at most a quarter of the host's available memory, as the next."""
+
+CUDA_HOST_BYTES = 16 << 30
+"""Default of --host-cache with a block store and a GPU. On a CPU the page cache is that level."""
 
 ROWS_BYTES = 64 << 20
-"""Host memory for blocks on their way to and from a block store; at least 32 blocks."""
+"""Host memory for blocks on their way to and from a block store, beyond --host-cache; at least 32 blocks."""
 
 _LEAST_ROWS = 32
 _SAMPLING_BYTES = 24
@@ -58,18 +61,18 @@ class PoolWish:
         block_size: token slots of a block.
         utilisation: share of the device's memory to take, above 0 and at most 1.
         kv_bytes: memory for KV; None: all that is left.
-        swap_bytes: host memory for blocks that are swapped out; None: a default where swapping is on.
+        host_bytes: host memory for saved blocks and blocks that are swapped out; None: a default.
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
         has_lines: whether some of the blocks are set aside for lines; see `arena`.
         has_store: whether there are host rows for a block store.
-        num_ranks: ranks that share the model; `kv_bytes` and `swap_bytes` are of all together.
+        num_ranks: ranks that share the model; `kv_bytes` and `host_bytes` are of all together.
     """
 
     num_blocks: int | None = None
     block_size: int = 16
     utilisation: float = 0.90
     kv_bytes: int | None = None
-    swap_bytes: int | None = None
+    host_bytes: int | None = None
     needs_full_length: bool = False
     has_lines: bool = False
     has_store: bool = False
@@ -87,15 +90,21 @@ class PoolWish:
             ("num_blocks", self.num_blocks, 1),
             ("block_size", self.block_size, 1),
             ("kv_memory", self.kv_bytes, 1),
-            ("swap_space", self.swap_bytes, 0),
+            ("host_cache", self.host_bytes, 0),
             ("tensor_parallel", self.num_ranks, 1),
         ):
             if value is not None and value < least:
                 raise InvalidArgumentError(argument, value, f"at least {least}")
         if self.num_blocks is not None and self.kv_bytes is not None:
             raise PlanError("--num-blocks and --kv-memory both set the pool's size: give one of them")
-        if self.swap_bytes and limits.preemption != "swap":
-            raise PlanError("--swap-space is used with --preemption swap only: add that, or leave it out")
+        if self.host_bytes == 0 and limits.preemption == "swap":
+            raise PlanError(
+                "--preemption swap moves blocks to --host-cache, which is 0: raise it, or leave one of them out"
+            )
+        if self.host_bytes and limits.preemption != "swap" and not self.has_store:
+            raise PlanError(
+                "--host-cache is used with a block store or --preemption swap only: add one, or leave it out"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ class PoolPlan:
     """Size of a pool, with the reason. Sizes in bytes.
 
     Attributes:
-        num_blocks, block_size, num_host_blocks: of the pool and its swap space.
+        num_blocks, block_size: of the pool. num_host_blocks: kept in host memory, or swapped out to it.
         num_rows: host rows for blocks on their way to and from a block store.
         num_ranks: ranks of which each takes all this for its share.
         num_lines, line_blocks: spans after the pool's blocks, and their length.
@@ -148,7 +157,7 @@ class PoolPlan:
             num_bytes = format_bytes(self.num_lines * self.line_blocks * self.block_bytes)
             parts.append(f"lines {num_bytes}: {self.num_lines} of {self.line_blocks * self.block_size:,} tokens")
         if self.num_host_blocks:
-            parts.append(f"swap {format_bytes(self.num_host_blocks * self.block_bytes)}")
+            parts.append(f"host memory {format_bytes(self.num_host_blocks * self.block_bytes)}")
         if self.num_rows:
             parts.append(f"block store {format_bytes(self.num_rows * self.block_bytes)}")
         return ", ".join(parts)
@@ -174,6 +183,7 @@ def plan_pool(
     full_blocks = -(-runner.max_model_len // wish.block_size)
     most = limits.max_running * full_blocks
     num_rows = max(_LEAST_ROWS, ROWS_BYTES // block_bytes) if wish.has_store else 0
+    num_host_blocks = _num_host_blocks(wish, limits, runner.device, block_bytes, most)
     activation_bytes = workspace_bytes = free_bytes = None
     if wish.num_blocks is not None:
         num_blocks, reason = wish.num_blocks, "as asked for"
@@ -184,7 +194,7 @@ def plan_pool(
         if runner.device.type == "cpu":  # which its ranks share
             total_bytes, free_bytes = total_bytes // wish.num_ranks, free_bytes // wish.num_ranks
         left = free_bytes - int((1 - wish.utilisation) * total_bytes) - activation_bytes - workspace_bytes
-        left -= num_rows * block_bytes if runner.device.type == "cpu" else 0
+        left -= (num_rows + num_host_blocks) * block_bytes if runner.device.type == "cpu" else 0
         if left < block_bytes:
             raise PlanError(_too_little(runner, wish, total_bytes, free_bytes, block_bytes - left))
         budget, reason = _budget(runner, wish, left, free_bytes)
@@ -198,7 +208,7 @@ def plan_pool(
     return PoolPlan(
         num_blocks=num_blocks,
         block_size=wish.block_size,
-        num_host_blocks=_num_host_blocks(wish, limits, block_bytes, most),
+        num_host_blocks=num_host_blocks,
         block_bytes=block_bytes,
         weight_bytes=runner.weight_bytes,
         activation_bytes=activation_bytes,
@@ -251,18 +261,24 @@ def _budget(runner: ModelRunner, wish: PoolWish, left: int, free_bytes: int) -> 
     return left, f"--utilisation {wish.utilisation:g} of {runner.device}"
 
 
-def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, block_bytes: int, most: int) -> int:
-    if limits.preemption != "swap":
-        return 0
-    swap_bytes = wish.swap_bytes
-    available = host_memory().free_bytes
-    if swap_bytes is None:
-        swap_bytes = min(SWAP_BYTES, available // 4)
-    elif swap_bytes > available:
+def _num_host_blocks(wish: PoolWish, limits: SchedulerLimits, device: torch.device, block_bytes: int, most: int) -> int:
+    """`most`: blocks that could be swapped out."""
+    available, num_bytes = host_memory().free_bytes, wish.host_bytes
+    if num_bytes is None:
+        default = SWAP_BYTES if limits.preemption == "swap" else 0
+        if wish.has_store and device.type == "cuda":
+            default = CUDA_HOST_BYTES
+        num_bytes = min(default, available // 4)
+    elif num_bytes > available:
         raise PlanError(
-            f"--swap-space {format_bytes(swap_bytes)} is more than the {format_bytes(available)} that the host has available"
+            f"--host-cache {format_bytes(num_bytes)} is more than the {format_bytes(available)} that the host has available"
         )
-    return min(swap_bytes // (wish.num_ranks * block_bytes), most)
+    num_blocks = num_bytes // (wish.num_ranks * block_bytes)
+    if wish.host_bytes and not num_blocks:
+        raise PlanError(
+            f"--host-cache {format_bytes(num_bytes)} is less than the {format_bytes(block_bytes)} of a block: raise it"
+        )
+    return num_blocks if wish.has_store else min(num_blocks, most)
 
 
 def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:

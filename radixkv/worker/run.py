@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape, WorkerLoad
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
@@ -25,6 +28,7 @@ from radixkv.core.errors import (
     UnavailableError,
 )
 from radixkv.generation.params import NO_DEFAULTS, SamplingDefaults
+from radixkv.kernels.cpu.native_attention import NATIVE_LIMITS
 from radixkv.net.addresses import parse_address
 from radixkv.net.limits import Limiter
 from radixkv.net.signals import StopSignals
@@ -44,6 +48,8 @@ from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.speculation.comparison import rows_agree
+from radixkv.worker.speculation.settings import DEFAULT_BYTES, DEFAULT_TOKENS, SPECULATIONS, SpeculationSettings
 from radixkv.worker.storing.fingerprint import served_fingerprint
 from radixkv.worker.threads import run_on_passing_thread
 
@@ -75,7 +81,7 @@ class WorkerConfig:
         security: keys and TLS of the Generation service.
         pool_name: of the pool, among those of the service.
         num_blocks, block_size: the pool's size; its memory is allocated at the start. None: from the device's memory, see
-            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `swap_bytes`.
+            `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `host_bytes`.
         sampling: defaults of sampling parameters that a request leaves out; unset ones are the model's own.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
         advertise: address at which routers reach the Generation service; None: that of `listen`.
@@ -84,12 +90,14 @@ class WorkerConfig:
         cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
         tensor_parallel: ranks that share the model and the pool, each a process; see `parallel`.
         max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
-        limits: bounds of a round. Its `swap_blocks` follow from `swap_bytes`.
+        limits: bounds of a round. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.layouts`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.
+        speculation: ``"auto"``: several tokens of a reply in a step, where guesses pay, see `speculation`; ``"off"``: one.
+        draft_tokens, draft_bytes: most tokens guessed for a branch in a step; memory of the texts that guesses come from.
         num_remembered: finished generations that can still be forked.
         connect_timeout_s: how long to retry attaching at the start while the cache service cannot be reached or another
             worker holds the pool.
@@ -110,7 +118,7 @@ class WorkerConfig:
     block_size: int = 16
     utilisation: float | None = None
     kv_bytes: int | None = None
-    swap_bytes: int | None = None
+    host_bytes: int | None = None
     dtype: str = "auto"
     device: str = "auto"
     quantization: str = "auto"
@@ -126,6 +134,9 @@ class WorkerConfig:
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     store: StoreSettings | None = None
+    speculation: str = "auto"
+    draft_tokens: int = DEFAULT_TOKENS
+    draft_bytes: int = DEFAULT_BYTES
     num_remembered: int = 1024
     connect_timeout_s: float = 10.0
     reattach_s: float = 60.0
@@ -205,6 +216,7 @@ class Worker:
             address = parse_address(config.listen)  # checked before the long work of loading a model
             config.security.check_address(address)
             address.require_free()
+        bounds = _draft_bounds(config)
         model = str(resolve_model(config.model, progress=config.show_progress))
         clear_models(Path(model), cache_folder())
         config.on_stage("weights and tokenizer")
@@ -236,6 +248,7 @@ class Worker:
             num_remembered=config.num_remembered,
             arena=Arena(*first_line) if plan.num_lines else None,
             store=store,
+            speculation=bounds if _keeps_replies(config, self.runner) else None,
         )
         lease.wake, lease.noted, lease.measured = self.engine.wake, self.engine.noted, self.engine.load
         stack.callback(self.engine.close)
@@ -270,7 +283,7 @@ class Worker:
 
         config.on_stage("block store")
         try:
-            store = open_store(config, config.store, self.runner, model, first_row=plan.num_host_blocks)
+            store = open_store(config, config.store, self.runner, model, num_kept=plan.num_host_blocks)
         except (StoreError, InvalidArgumentError) as error:
             if not config.store.is_optional:
                 raise
@@ -326,7 +339,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         block_size=config.block_size,
         utilisation=utilisation if config.utilisation is None else config.utilisation,
         kv_bytes=config.kv_bytes,
-        swap_bytes=config.swap_bytes,
+        host_bytes=config.host_bytes,
         num_ranks=config.tensor_parallel,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
@@ -367,6 +380,26 @@ def _allocate(runner: ModelRunner, wish: PoolWish, config: WorkerConfig) -> Pool
     runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
     runner.prepare(config.limits.max_running)
     return plan
+
+
+def _draft_bounds(config: WorkerConfig) -> SpeculationSettings:
+    if config.speculation not in SPECULATIONS:
+        raise InvalidArgumentError("speculation", config.speculation, " or ".join(SPECULATIONS))
+    shared_tokens = math.inf if config.deterministic else NATIVE_LIMITS.min_saved_tokens
+    return SpeculationSettings(config.draft_tokens, config.draft_bytes, shared_tokens)
+
+
+def _keeps_replies(config: WorkerConfig, runner: ModelRunner) -> bool:
+    """Whether drafts are wanted, and every reply is the one that it is without them.
+
+    The native decoder computes a token alike whatever else a step has, but for blocks that several branches read at once. Other
+    code rounds by the shape of a step, which only float32 does too little to be seen.
+    """
+    if config.speculation == "off" or runner.device.type != "cpu":
+        return False
+    if config.deterministic:
+        return rows_agree(runner, 1 + config.draft_tokens)
+    return runner.is_native or runner.dtype == torch.float32
 
 
 def _load_text(model: str) -> ChatText | None:

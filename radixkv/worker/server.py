@@ -30,7 +30,7 @@ from radixkv.generation.request import ForkParams, GenerateParams, Generator
 from radixkv.generation.stream import GenerationStream
 from radixkv.net.addresses import Address, parse_address
 from radixkv.net.calls.auth import REQUEST_S, Guard, leave_calls
-from radixkv.net.calls.callers import current_caller
+from radixkv.net.calls.callers import Caller, current_caller
 from radixkv.net.calls.health import Health
 from radixkv.net.calls.malformed import Malformed
 from radixkv.net.keepalive import server_keepalive
@@ -214,6 +214,13 @@ def _within(remaining_s: float | None, params: _Params) -> _Params:
     return replace(params, timeout_s=max(remaining_s, _MIN_TIMEOUT_S))
 
 
+def _as_allowed(params: _Params, caller: Caller | None) -> _Params:
+    """The parameters, with the sources of guesses that the caller's tenant may use."""
+    if caller is None:
+        return params
+    return replace(params, sampling=params.sampling.with_speculation(caller.tenant.speculation))
+
+
 class _Servicer(generation_pb2_grpc.GenerationServicer):
     """Serves on one event loop; see `Guard` for errors.
 
@@ -255,11 +262,11 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         self._calls.close()
 
     def Generate(self, request: Any, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:  # noqa: N802  # the wire's name
-        remaining_s = context.time_remaining()
+        remaining_s, caller = context.time_remaining(), current_caller()
 
         def begin() -> GenerationStream:
             params = wire.generate_from_proto(request, self._generator.model().sampling)
-            return self._generator.generate(_within(remaining_s, params))
+            return self._generator.generate(_within(remaining_s, _as_allowed(params, caller)))
 
         return self._events(begin, pb.GenerateResponse, request.namespace)
 
@@ -269,7 +276,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         def begin() -> GenerationStream:
             params = wire.fork_from_proto(request, self._generator.model().sampling)
             params = replace(params, sees=None if caller is None else caller.tenant.may_name)
-            return self._generator.fork(_within(remaining_s, params))
+            return self._generator.fork(_within(remaining_s, _as_allowed(params, caller)))
 
         return self._events(begin, pb.ForkGenerationResponse)
 

@@ -99,9 +99,16 @@ def add_gateway_flags(command: argparse.ArgumentParser) -> None:
     flags.add_argument("--model-name", metavar="NAME", help="name of the model in the APIs (default: the worker's)")
     flags.add_argument(
         "--state",
-        metavar="FILE",
-        help="SQLite file of stored responses, conversations and the token ids of replies, or none: they end with the process "
+        metavar="FILE|URL",
+        help="SQLite file of stored responses, conversations and the token ids of replies, postgresql://user@host/database "
+        "for any number of gateways, or none: they end with the process "
         "(default: a file of yours, in RADIXKV_STATE or your platform's state folder)",
+    )
+    flags.add_argument(
+        "--shared",
+        metavar="URL",
+        help="redis://host:port of the Valkey or Redis server of all gateways: tenants' limits hold over all of them "
+        "(default: each gateway grants its share)",
     )
     flags.add_argument(
         "--cors",
@@ -245,9 +252,11 @@ class Front:
         return f"\n  OpenAI API     {url}\n  chat page      {page}\n  tree page      {page}tree{self._notice}"
 
 
-def _state_file(chosen: str | None) -> tuple[Path | None, str]:
-    """The chosen file, or the user's own; None and a notice if that cannot be used."""
+def _state_file(chosen: str | None) -> tuple[Path | str | None, str]:
+    """The chosen file or URL, or the user's own; None and a notice if that cannot be used."""
     if chosen is not None:
+        if chosen.startswith(("postgresql://", "postgres://")):
+            return chosen, ""
         return (None if chosen == "none" else Path(chosen)), ""
     from radixkv.gateway.storage.database import is_in_use
 
@@ -266,7 +275,7 @@ def _state_file(chosen: str | None) -> tuple[Path | None, str]:
 
 
 def _gateway_config(
-    options: argparse.Namespace, state_file: Path | None, service: str | None, credentials: Credentials | None
+    options: argparse.Namespace, state_file: Path | str | None, service: str | None, credentials: Credentials | None
 ) -> GatewayConfig:
     from radixkv.gateway.config import GatewayConfig
 
@@ -287,6 +296,7 @@ def _gateway_config(
         worker_wait_s=getattr(options, "worker_wait", 0.0),  # none for a worker of this process
         log_requests=options.log_requests,
         state_file=state_file,
+        shared_url=options.shared,
         service=service,
         service_credentials=credentials,
         pool_name=options.pool,

@@ -157,6 +157,8 @@ class View(NamedTuple):
             f"{engine.num_generations:,} now{ended}; {engine.num_finished:,} finished, {engine.num_cancelled:,} cancelled, "
             f"{engine.num_failed:,} failed, {engine.num_expired:,} out of time",
         )
+        if engine.drafted_tokens:
+            yield "speculation", speculation_line(engine)
         if cache is None:
             yield "cache", "cannot be reached"
         else:
@@ -191,6 +193,22 @@ class View(NamedTuple):
 
     def _legend(self, parts: list[_Part]) -> str:
         return ", ".join(f"{part.mark} {part.name} {part.num_blocks:,}" for part in parts) + f"; {self._promised()}"
+
+
+def speculation_line(engine: EngineStats) -> str:
+    """What speculation has come to, in a line."""
+    num_accepted, num_drafted = sum(engine.accepted_tokens.values()), sum(engine.drafted_tokens.values())
+    by_source = ", ".join(
+        f"{source} {engine.accepted_tokens.get(source, 0):,} of {number:,}"
+        for source, number in engine.drafted_tokens.items()
+    )
+    depths = zip(engine.accepted_by_depth, engine.drafted_by_depth, strict=False)
+    by_depth = " ".join(f"{100 * accepted // drafted}" for accepted, drafted in depths if drafted)
+    a_step = engine.num_generated_tokens / max(1, engine.num_draws)
+    return (
+        f"{a_step:.2f} tokens a step; {num_accepted:,} of {num_drafted:,} guesses drawn ({by_source}), by depth {by_depth} %; "
+        f"{engine.draft_s:,.1f} s spent on them"
+    )
 
 
 def level_line(level: LevelStats) -> str:

@@ -7,7 +7,6 @@ DELETE removes a name
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +17,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import ClosedModel
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.turns.openapi import answer_of
 
@@ -66,8 +66,11 @@ async def keep_instructions(body: Instructions, request: Request, tenant: Curren
     """Keep a text under a name, in place of the text that is there; at most 100 names. May be repeated."""
     name = body.name.strip()
 
-    def keep(connection: sqlite3.Connection) -> None:
-        connection.execute("REPLACE INTO instructions VALUES (?, ?, ?)", (tenant.namespace, name, body.text))
+    def keep(connection: Connection) -> None:
+        put = (
+            "INSERT INTO instructions VALUES (?, ?, ?) ON CONFLICT (namespace, name) DO UPDATE SET text = excluded.text"
+        )
+        connection.execute(put, (tenant.namespace, name, body.text))
         query = "SELECT count(*) FROM instructions WHERE namespace = ?"
         if connection.execute(query, (tenant.namespace,)).fetchone()[0] > MAX_INSTRUCTIONS:
             message = f"{MAX_INSTRUCTIONS} instructions are kept already; delete one first"
@@ -83,7 +86,7 @@ async def delete_instructions(body: InstructionsName, request: Request, tenant: 
     """Remove instructions; conversations that were begun with them stay as they are."""
     name = body.name.strip()
 
-    def remove(connection: sqlite3.Connection) -> None:
+    def remove(connection: Connection) -> None:
         command = "DELETE FROM instructions WHERE namespace = ? AND name = ?"
         if not connection.execute(command, (tenant.namespace, name)).rowcount:
             raise ApiError(404, f"no instructions are kept as {name!r}", code="not_found", param="name")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +10,9 @@ from pydantic import BaseModel, Field
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.shared_limits import SharedLimiter
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
-from radixkv.net.limits import Limiter
 
 __all__ = ["router"]
 
@@ -63,8 +63,8 @@ class Me(BaseModel):
 async def tell_me(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """The caller, its limits, what remains of them, and its storage. Nothing about other tenants."""
     state = request.app.state
-    limiter: Limiter = state.limiter
-    standing = limiter.standing(tenant)
+    shared: SharedLimiter = state.limits
+    standing = await shared.standing(tenant)
     database: Database = state.database
     limits = tenant.limits
     return {
@@ -78,7 +78,7 @@ async def tell_me(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     }
 
 
-def _kept(connection: sqlite3.Connection, namespace: str, config: GatewayConfig) -> dict[str, Any]:
+def _kept(connection: Connection, namespace: str, config: GatewayConfig) -> dict[str, Any]:
     tables = {
         "conversations": (
             "SELECT num_conversations, size_bytes FROM conversation_usage WHERE namespace = ?",

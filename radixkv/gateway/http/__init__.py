@@ -4,6 +4,7 @@ listener         accepts connections, in turns between addresses
 connections      bounds of heads, bodies and silence
 middleware       wraps every request: id, limits, log line
 admission        the cost class of a request, by its head alone
+shared_limits    limits of tenants over all gateways
 gate             which requests may enter, round robin over tenants
 auth             the tenant of a key
 csrf             rejects cross-site requests of browsers

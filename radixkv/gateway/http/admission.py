@@ -21,6 +21,7 @@ from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.connections import Connection
 from radixkv.gateway.http.gate import Cost, Gate
 from radixkv.gateway.http.request_context import RequestContext
+from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
@@ -60,16 +61,16 @@ class Admission:
 
     Args:
         gate: places of all requests.
-        limiter: limits of each tenant.
+        limits: of each tenant.
     """
 
-    def __init__(self, gate: Gate, limiter: Limiter) -> None:
+    def __init__(self, gate: Gate, limits: SharedLimiter) -> None:
         self._gate = gate
-        self._limiter = limiter
+        self._limits = limits
         self._read_limiter = Limiter()
         self._reads = FairSemaphore(None, READS_AT_ONCE)
 
-    def enter(self, scope: Scope, context: RequestContext, tenant: Tenant) -> Cost:
+    async def enter(self, scope: Scope, context: RequestContext, tenant: Tenant) -> Cost:
         """Admit a request; each admitted request must `leave`.
 
         Raises:
@@ -82,13 +83,17 @@ class Admission:
         context.tenant = tenant
         try:
             if cost is Cost.WORK:
-                context.admit(tenant, self._limiter)
+                await context.admit(tenant, self._limits)
+                refusal = self._gate.refusal(tenant.name, cost)  # others may have entered meanwhile
             elif tenant.limits.requests_per_minute is not None:
                 num_reads = READS_PER_REQUEST * tenant.limits.requests_per_minute
                 limits = TenantLimits(requests_per_minute=num_reads)
                 self._read_limiter.admit(replace(tenant, limits=limits)).close()
         except RadixKVError as error:
             raise ApiError.of(error) from None
+        if refusal is not None:
+            context.leave()
+            raise refusal
         self._gate.enter(tenant.name, cost)
         return cost
 

@@ -1,4 +1,4 @@
-"""Call the application for a request of a batch: same routes, checks and responses as for a posted request."""
+"""Call the application for a request of a batch, or of a gateway that is gone: same routes and checks as for a posted one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.anthropic_errors import VERSION_HEADER
 
-__all__ = ["JOB", "Answer", "post"]
+__all__ = ["JOB", "TAKEN_OVER", "Answer", "post"]
 
 JOB = "radixkv.job"
 """Key of the tenant in the scope of such a request; requests from outside never have it."""
+
+
+TAKEN_OVER = "radixkv.taken_over"
+"""Key, in the scope of such a request, of the id of the response that it goes on with; of replies, their request."""
 
 
 class Answer(NamedTuple):
@@ -27,7 +31,7 @@ class Answer(NamedTuple):
     retry_after_s: float
 
 
-async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes) -> Answer:
+async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes, taken_over: str | None = None) -> Answer:
     """Send a request to the application. Cancelling it acts as a disconnect of the client."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     told: list[Message] = []
@@ -61,6 +65,8 @@ async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes) -> Answer:
         "state": {},
         JOB: tenant,
     }
+    if taken_over is not None:
+        scope[TAKEN_OVER] = taken_over
     await app(scope, receive, send)
     start, *rest = told
     headers = dict(start["headers"])

@@ -21,16 +21,16 @@ from radixkv.gateway.http.auth import TENANT, KeyRing, Tenant, authenticate, sen
 from radixkv.gateway.http.connections import CONNECTION, Connection
 from radixkv.gateway.http.csrf import WhileKnown, check_origin
 from radixkv.gateway.http.gate import Gate, StrangersLane
-from radixkv.gateway.http.inner_calls import JOB
+from radixkv.gateway.http.inner_calls import JOB, TAKEN_OVER
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.paths import API_PREFIX, as_served
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import error_response
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
+from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.http.uploads import FORM_BYTES
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.net.limits import Limiter
 from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 __all__ = ["GatewayMiddleware"]
@@ -64,7 +64,7 @@ class GatewayMiddleware:
         keys: KeyRing,
         gate: Gate,
         admission: Admission,
-        limiter: Limiter,
+        limits: SharedLimiter,
         metrics: Metrics,
         recording: Recording,
         generations: Generations,
@@ -74,7 +74,7 @@ class GatewayMiddleware:
         self._config = config
         self._gate = gate
         self._admission = admission
-        self._limiter = limiter
+        self._limits = limits
         self._strangers, self._probes = StrangersLane(), StrangersLane()
         self._bodies = FairSemaphore(None, BODIES_AT_ONCE)
         self._uploads = FairSemaphore(None, UPLOADS_AT_ONCE)
@@ -88,8 +88,9 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
+        is_background = job is not None and TAKEN_OVER not in scope
         context = RequestContext(
-            _request_id(scope), self._metrics, self._recording, self._generations, is_background=job is not None
+            _request_id(scope), self._metrics, self._recording, self._generations, is_background=is_background
         )
         scope[REQUEST_CONTEXT] = context
         answer = _Answer(send, context, _id_headers(scope))
@@ -144,7 +145,7 @@ class GatewayMiddleware:
         CALLER.set(tenant.namespace)
         try:
             self._check_length(scope)
-            cost = self._admission.enter(scope, scope[REQUEST_CONTEXT], tenant)
+            cost = await self._admission.enter(scope, scope[REQUEST_CONTEXT], tenant)
         except ApiError as refusal:
             async with self._strangers.turn((tenant.name,), connection):  # also paces a flood of rejections
                 await error_response(refusal, scope)(scope, receive, answer.send)
@@ -165,7 +166,7 @@ class GatewayMiddleware:
         context: RequestContext = scope[REQUEST_CONTEXT]
         scope[TENANT] = context.tenant = tenant
         try:
-            context.admit(tenant, self._limiter)
+            await context.admit(tenant, self._limits)
         except LimitError as error:
             await error_response(ApiError.of(error), scope)(scope, receive, answer.send)
         else:

@@ -20,6 +20,7 @@ from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recorded, Recording
+from radixkv.gateway.http.shared_limits import SharedLimiter, SharedSlot
 from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import rate_limit_headers
 from radixkv.gateway.storage.transcript import Transcript, nothing_said
@@ -27,7 +28,7 @@ from radixkv.generation.cost import GenerationCost
 from radixkv.generation.params import Grammar
 from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams
 from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
-from radixkv.net.limits import Limiter, Slot
+from radixkv.net.limits import Slot
 
 __all__ = ["GENERATION_ID", "LEFT_OUT", "REQUEST_CONTEXT", "CurrentContext", "RequestContext", "current_context"]
 
@@ -100,20 +101,25 @@ class RequestContext:
         self._metrics = metrics
         self._recording = recording
         self._generations = generations
-        self._slot: Slot | None = None
+        self._slot: Slot | SharedSlot | None = None
         self._constraint: Constraint | None = None
         self.error_code: str | None = None
         self.generation_ids: list[str] = []
         self.left_out: list[str] = []
         self.let_body_go: Callable[[], None] = lambda: None
 
-    def admit(self, tenant: Tenant, limiter: Limiter) -> None:
+    async def admit(self, tenant: Tenant, limits: SharedLimiter) -> None:
         """Count the request against its tenant's limits.
 
         Raises:
             LimitError: a limit is reached.
         """
-        self._slot = limiter.admit(tenant, is_background=self.is_background)
+        self._slot = await limits.admit(tenant, is_background=self.is_background)
+
+    def leave(self) -> None:
+        """End what `admit` counts until the request's end."""
+        if self._slot is not None:
+            self._slot.close()
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Note ignored fields and parts of the body: the response header and the log name the first of them."""
@@ -160,6 +166,8 @@ class RequestContext:
         """
         if self.is_background:
             params = replace(params, priority=BACKGROUND_PRIORITY)
+        if self.tenant is not None:
+            params = replace(params, sampling=params.sampling.with_speculation(self.tenant.speculation))
         transcript = transcript or nothing_said(params.namespace or DEFAULT_NAMESPACE)
         while True:
             if self._constraint is not None and params.sampling.grammar is not None:
@@ -193,8 +201,7 @@ class RequestContext:
 
     def end(self, method: str, route: str, status: int, *, log: bool) -> None:
         """Count and log the request: its response is sent, or the client is gone."""
-        if self._slot is not None:
-            self._slot.close()
+        self.leave()
         duration_s = time.perf_counter() - self.started_s
         self._metrics.answered(route, status, duration_s)
         if log:

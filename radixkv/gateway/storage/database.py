@@ -1,10 +1,12 @@
-"""One SQLite file used by one thread: the event loop never blocks on it, and waiting jobs share one commit.
+"""A SQLite file or a PostgreSQL database, used by one thread: the event loop never blocks on it, waiting jobs share a commit.
 
     any thread or task    -- jobs -->    the database's thread
     await run(job)                       begin; job; job; job ...; commit; answer all
     await read(job)                      a second thread with a read-only connection: no change waits for it
 
 Few jobs of one namespace wait at once, so that a burst of one namespace lengthens no other's batch.
+
+A file is of one gateway. A PostgreSQL database is of any number of them (`postgresql`): `is_shared`.
 
 An answered job is in the file: killing the process at any moment loses no acknowledged change. A power loss may lose the
 last moments, never the file (write-ahead log with ``synchronous=NORMAL``).
@@ -13,9 +15,12 @@ last moments, never the file (write-ahead log with ``synchronous=NORMAL``).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sqlite3
 import threading
+import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -27,7 +32,9 @@ from typing import Any, NamedTuple, TypeVar
 from filelock import FileLock, Timeout
 
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION, STEPS
+from radixkv.gateway.storage.owners import beat
 from radixkv.util.fair_semaphore import FairSemaphore
 
 __all__ = ["Database", "DatabaseError", "is_in_use"]
@@ -37,6 +44,9 @@ MAX_BATCH = 256
 
 MAX_WRITES, MAX_READS = 8, 2
 """Submitted jobs per namespace; others wait their turn."""
+
+ANSWER_S = 20.0
+"""How long a job of a database of several gateways may take, in seconds; it is then dropped, or its result is."""
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -60,22 +70,29 @@ class DatabaseError(RadixKVError):
 
 
 class _Job(NamedTuple):
-    run: Callable[[sqlite3.Connection], Any]
+    run: Callable[[Connection], Any]
     answer: Future[Any]
 
 
 class Database:
-    """The SQLite file of a gateway, opened exclusively by this process. `close` it at the end.
+    """The database of a gateway. `close` it at the end.
 
     Args:
-        path: the file, created where missing; None: in memory, gone with the process.
+        state: the SQLite file, created where missing and opened exclusively by this process; or the URL of a PostgreSQL
+            database; None: in memory, gone with the process.
+
+    Attributes:
+        is_shared: other gateways may use it now.
+        owner: names this life of the gateway in rows that it writes, see `owners`.
 
     Raises:
-        DatabaseError: another process holds it, it is not a database, or a later version wrote it.
+        DatabaseError: another process holds the file, it is not a database, or a later version wrote it.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(self, state: Path | str | None = None) -> None:
+        self.is_shared = isinstance(state, str)
+        self.owner = uuid.uuid4().hex
+        path = None if isinstance(state, str) else state
         self._lock = FileLock(f"{path}.lock") if path is not None else None
         if path is not None and self._lock is not None:
             try:
@@ -88,7 +105,12 @@ class Database:
                 raise DatabaseError(f"{path} cannot be opened: {error.strerror}") from error
         self._writes = FairSemaphore(None, MAX_WRITES)
         self._reads = FairSemaphore(None, MAX_READS)
-        self._writer = _Thread("radixkv-database", partial(_open, path), _carry_out)
+        if isinstance(state, str):
+            self._threads = _shared(state)
+            self._writer = self._threads[0]
+            self.submit(lambda connection: beat(connection, self.owner))
+            return
+        self._writer = _Thread("radixkv-database", partial(_open, path, self.owner), _carry_out)
         self._threads = [self._writer]
         try:
             self._writer.opened.result()
@@ -99,7 +121,7 @@ class Database:
             self.close()
             raise DatabaseError(f"{path or 'the database'} cannot be opened: {error}") from error
 
-    async def run(self, job: Callable[[sqlite3.Connection], _Result], namespace: str | None = None) -> _Result:
+    async def run(self, job: Callable[[Connection], _Result], namespace: str | None = None) -> _Result:
         """Run a job in a transaction on the database's thread; returns its result after the commit.
 
         A job that raises is rolled back alone, and its error is raised here. `namespace`: on whose behalf; None: the gateway's.
@@ -108,20 +130,30 @@ class Database:
             UnavailableError: the database is closed.
         """
         if namespace is None:
-            return await asyncio.wrap_future(self.submit(job))
+            return await self._answer(self.submit(job))
         async with self._writes.place(namespace):
-            return await asyncio.wrap_future(self.submit(job))
+            return await self._answer(self.submit(job))
 
-    async def read(self, job: Callable[[sqlite3.Connection], _Result], namespace: str) -> _Result:
+    async def read(self, job: Callable[[Connection], _Result], namespace: str) -> _Result:
         """Run a read-only job on the second thread; it sees every change that was acknowledged before.
 
         Raises:
             UnavailableError: the database is closed.
         """
         async with self._reads.place(namespace):
-            return await asyncio.wrap_future(self._threads[-1].submit(job))
+            return await self._answer(self._threads[-1].submit(job))
 
-    def submit(self, job: Callable[[sqlite3.Connection], _Result]) -> Future[_Result]:
+    async def _answer(self, answer: Future[_Result]) -> _Result:
+        """Wait for an answer; a server that gives none is no reason to hang."""
+        if not self.is_shared:
+            return await asyncio.wrap_future(answer)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.wrap_future(answer)
+        except TimeoutError:
+            raise UnavailableError("the gateway's database does not answer; try again") from None
+
+    def submit(self, job: Callable[[Connection], _Result]) -> Future[_Result]:
         """`run` without waiting. Jobs run in the order of submission."""
         return self._writer.submit(job)
 
@@ -144,6 +176,22 @@ class Database:
             self._lock.release()
 
 
+def _shared(url: str) -> list[_Thread]:
+    """Return the threads of a PostgreSQL database, which is connected at the first job.
+
+    Raises:
+        DatabaseError: psycopg is not installed.
+    """
+    try:
+        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, read_all
+    except ImportError as error:
+        raise DatabaseError("a PostgreSQL database needs psycopg: pip install 'radixkv[shared]'") from error
+    return [
+        _Thread("radixkv-database", partial(PostgreSQL, url), carry_out),
+        _Thread("radixkv-database-reads", partial(PostgreSQL, url, is_reader=True), read_all),
+    ]
+
+
 class _Thread:
     """One connection, with the only thread that uses it.
 
@@ -156,8 +204,8 @@ class _Thread:
     def __init__(
         self,
         name: str,
-        open_connection: Callable[[], sqlite3.Connection],
-        carry_out: Callable[[sqlite3.Connection, list[_Job]], None],
+        open_connection: Callable[[], Any],
+        carry_out: Callable[[Any, list[_Job]], None],
     ) -> None:
         self.opened: Future[None] = Future()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -168,7 +216,7 @@ class _Thread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[sqlite3.Connection], _Result]) -> Future[_Result]:
+    def submit(self, job: Callable[[Connection], _Result]) -> Future[_Result]:
         """Queue a job. Raises UnavailableError: the thread is closed."""
         answer: Future[_Result] = Future()
         with self._gate:
@@ -214,9 +262,10 @@ class _Thread:
         return batch, False
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
+def _open(path: Path | None, owner: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path or ":memory:", isolation_level=None)
     connection.row_factory = sqlite3.Row
+    _add_functions(connection)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -226,6 +275,8 @@ def _open(path: Path | None) -> sqlite3.Connection:
             raise DatabaseError(f"its version is {version}, and this radixkv knows versions up to {SCHEMA_VERSION}")
         for number, step in enumerate(STEPS[version:], version + 1):
             connection.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {number}; COMMIT;")
+        connection.execute("DELETE FROM gateways")  # this process holds the file alone
+        beat(connection, owner)
     except BaseException:
         connection.close()
         raise
@@ -235,8 +286,17 @@ def _open(path: Path | None) -> sqlite3.Connection:
 def _open_to_read(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.row_factory = sqlite3.Row
+    _add_functions(connection)
     connection.execute("PRAGMA query_only = ON")
     return connection
+
+
+def _add_functions(connection: sqlite3.Connection) -> None:
+    """Add what PostgreSQL spells otherwise, see `connection`."""
+    connection.create_function("epoch_s", 0, time.time)
+    connection.create_function(
+        "has_tag", 2, lambda tags, quoted: tags is not None and json.loads(quoted) in json.loads(tags)
+    )
 
 
 def _read_all(connection: sqlite3.Connection, batch: list[_Job]) -> None:

@@ -270,7 +270,31 @@ CREATE TABLE instructions (
     PRIMARY KEY (namespace, name)
 ) WITHOUT ROWID;
 """
-STEPS = (_RESPONSES, _CONVERSATIONS, _JOBS, _ITEM_LISTS, _SETTINGS, _TRASH_AND_MARKS, _SOURCES, _INSTRUCTIONS)
+_OWNERS = """
+CREATE TABLE gateways (
+    id TEXT PRIMARY KEY,                             -- one life of a gateway
+    seen_s REAL NOT NULL                             -- on the database's clock
+);
+ALTER TABLE responses ADD COLUMN owner TEXT;         -- the gateway that writes it
+ALTER TABLE messages ADD COLUMN owner TEXT;
+ALTER TABLE responses ADD COLUMN request TEXT;       -- by which another gateway can write it, JSON; none: it cannot
+ALTER TABLE messages ADD COLUMN request TEXT;
+ALTER TABLE files ADD COLUMN owner TEXT;             -- the gateway that it is uploaded to
+ALTER TABLE batches ADD COLUMN owner TEXT;           -- the gateway that runs it
+CREATE INDEX transcripts_by_parent ON transcripts (parent);
+CREATE INDEX transcripts_by_age ON transcripts (created_s);
+"""
+STEPS = (
+    _RESPONSES,
+    _CONVERSATIONS,
+    _JOBS,
+    _ITEM_LISTS,
+    _SETTINGS,
+    _TRASH_AND_MARKS,
+    _SOURCES,
+    _INSTRUCTIONS,
+    _OWNERS,
+)
 """Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 
 SCHEMA_VERSION = len(STEPS)

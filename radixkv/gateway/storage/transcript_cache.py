@@ -10,22 +10,26 @@ recently used entry is a leaf: evicting it leaves no entry without its parent.
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcript_rows import COLUMNS, TranscriptRow, forget, look_up, shrink
 
 __all__ = ["Remembered", "TranscriptCache", "TranscriptCacheLimits"]
 
-_COLUMNS = "key, namespace, parent, tokens, num_reply, decoded, created_s"
-_SELECT = f"SELECT {_COLUMNS} FROM transcripts ORDER BY number"
-_INSERT = f"REPLACE INTO transcripts ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_SELECT = f"SELECT {COLUMNS} FROM transcripts ORDER BY number"
+_INSERT = (
+    f"INSERT INTO transcripts ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+    "parent = excluded.parent, tokens = excluded.tokens, num_reply = excluded.num_reply, decoded = excluded.decoded, "
+    "created_s = excluded.created_s"
+)
 _DELETE = "DELETE FROM transcripts WHERE key = ?"
 
 _LOG = logging.getLogger(__name__)
@@ -66,11 +70,23 @@ class Remembered:
         num_reply: bytes at the end of `tokens` that were sampled; 0 for a prompt.
         decoded: digest of the reply's text as the worker decodes it; empty until known.
         is_verified: whether the reply was generated, or decoded again, in this process.
+        is_stored: whether it was written to the database, or read from it.
         created_s: seconds since 1970.
         replies: cached replies to this prompt, by key, oldest first.
     """
 
-    __slots__ = ("created_s", "decoded", "is_verified", "key", "namespace", "num_reply", "parent", "replies", "tokens")
+    __slots__ = (
+        "created_s",
+        "decoded",
+        "is_stored",
+        "is_verified",
+        "key",
+        "namespace",
+        "num_reply",
+        "parent",
+        "replies",
+        "tokens",
+    )
 
     def __init__(
         self, namespace: str, key: bytes, parent: Remembered | None, tokens: bytes, num_reply: int, created_s: float
@@ -83,6 +99,7 @@ class Remembered:
         self.created_s = created_s
         self.decoded = b""
         self.is_verified = True
+        self.is_stored = False
         self.replies: dict[bytes, Remembered] = {}
 
     @property
@@ -102,16 +119,6 @@ class Remembered:
         return b"".join([entry.tokens for entry in self.path()][::-1])
 
 
-class _Row(NamedTuple):
-    key: bytes
-    namespace: str
-    parent: bytes | None
-    tokens: bytes
-    num_reply: int
-    decoded: bytes
-    created_s: float
-
-
 class _Namespace:
     """Entries of one namespace, least recently used first."""
 
@@ -126,7 +133,8 @@ class TranscriptCache:
     """All entries. One thread uses it; writes to the database follow asynchronously.
 
     Args:
-        database: holds a copy; its content is loaded here.
+        database: holds a copy, loaded here. One that is shared with other gateways holds the entries, and this is a copy of
+            those that were used here: `look_up` before `find`.
         limits: bounds.
         clock: seconds since 1970.
     """
@@ -139,7 +147,8 @@ class TranscriptCache:
         self._clock = clock
         self._namespaces: dict[str, _Namespace] = {}
         self._num_tokens = self._num_entries = 0
-        self._load()
+        if not database.is_shared:
+            self._load()
 
     def __len__(self) -> int:
         return self._num_entries
@@ -153,6 +162,29 @@ class TranscriptCache:
         """Return the entry of that key, if any. O(1); recency is unchanged."""
         held = self._namespaces.get(namespace)
         return held.entries.get(key) if held is not None else None
+
+    async def look_up(self, namespace: str, keys: Sequence[bytes], num_replies: int = 0) -> None:
+        """Bring the entries of these keys of one conversation, in order, to what the shared database holds.
+
+        `num_replies`: with so many latest replies to the last key, a prompt. While the database is away none of them is found.
+        """
+        if not self._database.is_shared or not keys:
+            return
+        held = self._namespaces.setdefault(namespace, _Namespace())
+        known = frozenset(key for key in keys if key in held.entries)
+        there, rows = set[bytes](), list[TranscriptRow]()
+        try:
+            there, rows = await self._database.read(lambda c: look_up(c, keys, known, num_replies), namespace)
+        except UnavailableError as error:
+            _LOG.info("replies are tokenized anew: %s", error)
+        gone = {key for key in keys if key not in there and key in held.entries and held.entries[key].is_stored}
+        self._drop(held, gone)
+        by_key = {row.key: row for row in rows if row.namespace == namespace}
+        for key in by_key:
+            entry = self._restore(by_key, key)
+            if entry is not None:
+                self.use(entry)
+        self._shrink(held)
 
     def use(self, entry: Remembered) -> None:
         """Make the entry and its whole path the most recently used. O(path)."""
@@ -191,6 +223,7 @@ class TranscriptCache:
         if held is None or held.entries.get(entry.key) is not entry:
             return  # forgotten meanwhile
         parent = entry.parent.key if entry.parent is not None else None
+        entry.is_stored = True
         row = (entry.key, entry.namespace, parent, entry.tokens, entry.num_reply, entry.decoded, entry.created_s)
         self._tell(lambda connection: connection.execute(_INSERT, row))
 
@@ -206,10 +239,20 @@ class TranscriptCache:
         stems = {entry.parent.key for entry in entries if entry.parent is not None and not entry.parent.num_reply}
         self._drop(held, stems - {entry.parent.key for entry in held.entries.values() if entry.parent is not None})
 
+    def forget_keys(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Drop the replies of these keys, and their continuations, at all gateways that share the database."""
+        found = (self.find(namespace, key) for key in keys)
+        self.forget(*(_replied(entry) for entry in found if entry is not None))
+        if self._database.is_shared:
+            self._tell(lambda connection: forget(connection, keys))
+
     def sweep(self) -> int:
         """Drop expired entries and their descendants; returns the number of entries. O(entries)."""
         oldest_s = self._clock() - self._limits.ttl_s
         before = self._num_entries
+        if self._database.is_shared:
+            limits = self._limits
+            self._tell(lambda c: shrink(c, oldest_s, limits.max_entries, TOKEN_BYTES * limits.max_tokens))
         for held in self._namespaces.values():
             self._drop(held, {entry.key for entry in held.entries.values() if entry.created_s <= oldest_s})
         return before - self._num_entries
@@ -242,7 +285,8 @@ class TranscriptCache:
         held.num_tokens -= len(entry.tokens) // TOKEN_BYTES
         self._num_tokens -= len(entry.tokens) // TOKEN_BYTES
         self._num_entries -= 1
-        self._tell(lambda connection: connection.execute(_DELETE, (entry.key,)))
+        if not self._database.is_shared:
+            self._tell(lambda connection: connection.execute(_DELETE, (entry.key,)))
 
     def _shrink(self, held: _Namespace) -> None:
         limits = self._limits
@@ -253,7 +297,7 @@ class TranscriptCache:
             largest = max(self._namespaces.values(), key=lambda n: n.num_tokens if by_tokens else len(n.entries))
             self._remove(largest, next(iter(largest.entries.values())))
 
-    def _tell(self, job: Callable[[sqlite3.Connection], Any]) -> None:
+    def _tell(self, job: Callable[[Connection], Any]) -> None:
         try:
             self._database.submit(job)
         except UnavailableError:
@@ -262,7 +306,7 @@ class TranscriptCache:
     def _load(self) -> None:
         """Load the database's entries; descendants of a missing entry are left out."""
         found = self._database.submit(lambda connection: connection.execute(_SELECT).fetchall()).result()
-        rows = {row[0]: _Row(*row) for row in found}
+        rows = {row[0]: TranscriptRow(*row) for row in found}
         for key in rows:
             entry = self._restore(rows, key)
             if entry is not None:
@@ -271,18 +315,19 @@ class TranscriptCache:
         for held in self._namespaces.values():
             self._shrink(held)
 
-    def _restore(self, rows: dict[bytes, _Row], key: bytes) -> Remembered | None:
+    def _restore(self, rows: dict[bytes, TranscriptRow], key: bytes) -> Remembered | None:
         """Insert the entry of a row, its path first.
 
         A reply is written once its text is known, which may be after a child's row. O(path).
         """
-        path: list[_Row] = []
+        path: list[TranscriptRow] = []
         parent: Remembered | None = None
         next_key: bytes | None = key
         while next_key is not None and parent is None:
             row = rows.get(next_key)
             if row is None or len(path) > len(rows):
-                self._tell(lambda connection: connection.execute(_DELETE, (key,)))
+                if not self._database.is_shared:
+                    self._tell(lambda connection: connection.execute(_DELETE, (key,)))
                 return None
             parent = self.find(row.namespace, row.key)
             if parent is None:
@@ -290,7 +335,12 @@ class TranscriptCache:
                 next_key = row.parent
         for row in reversed(path):
             entry = Remembered(row.namespace, row.key, parent, row.tokens, row.num_reply, row.created_s)
-            entry.decoded, entry.is_verified = row.decoded, False
+            entry.decoded, entry.is_verified, entry.is_stored = row.decoded, False, True
             self._insert(self._namespaces.setdefault(row.namespace, _Namespace()), entry)
             parent = entry
         return parent
+
+
+def _replied(entry: Remembered) -> Remembered:
+    """Return the reply that an entry is, or whose alias it is."""
+    return entry if entry.num_reply or entry.parent is None else entry.parent

@@ -25,7 +25,8 @@ A reply that continues its own text reuses the ids of the known reply with the l
     messages of a request    system  user  assistant's text, unfinished
     known replies to these   '----------'  | ids ... |          the rest of the text is encoded after these
 
-The cache is in memory, bounded, LRU; a copy in the gateway's database survives a restart.
+The cache is in memory, bounded, LRU; a copy in the gateway's database survives a restart. Gateways that share a database share
+its entries.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ class Transcripts:
             return Transcript(b"", listed, listed, model or b"", owner, b"", None)
         chain = partial(self._chain, root_key(model, namespace, tools, template_arguments or {}), listed)
         keys = chain() if len(listed) <= MAX_MESSAGES_AT_ONCE else await asyncio.to_thread(chain)
+        await self._cache.look_up(owner, [key for key, turn in zip(keys[:-1], listed, strict=False) if _is_reply(turn)])
         for position in range(len(listed) - 2, -1, -1):  # at least one message must follow
-            if listed[position].get("role") != "assistant":
+            if not _is_reply(listed[position]):
                 continue
             found = self._cache.find(owner, keys[position])
             if found is not None and self._stands(found, listed, keys) and await self._is_sound(found):
@@ -187,8 +189,10 @@ class Transcripts:
         `base`: where the model thinks, the ids before that text; other replies begin with thoughts.
         """
         namespace, begun = before.namespace, last["content"]
-        same = self._cache.find(namespace, self._link(before.key, last))
-        stem = self._cache.find(namespace, digest(before.key, b"prompt"))
+        same_key, stem_key = self._link(before.key, last), digest(before.key, b"prompt")
+        await self._cache.look_up(namespace, [same_key])
+        await self._cache.look_up(namespace, [stem_key], MAX_COMPARED)
+        same, stem = self._cache.find(namespace, same_key), self._cache.find(namespace, stem_key)
         latest = itertools.islice(reversed(stem.replies.values()), MAX_COMPARED) if stem is not None else ()
         best: tuple[Remembered, Spliced] | None = None
         for entry in ([same] if same is not None else []) + [entry for entry in latest if entry is not same]:
@@ -320,9 +324,7 @@ class Transcripts:
             owner = owner_of(namespace)
             keys = self._chain(root_key(model, namespace, tools, template_arguments or {}), messages)[-2:]
             self._when_forgotten(owner, keys)
-            found = self._cache.find(owner, keys[-1])
-            if found is not None:
-                self._cache.forget(_replied(found))
+            self._cache.forget_keys(owner, keys[-1:])
 
     async def forget_below(
         self, namespace: str, above: Sequence[Message], below: Sequence[tuple[int | None, Message]]
@@ -339,8 +341,7 @@ class Transcripts:
         for parent, message in below:
             keys.append(self._link(root if parent is None else keys[parent], message))
         self._when_forgotten(namespace, {root, *keys})
-        found = (self._cache.find(namespace, key) for key in keys)
-        self._cache.forget(*(_replied(entry) for entry in found if entry is not None))
+        self._cache.forget_keys(namespace, keys)
 
     def keeps_thoughts(self, messages: Sequence[Message]) -> bool:
         """Whether the template writes the thoughts of all replies among these messages, as of the last probe."""
@@ -404,7 +405,7 @@ class Transcripts:
                 except InvalidArgumentError:  # ids that this model does not have
                     decoded = b""
                 if decoded != part.decoded:
-                    self._cache.forget(part)
+                    self._cache.forget_keys(part.namespace, [part.key])
                     return False
             part.is_verified = True
         return True
@@ -495,11 +496,10 @@ def _without_thoughts(message: Message) -> Message:
     return {k: v for k, v in message.items() if k != _THOUGHTS} if _THOUGHTS in message else message
 
 
+def _is_reply(message: Message) -> bool:
+    return message.get("role") == "assistant"
+
+
 def _last_user(messages: Sequence[Message]) -> int:
     """Return the index of the user's last turn; -1: none."""
     return max((place for place, message in enumerate(messages) if message.get("role") == "user"), default=-1)
-
-
-def _replied(entry: Remembered) -> Remembered:
-    """Return the reply that an entry is, or whose alias it is."""
-    return entry if entry.num_reply or entry.parent is None else entry.parent

@@ -46,6 +46,14 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """Completion usage. `reasoning_tokens`: of thoughts. The others: guessed by speculation, and drawn or not."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class TokenUsage(BaseModel):
     """Tokens of the request."""
 
@@ -53,6 +61,7 @@ class TokenUsage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CalledFunction(BaseModel):

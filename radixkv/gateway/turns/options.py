@@ -32,6 +32,7 @@ from radixkv.generation.params import (
     MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_LOGPROBS,
+    MAX_PREDICTION_CHARACTERS,
     MAX_REPETITION_PENALTY,
     MAX_STOPS,
     MIN_REPETITION_PENALTY,
@@ -113,6 +114,29 @@ CacheSalt = Annotated[
     ),
 ]
 
+
+class PredictedPart(ApiModel):
+    """A part of a predicted text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(ApiModel):
+    """`prediction` of a request: text that the reply is expected to repeat. It changes no token."""
+
+    type: Literal["content"]
+    content: (
+        Annotated[str, Field(max_length=MAX_PREDICTION_CHARACTERS)]
+        | Annotated[list[PredictedPart], Field(max_length=64), FAIL_FAST]
+    )
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 ModelName = Annotated[str, Field(min_length=1, max_length=512)]
 """Name of the model or an adapter; default: the served model."""
 
@@ -162,6 +186,10 @@ class GenerationOptions(ApiModel):
     prompt_cache_key: Name | None = Field(None, description="Accepted; prefixes are found without a hint.")
     best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
     cache_salt: CacheSalt = None
+    prediction: Prediction | None = None
+    speculation: bool | None = Field(
+        None, description="Extension. False: no token is guessed ahead. The reply is the same, and may take longer."
+    )
 
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(None, description="Extension. 0 and -1 keep all.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Extension.")
@@ -305,6 +333,8 @@ class GenerationOptions(ApiModel):
                 allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
                 include_stop=bool(self.include_stop_str_in_output),
                 keep_special_tokens=self.skip_special_tokens is False,
+                speculation="none" if self.speculation is False else "all",
+                prediction=self.prediction.text if self.prediction else "",
             )
         except InvalidArgumentError as error:
             raise ApiError.of(error) from None

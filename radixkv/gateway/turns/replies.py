@@ -214,5 +214,9 @@ def usage_body(usage: Usage, num_thinking_tokens: int = 0) -> Mapping[str, Any]:
         "completion_tokens": usage.num_generated_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_generated_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": num_thinking_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": num_thinking_tokens,
+            "accepted_prediction_tokens": usage.num_accepted_tokens,
+            "rejected_prediction_tokens": usage.num_rejected_tokens,
+        },
     }

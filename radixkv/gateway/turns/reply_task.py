@@ -52,6 +52,12 @@ class ReplyTask(ABC):
     is_background = True
     """Whether it goes on after the request that began it."""
 
+    can_be_handed_on = False
+    """Whether another gateway can write it, from what is stored."""
+
+    is_handed_on = False
+    """Whether this gateway has stopped writing it, for another to go on."""
+
     def __init__(
         self,
         task_id: str,
@@ -79,7 +85,8 @@ class ReplyTask(ABC):
         await asyncio.wait((self.work,))
 
     def abort(self, error: RadixKVError) -> None:
-        """Fail it soon. Harmless at the end."""
+        """Fail it soon, or hand it on where that is possible: this server stops. Harmless at the end."""
+        self.is_handed_on = self.can_be_handed_on
         self._stream.fail(error)
 
     def when_ended(self, callback: Callable[[], None]) -> None:

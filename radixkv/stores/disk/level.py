@@ -241,12 +241,9 @@ class DiskLevel:
 
     def forget_below(self, parents: Iterable[bytes]) -> None:
         """Drop all blocks below these names, for good: durable when it returns, but for a fault of the disk. O(n)."""
-        gone = set(parents)
         with self._lock:
-            for name, entry in reversed(list(self._tree.entries.items())):  # a parent is newer than its children
-                if entry.parent in gone:
-                    gone.add(name)
-                    self._drop(name)
+            for name in self._tree.below(parents):
+                self._drop(name)
         if self._writing.acquire(timeout=ERASE_S):
             try:
                 if not self._is_closed:

@@ -114,7 +114,7 @@ class SlotFile:
 
     def _write_run(self, slot: int, blocks: Sequence[SealedBlock]) -> None:
         """Whole slots with their padding, so that the system reads no page before it writes it."""
-        buffers: list[bytes] = []
+        buffers: list[bytes | bytearray] = []
         for number, block in enumerate(blocks, slot):
             nonce = os.urandom(NONCE_BYTES)
             label = self._epoch.encrypt(

@@ -116,7 +116,7 @@ def _fetch(wire: Wire, keys: Sequence[bytes], until_s: float, window: int) -> It
 class WriteCall:
     """Writes values under their keys; those that are lost are counted by cause. `rejection`: cause of the server's refusal."""
 
-    def __init__(self, values: list[tuple[bytes, bytes]], window: int, counters: LevelCounters) -> None:
+    def __init__(self, values: Sequence[tuple[bytes, bytes | bytearray]], window: int, counters: LevelCounters) -> None:
         self._values = values
         self._window = window
         self._counters = counters

@@ -162,7 +162,8 @@ class RemoteLevel:
                 if server is None:
                     self._counters.unwritten("unavailable", len(group))
                     continue
-                call = WriteCall([(key, fitting[index].sealed) for index, key in group], self._window, self._counters)
+                values: list[tuple[bytes, bytes | bytearray]] = [(key, fitting[index].sealed) for index, key in group]
+                call = WriteCall(values, self._window, self._counters)
                 call.run(server, until_s)
                 num_written += call.num_written
                 if call.rejection:

@@ -48,6 +48,8 @@ from radixkv.worker.sampling.scoring import PromptScores, ScoreMemory
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.scheduler import Scheduler
+from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import DraftSource
 
 if TYPE_CHECKING:
     from radixkv.stores.store import BlockStore
@@ -67,7 +69,7 @@ _LONGEST_WAIT_S = 3600.0
 _NUM_BEFORE = 8
 """Tokens of a continued text that the reply's first tokens are decoded with."""
 
-_NO_STORE = "this worker has no block store: --disk-cache or --remote gives it one"
+_NO_STORE = "this worker has no block store: --disk-cache, --host-cache or --remote gives it one"
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -91,6 +93,7 @@ class Engine:
         cache_stats: returns the cache's stats and times, on any thread. None: the holder's, on the engine's thread.
         store: a block store below the pool; None: there is none.
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
+        speculation: bounds of drafts, and `sources` of them, None: the usual ones; None: none are made. Not with `overlaps`.
         clock: seconds, monotonic.
         new_id: source of generation ids.
     """
@@ -113,6 +116,8 @@ class Engine:
         cache_stats: Callable[[], tuple[CacheStats, BlockTimes]] | None = None,
         arena: Arena | None = None,
         store: BlockStore | None = None,
+        speculation: SpeculationSettings | None = None,
+        sources: Sequence[DraftSource] | None = None,
         clock: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
@@ -152,7 +157,13 @@ class Engine:
         self._loop = EngineLoop(
             runner,
             holder,
-            Scheduler(pool.block_size, self._limits, clock=clock, has_lines=arena is not None),
+            Scheduler(
+                pool.block_size,
+                self._limits,
+                clock=clock,
+                has_lines=arena is not None,
+                host=store.host if store else None,
+            ),
             reattach=reattach,
             clock=clock,
             wake=self.wake,
@@ -160,6 +171,8 @@ class Engine:
             overlaps=overlaps,
             arena=arena,
             store=store,
+            speculation=None if overlaps else speculation,
+            sources=sources,
         )
         self._store, self._files = store, self._open_files(runner, store)
         self._thread = threading.Thread(target=self._run, name="radixkv-engine", daemon=True)
@@ -242,7 +255,10 @@ class Engine:
         return self._start(history._replace(tokens=tokens, retention=retention), params, origin)
 
     def call(self, function: Callable[[CacheHolder], _Result]) -> _Result:
-        """Run a short function on the holder, on the engine's thread, after all ops submitted before."""
+        """Run a short function on the holder, on the engine's thread, after all ops submitted before.
+
+        Speculation does not notice a namespace that is cleared by it: `erase` ends guesses from its replies.
+        """
         answer: Future[_Result] = Future()
         run = partial(_answer, lambda: function(self._loop.holder), answer)
         self._post(lambda: self._loop.call_later(run))
@@ -269,8 +285,8 @@ class Engine:
     def find_stored(
         self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, num_cached_tokens: int = 0
     ) -> StoredPrefix:
-        """Tokens of whole blocks of a prompt, after its cached tokens, on the disk level of the block store, up to the first
-        that is missing, and whether loading or computing them is expected to be faster. None without a store. O(tokens).
+        """Tokens of whole blocks of a prompt, after its cached tokens, on host and disk level of the block store, up to the
+        first that is missing, and whether loading or computing them is expected to be faster. None without a store. O(tokens).
 
         Raises:
             InvalidArgumentError: not whole tokens, or `num_cached_tokens` is below 0.
@@ -293,6 +309,8 @@ class Engine:
         check_namespace(namespace)
         if is_derived(namespace):
             raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
+        with suppress(UnavailableError):
+            self._post(partial(self._loop.clear_drafts, namespace))
         if self._store is None:
             return []
         try:
@@ -355,9 +373,12 @@ class Engine:
     def noted(self, entries: Sequence[JournalEntry]) -> None:
         """Others have changed the pool: cleared namespaces and dropped branches leave the block store, too. Never blocks."""
         store, stored = self._store, self._loop.stored
-        if store is None or stored is None:
-            return
         for entry in entries:
+            if isinstance(entry, (ClearOp, Dropped)):
+                with suppress(UnavailableError):
+                    self._post(partial(self._loop.clear_drafts, entry.namespace))
+            if store is None or stored is None:
+                continue
             if isinstance(entry, ClearOp):
                 store.begin_clear(entry.namespace)
                 try:

@@ -48,6 +48,9 @@ from radixkv.worker.generations.generation import FinishedGenerations, Generatio
 from radixkv.worker.model.runner import Runner
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.scheduler import Scheduler
+from radixkv.worker.speculation.drafter import Drafter
+from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import DraftSource
 
 if TYPE_CHECKING:
     from radixkv.stores.store import BlockStore
@@ -90,6 +93,7 @@ class EngineLoop:
         overlaps: whether a batch runs on while the next Step is submitted.
         arena: keeps lines out of the pool's blocks; None: no lines. The scheduler must agree.
         store: a block store below the pool; None: there is none.
+        speculation: bounds of drafts, from `sources` or, by default, the usual ones; None: none are made.
     """
 
     def __init__(
@@ -105,6 +109,8 @@ class EngineLoop:
         overlaps: bool = False,
         arena: Arena | None = None,
         store: BlockStore | None = None,
+        speculation: SpeculationSettings | None = None,
+        sources: Sequence[DraftSource] | None = None,
     ) -> None:
         self.holder = holder
         self._arena = arena
@@ -127,6 +133,18 @@ class EngineLoop:
         self._batch_step = BatchStep(
             runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
         )
+        self._max_batch_tokens = scheduler.limits.max_batch_tokens
+        self._drafter: Drafter | None = None
+        if speculation is not None:
+            self._drafter = Drafter(
+                speculation,
+                vocab_size=runner.vocab_size,
+                block_size=runner.pool.block_size,
+                counters=self._counters,
+                sources=sources,
+            )
+            if self.stored is not None:
+                self._batch_step.advanced = self.stored.advanced
         self._answers: deque[Future[list[StepResult]]] = deque()
         self._notices: list[Notice] = []  # not yet given to the scheduler
         self._calls: deque[_Call] = deque()
@@ -194,8 +212,8 @@ class EngineLoop:
             num_lines=self._arena.num_lines if self._arena else 0,
             num_moved_lines=self._arena.num_moves if self._arena else 0,
             num_preemptions=scheduler.num_preemptions,
-            num_saved_blocks=swapped.space.num_saved,
-            num_loaded_blocks=swapped.space.num_loaded,
+            num_saved_blocks=swapped.num_saved,
+            num_loaded_blocks=swapped.num_loaded,
             num_store_unsaved_blocks=self.stored.num_unsaved if self.stored else 0,
             **counters.told(),
         )
@@ -203,6 +221,11 @@ class EngineLoop:
     def call_later(self, run: Callable[[], None]) -> None:
         """Run a function once all ops submitted before are answered."""
         self._calls.append(_Call(run, self._num_submitted + 1))
+
+    def clear_drafts(self, namespace: str) -> None:
+        """Draft nothing any more from replies of a namespace that have begun before now."""
+        if self._drafter:
+            self._drafter.clear(namespace, self.generations.values())
 
     def verify_block(self, tokens: bytes, namespace: str) -> Verification:
         """See `verify`. Run it through `call_later`."""
@@ -227,6 +250,7 @@ class EngineLoop:
         self._fail(failures)
         for move in self._scheduler.swapped.take_saves():
             self._runner.pool.save(move.block_ids, move.slots)
+        self._scheduler.swapped.settle(self._runner.pool.fence)
         self.meter.count()
         if ops:
             self._submit(ops)
@@ -236,6 +260,8 @@ class EngineLoop:
         rows = self._scheduler.plan_batch()
         if rows:
             self._batch_start_s = self._clock()
+            if self._drafter:
+                self._drafter.plan(rows, self._max_batch_tokens)
             self._batch_step.launch(rows)
             if self.stored:
                 self.stored.ran(rows)
@@ -267,6 +293,8 @@ class EngineLoop:
             return False
         self._batch_step.finish()
         self._batch_s = self._clock() - self._batch_start_s
+        if self._drafter:
+            self._drafter.finished()
         if self.stored:
             self.stored.timed(self._batch_s)
         return True
@@ -369,6 +397,8 @@ class EngineLoop:
         """Remove a generation that has ended. Its branches can still be forked."""
         self.pace.ended(self._clock())
         del self.generations[generation.generation_id]
+        if self._drafter:
+            self._drafter.ended(generation)
         self.finished.remember(generation)
 
     def drain(self, timeout_s: float) -> None:

@@ -190,6 +190,8 @@ class PromptReader:
             raise InvalidArgumentError("stop", sampling.stop, "left out: this worker has no tokenizer")
         if sampling.bad_words and self._text is None:
             raise InvalidArgumentError("bad_words", sampling.bad_words, "left out: this worker has no tokenizer")
+        if sampling.prediction and self._text is None:
+            raise InvalidArgumentError("prediction", "a text", "left out: this worker has no tokenizer")
         stop_token_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_token_ids |= self._eos_token_ids
@@ -213,6 +215,9 @@ class PromptReader:
             matcher=matcher,
             prompt=prompt,
             bad_words=self._spelled(sampling.bad_words, namespace),
+            prediction=self._text.encode(sampling.prediction, special=False)
+            if self._text and sampling.prediction and sampling.speculation != "none"
+            else (),
         )
 
     def _spelled(self, words: Sequence[str], namespace: str) -> list[list[int]]:

@@ -1,10 +1,14 @@
 """The second half of a round: run one batch, choose tokens, emit events.
 
 rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at the end of a prompt
+                      |        ^-- the next position, if the token was drafted --/
                           |\\- whole ---> generation.take_logits, for a generation that chooses and forks by itself
                            \\ scores ---> log probabilities of the prompt's tokens, emitted before any drawn token
 
         launch                       |  finish
+
+A draft decides nothing: at each of its positions a token is drawn as without it, and only where that is the drafted one do the
+logits of the next position belong to the history. So a branch gets at least one token, and the same ones as without drafts.
 
 On a GPU only `finish` waits for the device, so that the host works meanwhile; see `loop`.
 """
@@ -39,10 +43,11 @@ __all__ = ["BatchStep"]
 
 
 class _Draw(NamedTuple):
-    """A branch that gets a token, from a row of the logits."""
+    """A branch that gets a token, from a row of the logits. `depth`: tokens of its draft that have come true before."""
 
     row: int
     branch: Branch
+    depth: int = 0
 
 
 class _Scored(NamedTuple):
@@ -55,12 +60,12 @@ class _Scored(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Launched at `began_s`, with `num_prefilled` positions of prompts. `branches` get `tokens`, in this order; None: no
+    """Launched at `began_s`, with `num_prefilled` positions of prompts. `drawing` get `tokens`, in this order; None: no
     tokens. `given` are of generations that take logits. `ending` branches get none. `scored` prompts get `scores`.
     """
 
     rows: Sequence[Row]
-    branches: Sequence[Branch]
+    drawing: Sequence[_Draw]
     tokens: Callable[[], list[SampledToken]] | None
     given: Sequence[_Draw]
     ending: Sequence[Branch]
@@ -81,6 +86,9 @@ class BatchStep:
         clock: seconds, monotonic.
         completed: called with a generation all of whose branches have ended.
         fail: ends a generation with an error.
+
+    Attributes:
+        advanced: called with a branch for each drafted position that counts as computed.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class BatchStep:
         self._clock = clock
         self._completed = completed
         self._fail = fail
+        self.advanced: Callable[[Branch], None] = lambda _branch: None
         self._sampler = Sampler()
         self._batch: _Batch | None = None  # running
 
@@ -128,6 +137,7 @@ class BatchStep:
             generation = row.branch.generation
             generation.num_computed_tokens += row.end - row.start
             self._counters.num_computed_tokens += row.end - row.start
+            generation.num_drafted_tokens += len(row.branch.draft)
             if row.num_scored:
                 start = row.end - row.num_logits + 1
                 token_ids = row.branch.tokens[start : start + row.num_scored]
@@ -140,25 +150,27 @@ class BatchStep:
                 elif not generation.sampling.max_tokens:
                     ending += self._drawers(row.branch)
                 else:
-                    drawing += [_Draw(num_logits - 1, branch) for branch in self._drawers(row.branch)]
+                    first = num_logits - 1 - len(row.branch.draft)
+                    drawing += [_Draw(first, branch) for branch in self._drawers(row.branch)]
         self._scheduler.ran(rows)
-        branches = [branch for _, branch in drawing]
         tokens = self._choose(logits, drawing) if drawing else None
         scores = _launch_scores(logits, scored) if scored else None
-        self._batch = _Batch(rows, branches, tokens, given, ending, scored, scores, logits, began_s, num_prefilled)
+        self._batch = _Batch(rows, drawing, tokens, given, ending, scored, scores, logits, began_s, num_prefilled)
 
     def finish(self) -> None:
         """Wait for the choices, and emit their events. A branch that has ended since gets none."""
         batch = self._take_batch()
         if batch is None:
             return
-        sampled = None if batch.tokens is None else batch.tokens()
+        drawing, sampled = batch.drawing, None if batch.tokens is None else batch.tokens()
         scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
+        self._counters.num_draws += len(drawing)
         if scores is not None:
             self._tell_scores(batch.scored, scores)
-        if sampled is not None:
-            self._give(batch.branches, sampled)
+        while sampled is not None:
+            drawing = self._give(drawing, sampled)
+            sampled = self._choose(batch.logits, drawing)() if drawing else None
         self._give_logits(batch.logits, batch.given)
         for branch in batch.ending:
             self._finish(branch, Taken("", FinishReason.LENGTH))
@@ -199,21 +211,26 @@ class BatchStep:
 
     def _choose(self, logits: Tensor, draws: Sequence[_Draw]) -> Callable[[], list[SampledToken]]:
         """Start to choose a token for each draw; the returned function waits for them."""
-        rows = [branch.generation.sampler_row(branch) for _, branch in draws]
+        rows = [draw.branch.generation.sampler_row(draw.branch) for draw in draws]
         if logits.device.type != "cpu":
-            return LaunchedDraws(logits, rows, [row for row, _ in draws]).tokens
+            return LaunchedDraws(logits, rows, [draw.row for draw in draws]).tokens
         tokens = self._sampler.sample(_rows_of(logits, draws), rows)
         return lambda: tokens
 
-    def _give(self, branches: Sequence[Branch], sampled: Sequence[SampledToken]) -> None:
+    def _give(self, draws: Sequence[_Draw], sampled: Sequence[SampledToken]) -> list[_Draw]:
+        """Give each branch its token. Returns the draws of those that go on, by a drafted token."""
         now_s = self._clock()
+        going: list[_Draw] = []
         ended: list[tuple[Branch, Taken]] = []
         forks: dict[str, list[Branch]] = {}
-        for branch, token in zip(branches, sampled, strict=True):
+        for draw, token in zip(draws, sampled, strict=True):
+            branch = draw.branch
             generation = branch.generation
             if branch.phase is Phase.FINISHED:  # cancelled, or its generation failed
                 continue
             is_forced = len(branch.tokens) < generation.trunk_length
+            is_drafted = draw.depth < len(branch.draft) and branch.draft[draw.depth] == token.token_id
+            generation.num_accepted_tokens += is_drafted
             taken = generation.take(branch, token)
             if not is_forced:
                 self._count(generation, branch.index, now_s, 1)
@@ -225,12 +242,23 @@ class BatchStep:
                 ended.append((branch, taken))
             elif branch.phase is Phase.RESTING:  # drew its first token from branch 0's logits
                 forks.setdefault(generation.generation_id, []).append(branch)
+            elif is_drafted:
+                self._accept(branch)
+                going.append(_Draw(draw.row + 1, branch, draw.depth + 1))
         for children in forks.values():
             generation = children[0].generation
             if children[0].phase is not Phase.FINISHED:
                 self._scheduler.fork(generation.branches[0], generation.trunk_length, children)
         for branch, taken in ended:
             self._finish(branch, taken)
+        return going
+
+    def _accept(self, branch: Branch) -> None:
+        """The last token of its history was drafted, so its KV is computed."""
+        branch.num_computed += 1
+        branch.generation.num_computed_tokens += 1
+        self._counters.num_computed_tokens += 1
+        self.advanced(branch)
 
     def _give_logits(self, logits: Tensor, draws: Sequence[_Draw]) -> None:
         now_s = self._clock()
@@ -239,7 +267,7 @@ class BatchStep:
             if draw.branch.phase is not Phase.FINISHED:
                 draws_of.setdefault(draw.branch.generation, []).append(draw)
         for generation, own in draws_of.items():
-            branches = [branch for _, branch in own]
+            branches = [draw.branch for draw in own]
             num_tokens = generation.take_logits(branches, _rows_of(logits, own), self._scheduler)
             if num_tokens:
                 self._count(generation, 0, now_s, num_tokens)
@@ -268,7 +296,7 @@ class BatchStep:
 
 
 def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
-    rows = [row for row, _ in draws]
+    rows = [draw.row for draw in draws]
     if rows == list(range(logits.shape[0])):
         return logits
     return logits.index_select(0, upload(rows, logits.device, torch.int64))
@@ -284,4 +312,5 @@ def _launch_scores(logits: Tensor, scored: Sequence[_Scored]) -> Callable[[], Sc
 def _forward_row(row: Row) -> ForwardRow:
     branch, start, end = row
     tokens, adapter = branch.tokens[start:end], branch.generation.adapter
+    tokens.extend(branch.draft)
     return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.num_logits, adapter)

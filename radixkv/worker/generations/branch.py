@@ -5,6 +5,8 @@
     KV          |-- stored --|-- computed here --|
                              ^num_stored         ^num_computed
     room        [0, room) has blocks in `block_table`; [room, room_asked) was requested and not yet answered
+    draft       the running batch also runs these guesses of what follows G, at positions len, len + 1, ... within its room;
+                KV of those that come true counts as computed, that of the others is written again before it is read
 
 A preempted branch keeps its tokens and gives up its sequence. It is acquired again later with its whole history as the prompt.
 Cached or saved parts of the history (see `swap`) are not recomputed.
@@ -62,6 +64,7 @@ class Branch:
         held_up_others: whether it was refused while other branches waited for it.
         waits_for: while PENDING, the providing sequence and the length of the common prefix.
         is_awaiting_token: whether the running batch draws from the end of its history.
+        draft: tokens that the running batch runs after its history; see `speculation`.
         is_reserving: whether its acquire reserves its expected output.
         max_length: bound of the history (prompt + tokens that may be generated); the last token is never run.
         num_computed: while OPENING, the expected cached tokens.
@@ -78,6 +81,7 @@ class Branch:
     __slots__ = (
         "_packed",
         "block_table",
+        "draft",
         "due_s",
         "generation",
         "held_up_others",
@@ -129,6 +133,7 @@ class Branch:
         self.waits_for = (0, 0)
         self.is_reserving = True
         self.is_awaiting_token = False
+        self.draft: Sequence[int] = ()
         self._forget_sequence()
 
     def _forget_sequence(self) -> None:

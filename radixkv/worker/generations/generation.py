@@ -71,6 +71,7 @@ class Generation:
         num_cached_tokens: of the prompt; None before it was admitted. num_loaded_tokens: of these, loaded from the block store.
         stored_under: id of the keys under which its first blocks were stored; empty: none were.
         scores: log probabilities of the prompt's tokens, computed by branch 0; None where not requested.
+        num_drafted_tokens: run before they were drawn. num_accepted_tokens: of these, drawn.
     """
 
     __slots__ = (
@@ -85,8 +86,10 @@ class Generation:
         "generation_id",
         "items",
         "namespace",
+        "num_accepted_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_drafted_tokens",
         "num_loaded_tokens",
         "num_prompt_tokens",
         "pinning",
@@ -139,7 +142,7 @@ class Generation:
         self.num_cached_tokens: int | None = None
         self.num_loaded_tokens = self.first_seq_id = 0
         self.stored_under = b""
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_drafted_tokens = self.num_accepted_tokens = 0
         self.time_to_first_token_s: float | None = None
         self._drew_s: dict[int, float] = {}
         self._withheld: dict[int, list[Delta | BranchFinished]] = {}
@@ -305,6 +308,8 @@ class Generation:
             num_computed_tokens=self.num_computed_tokens,
             time_to_first_token_s=self.time_to_first_token_s or 0.0,
             num_loaded_tokens=self.num_loaded_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_rejected_tokens=self.num_drafted_tokens - self.num_accepted_tokens,
         )
         self.items.put(Completed(usage, self.pinning.num_tokens))
         self.items.put(None)

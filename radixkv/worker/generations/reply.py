@@ -9,6 +9,7 @@ A reply's state follows from its tokens, and is kept while its branch is preempt
 from __future__ import annotations
 
 import copy
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -38,6 +39,7 @@ class ReplyRules:
         matcher: a fresh matcher of the request's grammar, if any.
         prompt: packed token ids that the reply continues.
         bad_words: token ids of each spelling of the bad words.
+        prediction: token ids that the reply is expected to repeat.
 
     Raises:
         InvalidArgumentError: a token id is outside the vocabulary; the forced tokens end the reply, or the grammar does not
@@ -54,8 +56,10 @@ class ReplyRules:
         matcher: GrammarMatcher | None = None,
         prompt: bytes = b"",
         bad_words: Sequence[Sequence[int]] = (),
+        prediction: Sequence[int] = (),
     ) -> None:
         self.sampling = sampling
+        self.prediction = array("I", prediction)
         self.stop_token_ids = frozenset(stop_token_ids)
         for name in ("logit_bias", "forced_token_ids", "allowed_token_ids"):
             largest = max(getattr(sampling, name) or (), default=0)

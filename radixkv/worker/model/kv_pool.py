@@ -56,7 +56,7 @@ class KVPool:
         num_host_blocks: int = 0,
         kv_format: KVFormat | None = None,
     ) -> None:
-        """Allocate the caches, with K and V stored in `kv_format`, and host memory for `num_host_blocks` swapped blocks.
+        """Allocate the caches, with K and V stored in `kv_format`, and host memory for `num_host_blocks` blocks.
 
         Raises:
             InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
@@ -100,7 +100,7 @@ class KVPool:
 
     @property
     def num_host_blocks(self) -> int:
-        """Host slots for swapped blocks."""
+        """Host slots, of one block each."""
         return self._host.num_slots
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
@@ -127,9 +127,9 @@ class KVPool:
         """A function, for any thread, that returns once all queued on the device so far is done."""
         return self._host.fence()
 
-    def host_rows(self, first_slot: int) -> list[memoryview]:
-        """Bytes of the host slots from `first_slot` on."""
-        return [self._host.row(slot) for slot in range(first_slot, self._host.num_slots)]
+    def host_rows(self) -> list[memoryview]:
+        """Bytes of each host slot."""
+        return [self._host.row(slot) for slot in range(self._host.num_slots)]
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference:
         """Difference between the K and V of two blocks, read as the kernels read them. Waits for the device."""

@@ -95,8 +95,8 @@ def _places(logits: Tensor, ids: Sequence[tuple[int, npt.NDArray[np.int64]]]) ->
 
 def _forbidden(masks: Sequence[bytes], vocab_size: int) -> npt.NDArray[np.bool_]:
     """[rows, vocab]: True where the bit is not set."""
-    bits = np.unpackbits(np.stack([np.frombuffer(mask, np.uint8) for mask in masks]), axis=1, bitorder="little")
     forbidden = np.ones((len(masks), vocab_size), dtype=np.bool_)
-    width = min(vocab_size, bits.shape[1])
-    forbidden[:, :width] = bits[:, :width] == 0
+    for row, mask in zip(forbidden, masks, strict=True):  # those of a grammar are of another length
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:vocab_size]
+        row[: len(bits)] = bits == 0
     return forbidden

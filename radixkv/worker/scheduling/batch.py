@@ -14,7 +14,7 @@ __all__ = ["Row", "choose_rows", "without_background"]
 
 
 class Row(NamedTuple):
-    """Positions [start, end) of a branch to be run."""
+    """Positions [start, end) of a branch to be run, and after them those of its draft."""
 
     branch: Branch
     start: int
@@ -27,8 +27,8 @@ class Row(NamedTuple):
 
     @property
     def num_logits(self) -> int:
-        """Number of its last positions with logits, including unneeded ones in between."""
-        return max(0, self.end - max(self.start, self.branch.first_logit))
+        """Number of its last positions with logits, including unneeded ones in between, and all of its draft."""
+        return max(0, self.end - max(self.start, self.branch.first_logit)) + len(self.branch.draft)
 
     @property
     def num_scored(self) -> int:

@@ -19,7 +19,7 @@ class SchedulerLimits:
     max_scored_tokens: positions of a forward whose logits score prompts; each has the vocabulary's width.
     max_wait_s: after this wait no request of its owner overtakes a request.
     preemption: ``"recompute"`` or ``"swap"``.
-    swap_blocks: host slots for swapped blocks; when they are full, a branch is recomputed.
+    swap_blocks: host slots for swapped blocks, unless a block store has some; when they are full, a branch is recomputed.
     """
 
     max_running: int = 64

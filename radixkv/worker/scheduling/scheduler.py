@@ -60,6 +60,8 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
+from radixkv.stores.host import HostLevel
+from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
@@ -103,12 +105,16 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         growth: OutputLengthEstimator | None = None,
         has_lines: bool = False,
+        host: HostLevel | None = None,
     ) -> None:
-        """`has_lines`: whether acquires that never fork are offered to an `Arena`."""
+        """`has_lines`: whether acquires that never fork are offered to an `Arena`. `host`: memory for swapped blocks that a
+        block store shares; None: `swap_blocks` slots.
+        """
         self.limits = limits
-        num_host_blocks = self.limits.swap_blocks if self.limits.preemption == "swap" else 0
+        slots = [HostRow(slot, memoryview(b"")) for slot in range(limits.swap_blocks)]
+        host = (host or HostLevel(slots, len(slots))) if limits.preemption == "swap" else None
         self._running_set = RunningSet(block_size)
-        self.swapped = SwappedBranches(block_size, num_host_blocks, self._running_set.new_seq_id)
+        self.swapped = SwappedBranches(block_size, host, self._running_set.new_seq_id)
         self.new_seq_id = self._running_set.new_seq_id
         self._clock = clock
         self._has_lines = has_lines

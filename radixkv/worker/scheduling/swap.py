@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.core.api import AcquireResult
+from radixkv.stores.host import HostLevel
 from radixkv.worker.generations.branch import Branch
 
-__all__ = ["BlockMove", "Cut", "Parked", "SwapSpace", "SwappedBranches"]
+__all__ = ["BlockMove", "Cut", "Parked", "SwappedBranches"]
 
 
 class BlockMove(NamedTuple):
@@ -59,44 +60,21 @@ class Cut(NamedTuple):
     parked: Parked
 
 
-class SwapSpace:
-    """The free host slots, one block each. O(1) per slot."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self.num_blocks = num_blocks
-        self.num_saved = 0
-        self.num_loaded = 0
-
-    @property
-    def num_free(self) -> int:
-        """Slots that are free."""
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """Take `count` slots, at most `num_free`."""
-        assert count <= len(self._free), "asked for more slots than are free"
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
-        self.num_saved += count
-        return taken
-
-    def give_back(self, slots: Sequence[int]) -> None:
-        """Free slots."""
-        self._free.extend(slots)
-
-
 class SwappedBranches:
     """Branches preempted by swap and not yet back, and their saved blocks.
 
     Args:
         block_size: token slots per block.
-        num_host_blocks: host slots for saved blocks; 0 for preemption by recompute.
         new_seq_id: source of sequence ids.
+
+    Attributes:
+        host: whose slots saved blocks take; None: preemption is by recompute.
+        num_saved, num_loaded: blocks so far.
     """
 
-    def __init__(self, block_size: int, num_host_blocks: int, new_seq_id: Callable[[], int]) -> None:
-        self.space = SwapSpace(num_host_blocks)
+    def __init__(self, block_size: int, host: HostLevel | None, new_seq_id: Callable[[], int]) -> None:
+        self.num_saved = self.num_loaded = 0
+        self.host = host
         self.parked: dict[Branch, Parked] = {}
         self._saves: list[BlockMove] = []
         self._block_size = block_size
@@ -104,37 +82,40 @@ class SwappedBranches:
 
     def park(self, branch: Branch, num_blocks: int) -> Cut | None:
         """Save `num_blocks` from the end of a running branch's table; None: the branch must be recomputed."""
-        if not self.space.num_blocks or not branch.num_computed:
+        if self.host is None or not branch.num_computed:
             return None
         num_filled = -(-branch.num_computed // self._block_size)
         num_kept = min(num_filled, max(0, len(branch.block_table) - num_blocks))
-        if num_filled - num_kept > self.space.num_free:
+        slots = self._save(self.host, branch.block_table[num_kept:num_filled])
+        if slots is None:
             return None
-        parked = Parked(self._new_seq_id() if num_kept else 0, branch.num_computed, num_kept, [])
-        parked.slots = self._save(branch.block_table[num_kept:num_filled])
+        parked = Parked(self._new_seq_id() if num_kept else 0, branch.num_computed, num_kept, slots)
         self.parked[branch] = parked
         return Cut(branch.seq_id, min(num_kept * self._block_size, branch.num_computed), parked)
 
     def park_more(self, num_blocks: int, branches: Iterable[Branch]) -> Cut | None:
         """Save more blocks from the end of a parked branch, the latest arrived first; None if none has blocks left."""
-        for branch in sorted(branches, key=lambda branch: branch.order, reverse=True):
+        for branch in sorted(branches if self.host else (), key=lambda branch: branch.order, reverse=True):
+            assert self.host is not None
             parked = self.parked[branch]
             num_held = len(parked.block_table)
             num_kept = max(0, num_held - num_blocks)
-            if num_held and num_held - num_kept <= self.space.num_free:
+            if num_held and (slots := self._save(self.host, parked.block_table[num_kept:])) is not None:
                 cut = Cut(parked.seq_id, num_kept * self._block_size, parked)
-                parked.slots[:0] = self._save(parked.block_table[num_kept:])
+                parked.slots[:0] = slots
                 parked.seq_id = self._new_seq_id() if num_kept else 0
                 parked.first_block = num_kept
                 del parked.block_table[:]
                 return cut
         return None
 
-    def _save(self, block_ids: Iterable[int]) -> list[int]:
+    def _save(self, host: HostLevel, block_ids: Iterable[int]) -> list[int] | None:
+        """The slots of blocks that are to be saved; None: there are too few."""
         ids = list(block_ids)
-        slots = self.space.take(len(ids))
-        if ids:
+        slots = host.park(len(ids))
+        if slots:
             self._saves.append(BlockMove(ids, slots))
+            self.num_saved += len(ids)
         return slots
 
     def take_saves(self) -> list[BlockMove]:
@@ -160,8 +141,14 @@ class SwappedBranches:
         parked = self.parked.pop(branch, None)
         if parked is None:
             return 0
-        self.space.give_back(parked.slots)
+        if self.host is not None:
+            self.host.unpark(parked.slots)
         return parked.seq_id
+
+    def settle(self, fence: Callable[[], Callable[[], None]]) -> None:
+        """All loads and saves taken so far have been given to the device, whose `fence` passes once they are done."""
+        if self.host is not None:
+            self.host.settle(fence)
 
     def bring_back(self, branch: Branch) -> BlockMove | None:
         """Blocks to load into the table of a branch that has a sequence again. Their positions then count as computed.
@@ -176,5 +163,5 @@ class SwappedBranches:
             return None
         end = parked.first_block + len(parked.slots)
         branch.num_computed = parked.num_computed
-        self.space.num_loaded += end - first
+        self.num_loaded += end - first
         return BlockMove(branch.block_table[first:end], parked.slots[first - parked.first_block :])

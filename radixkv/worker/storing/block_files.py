@@ -125,7 +125,7 @@ class BlockFiles:
                     row.wait()
                     copied[name] = bytes(row.memory)
             finally:
-                self._store.give_back(list(taken.values()))
+                self._store.host.give_back(taken.values())
             places = {name: places[name] for name, row in rows.items() if row is None}
             if places:
                 time.sleep(_ROWS_LOOK_S)

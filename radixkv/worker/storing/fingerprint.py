@@ -41,8 +41,12 @@ _KNOWN = "weight-digests.json"
 _MAX_KNOWN = 256
 
 
-def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) -> bytes:
-    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`."""
+def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool, rounding: str = "") -> bytes:
+    """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`.
+
+    Args:
+        rounding: format and layout of blocks rounded at rest; empty: they are stored as they are.
+    """
     pool = runner.pool
     caches = [(str(cache.layout), [(list(t.shape[1:]), str(t.dtype)) for t in cache.tensors]) for cache in pool.caches]
     facts: dict[str, object] = {
@@ -56,6 +60,8 @@ def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool) 
         "native": runner.is_native,
         "device": runner.device.type,
     }
+    if rounding:
+        facts["stored"] = rounding
     if is_deterministic:  # what changes the last bits, too
         library = native_library()
         is_cpu = runner.device.type == "cpu"

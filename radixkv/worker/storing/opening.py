@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels import KVFormat
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.errors import StoreError
+from radixkv.stores.host import HostLevel, Row
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES
 from radixkv.stores.settings import StoreSettings
-from radixkv.stores.store import BlockStore, Row
+from radixkv.stores.store import BlockStore
 from radixkv.util.folders import state_folder
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.storing.fingerprint import fingerprint_of, weights_digest
+from radixkv.worker.storing.rounding import RoundedRows
 
 __all__ = ["open_store"]
 
@@ -30,21 +34,23 @@ class Served(Protocol):
 
 
 def open_store(
-    served: Served, settings: StoreSettings, runner: ModelRunner, model: Path, *, first_row: int
+    served: Served, settings: StoreSettings, runner: ModelRunner, model: Path, *, num_kept: int
 ) -> BlockStore:
-    """The store for a runner's pool, whose host slots from `first_row` on are the store's rows.
+    """The store for a runner's pool, whose host slots are its rows; the host level keeps blocks in `num_kept` of them.
 
     Raises:
         StoreError: a level or the key file cannot be opened; names the flag. Or the model's files cannot be read.
     """
+    rounding = _rounding(served, settings.kv_dtype, runner)
     keys = StoreKeys(settings.key_file or state_folder() / "store.key")
     try:
-        fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic)
+        stored = f"{settings.kv_dtype}, {rounding.layout}" if rounding else ""
+        fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic, rounding=stored)
         adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
     except OSError as error:
         raise StoreError(f"the files of {model}, which blocks are named by, cannot be read: {error}") from error
-    rows = [Row(first_row + at, memory) for at, memory in enumerate(runner.pool.host_rows(first_row))]
-    sealed_bytes = len(rows[0].memory) + SEAL_BYTES
+    host = HostLevel([Row(slot, memory) for slot, memory in enumerate(runner.pool.host_rows())], num_kept)
+    sealed_bytes = (rounding.num_bytes if rounding else host.block_bytes) + SEAL_BYTES
     disk = None if settings.disk is None else DiskLevel(*settings.disk, fingerprint, sealed_bytes)
     if disk is not None and (away := keys.erased_ids() & disk.namespace_ids()):
         disk.erase(*away)  # by another worker with this key file, while the folder was not open
@@ -54,5 +60,29 @@ def open_store(
 
         remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes)
     return BlockStore(
-        keys, fingerprint, rows, adapters=adapters, disk=disk, remote=remote, save_rate=settings.save_rate
+        keys,
+        fingerprint,
+        host,
+        adapters=adapters,
+        disk=disk,
+        remote=remote,
+        save_rate=settings.save_rate,
+        rounding=rounding,
     )
+
+
+def _rounding(served: Served, kv_dtype: str, runner: ModelRunner) -> RoundedRows | None:
+    if kv_dtype == "auto":
+        return None
+    flag = f"--disk-kv-dtype {kv_dtype}"
+    if served.deterministic:
+        raise StoreError(f"{flag} rounds, and --deterministic does not: leave one of them out")
+    if runner.kv_format is not None:
+        raise StoreError(f"{flag} rounds the KV of a pool that has it in {runner.kv_dtype} already: leave it out")
+    if any(cache.is_latent for cache in runner.pool.caches):
+        raise StoreError(f"{flag} rounds K and V, and this model has latents: leave it out")
+    kv_format = KVFormat(kv_dtype)
+    try:
+        return RoundedRows(runner.pool.caches, kv_format)
+    except InvalidArgumentError as error:
+        raise StoreError(f"{flag} does not fit the model's heads: {error}") from error

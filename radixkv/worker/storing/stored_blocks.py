@@ -4,7 +4,8 @@
     handed out   an answer gives a block to a sequence: its unsaved content is copied to a row first
     idle         unsaved blocks are saved, the oldest first, at a bounded rate; in a busy worker in a share of its time
     drain        the rest, when the worker stops
-    opened       a branch awaits the blocks of its history that the store has; other branches run meanwhile
+    opened       a branch gets the blocks of its history that the host level has, and awaits those of the other levels; other
+                 branches run meanwhile
 
 Names depend on content alone, so they outlive evictions, leases and cache services. A block that has not come in the time that
 computing would take is computed; one that comes later is used where computing has not reached it. Of the engine's thread.
@@ -26,9 +27,10 @@ from radixkv.core.tree.journal import Dropped
 from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.stats import EngineCounters
 from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
+from radixkv.stores.host import Kept, Row
 from radixkv.stores.keys import NamespaceKeys
 from radixkv.stores.names import names_of
-from radixkv.stores.store import BlockStore, Landed, Load, Row, Unsaved
+from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner
@@ -170,6 +172,12 @@ class StoredBlocks:
             if branch.loaded:
                 self._skip_loaded(branch)
 
+    def advanced(self, branch: Branch) -> None:
+        """A position that was run ahead of its token counts as computed: a block that it fills has a name."""
+        end, num_left = divmod(branch.num_computed, self._block_size)
+        if not num_left:
+            self._name(branch, end - 1, end)
+
     def timed(self, batch_s: float) -> None:
         """The rows launched last took so long: measure their prompts' part."""
         num_positions = sum(end - start for _, start, end in self._ran)
@@ -221,8 +229,9 @@ class StoredBlocks:
                 self._held[block_id] = None
                 if not self._store.is_saved(held.name):
                     unsaved.append((block_id, held))
-        if unsaved:
-            self._counters.num_saves_left_out += len(unsaved) - self._save(unsaved)
+        while unsaved and (num_saved := self._save(unsaved)):
+            del unsaved[:num_saved]
+        self._counters.num_saves_left_out += len(unsaved)
 
     def save_some(self, batch_s: float | None) -> None:
         """Save blocks now, if it is time. `batch_s`: time of the batch that ran in this round; None: the worker is idle."""
@@ -244,9 +253,9 @@ class StoredBlocks:
         """Save all that is left, before the worker stops. Loads are given up."""
         for one in self._loading:
             one.load.is_cancelled = True
-            self._store.give_back([block.row for block in one.load.take()])
+            self._store.host.give_back([block.row for block in one.load.take()])
         until_s = self._clock() + _DRAIN_S
-        while self._unsaved and self._clock() < until_s:
+        while self._store.is_sealed and self._unsaved and self._clock() < until_s:
             if not self._save(self._take_unsaved(_SAVED_AT_ONCE)):
                 self._store.flush(max(0.0, until_s - self._clock()))
 
@@ -344,6 +353,11 @@ class StoredBlocks:
         if first >= end:
             return
         keys, names = self._names(branch, first, end)
+        if rows := self._store.host.find(names[1:]):
+            self._fill(branch, list(enumerate(rows, first)), names, first, keys)
+            self._store.host.give_back(rows, self._pool.fence())
+            first += len(rows)
+            names = names[len(rows) :]
         num_on_disk = self._store.count_on_disk(names[1:])
         self._load(branch, first, names[: num_on_disk + 1], keys, is_remote=False)
         if self._store.remote is not None:
@@ -376,17 +390,18 @@ class StoredBlocks:
         branch.is_loading |= idle_s > 0
 
     def find_stored(self, tokens: bytes, namespace: str, num_cached_tokens: int) -> StoredPrefix:
-        """Tokens of whole blocks, after the cached tokens, on the disk level, up to the first that is missing. Any thread."""
+        """Whole blocks' tokens, after the cached ones, on host and disk level, up to the first that is missing. Any thread."""
         if self._store.is_clearing(namespace):
             return StoredPrefix()
         keys = self._store.keys.of(namespace)
         names = names_of(keys, self._store.root(keys, adapter_of(namespace)), tokens, self._block_bytes)
         first = -(-num_cached_tokens // self._block_size)
-        num_blocks = self._store.count_on_disk(names[first:])
+        num_in_host = self._store.host.count(names[first:])
+        num_on_disk = self._store.count_on_disk(names[first + num_in_host :])
+        num_blocks = num_in_host + num_on_disk
         choice = self._choose(num_blocks, first)
-        return StoredPrefix(
-            num_blocks * self._block_size, choice.load_s, choice.compute_s, choice.kind.value if num_blocks else ""
-        )
+        load_s, way = (choice.load_s, choice.kind.value) if num_on_disk else (0.0, "load" if num_in_host else "")
+        return StoredPrefix(num_blocks * self._block_size, load_s, choice.compute_s, way)
 
     def _choose(self, num_blocks: int, first: int) -> Choice:
         """How to get so many blocks of the disk level, from index `first` on."""
@@ -423,24 +438,41 @@ class StoredBlocks:
 
     def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
         branch = one.branch
-        useful: list[tuple[int, Landed]] = []
+        useful: list[tuple[int, Row]] = []
         for block in landed:
             start = one.indices[block.place] * self._block_size
             is_next = branch.num_computed == one.start and start + self._block_size > one.start
             if is_wanted and (is_next or start >= branch.num_computed):
-                useful.append((one.indices[block.place], block))
-                branch.loaded.add(start)
+                useful.append((one.indices[block.place], block.row))
         if useful:
-            block_ids = [branch.block_table[index] for index, _ in useful]
-            self._pool.load([block.row.slot for _, block in useful], block_ids)
-            for block_id, (index, _) in zip(block_ids, useful, strict=True):
-                parent, name = one.chain[index - one.first : index - one.first + 2]
-                self._held[block_id] = _Held(name, parent, one.load.keys)
-            self._counters.num_store_loaded_blocks += len(useful)
-            self._skip_loaded(branch)
-        wait = self._pool.fence()
-        self._store.give_back([block.row._replace(wait=wait) for block in landed])
+            self._fill(branch, useful, one.chain, one.first, one.load.keys)
+        host, keys_id = self._store.host, one.load.keys.id
+        if host.num_kept:
+            places = [one.indices[block.place] - one.first for block in landed]
+            chain = one.chain
+            host.keep(
+                [Kept(chain[at + 1], chain[at], keys_id, block.row) for at, block in zip(places, landed, strict=True)]
+            )
+        host.give_back([block.row for block in landed], self._pool.fence())
         return bool(useful)
+
+    def _fill(
+        self,
+        branch: Branch,
+        blocks: Sequence[tuple[int, Row]],
+        chain: Sequence[bytes],
+        first: int,
+        keys: NamespaceKeys,
+    ) -> None:
+        """Copy rows into blocks of a branch, by their index in its table. `chain`, `first`: as in `_Loading`."""
+        block_ids = [branch.block_table[index] for index, _ in blocks]
+        self._pool.load([row.slot for _, row in blocks], block_ids)
+        for block_id, (index, _) in zip(block_ids, blocks, strict=True):
+            parent, name = chain[index - first : index - first + 2]
+            self._held[block_id] = _Held(name, parent, keys)
+            branch.loaded.add(index * self._block_size)
+        self._counters.num_store_loaded_blocks += len(blocks)
+        self._skip_loaded(branch)
 
     def _skip_loaded(self, branch: Branch) -> None:
         """Count loaded blocks that follow the computed positions as computed."""

@@ -157,7 +157,7 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
         (["worker", "--max-num-seqs", "0"], "--max-num-seqs is 0; it must be at least 1"),
         (["worker", "--max-wait", "-1"], "--max-wait is -1.0; it must be at least 0"),
         (["worker", "--utilisation", "1.5"], "utilisation is 1.5; it must be above 0 and at most 1"),
-        (["worker", "--swap-space", "1GiB"], "with --preemption swap only"),
+        (["worker", "--host-cache", "0", "--preemption", "swap"], "which is 0: raise it, or leave one of them out"),
         (["worker", "--num-blocks", "64", "--kv-memory", "1GiB"], "give one of them"),
     ],
 )

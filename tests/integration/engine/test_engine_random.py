@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from drafts import LyingSource
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
@@ -18,6 +19,7 @@ from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import SpeculationSettings
 
 POOLS = [(2, 1), (3, 2), (4, 4), (6, 4), (12, 4), (40, 4), (9, 16)]
 
@@ -83,6 +85,16 @@ def test_so_they_do_where_lines_lie_in_spans_of_their_own(seed: int) -> None:
     _play(rng, num_blocks, block_size, num_lines, blocks_each, overlaps=seed % 4 == 3)
 
 
+@pytest.mark.parametrize("seed", seeds(200, 320))
+def test_so_they_do_whatever_is_drafted(seed: int) -> None:
+    rng = random.Random(seed)
+    num_blocks, block_size = POOLS[seed % len(POOLS)]
+    lies = rng.choice([0.0, 0.2, 0.5, 1.0])
+    source = LyingSource(lambda branch: generate(list(branch.tokens), 20), lies, VOCAB_SIZE + 3, seed)
+    num_lines = 2 if seed % 5 == 4 else 0
+    _play(rng, num_blocks, block_size, num_lines, num_blocks, source=source)
+
+
 def _play(
     rng: random.Random,
     num_blocks: int,
@@ -90,6 +102,7 @@ def _play(
     num_lines: int = 0,
     blocks_each: int = 0,
     overlaps: bool = False,
+    source: LyingSource | None = None,
 ) -> None:
     capacity = num_blocks * block_size
     limits = SchedulerLimits(
@@ -102,7 +115,11 @@ def _play(
     )
     runner = HashRunner(num_blocks + num_lines * blocks_each, block_size)
     arena = Arena(num_blocks, num_lines, blocks_each, block_size) if num_lines else None
-    with Engine(runner, PrefixCache(num_blocks, block_size), limits=limits, arena=arena, overlaps=overlaps) as engine:
+    settings: dict[str, Any] = {"limits": limits, "arena": arena, "overlaps": overlaps}
+    if source is not None:
+        speculation = SpeculationSettings(num_tokens=rng.choice([1, 3, 16]), always=True)
+        settings |= {"speculation": speculation, "sources": [source]}
+    with Engine(runner, PrefixCache(num_blocks, block_size), **settings) as engine:
         open_streams: list[tuple[GenerationStream, SamplingParams]] = []
         generation_ids: list[str] = []
         histories: list[list[int]] = [[rng.randrange(1, 3)]]

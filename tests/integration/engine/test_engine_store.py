@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import collect
+from drafts import LyingSource
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
@@ -58,12 +60,62 @@ def test_a_reply_is_found_as_the_next_turns_history(tmp_path: Path) -> None:
         assert ask(engine, [*history, 7, 7]).usage.num_cached_tokens == (len(history) - 1) // BLOCK * BLOCK
 
 
+@pytest.mark.parametrize("lies", [0.0, 0.3, 1.0])
+def test_so_are_replies_whose_blocks_drafts_have_filled(tmp_path: Path, lies: float) -> None:
+    prompt = draw(2, 21)
+    source = LyingSource(lambda branch: generate(list(branch.tokens), 20), lies, 40)
+    with serving(tmp_path, source=source) as engine:
+        reply = ask(engine, prompt, 40).branches[0].tokens
+    with serving(tmp_path) as engine:
+        history = prompt + reply
+        assert ask(engine, [*history, 7, 7]).usage.num_cached_tokens == (len(history) - 1) // BLOCK * BLOCK
+
+
 def test_a_prompt_of_whole_blocks_runs_its_last_token_alone(tmp_path: Path) -> None:
     prompt = draw(3, 48)
     with serving(tmp_path) as engine:
         ask(engine, prompt)
     with serving(tmp_path) as engine:
         assert ask(engine, prompt, 1).usage.num_computed_tokens == 1
+
+
+def test_what_the_host_level_keeps_is_loaded_without_another_level(tmp_path: Path) -> None:
+    prompt = draw(5, 50)
+    with serving(tmp_path, has_disk=False, num_kept=100) as engine:
+        ask(engine, prompt)
+        engine.call(lambda holder: holder.clear())
+        ask(engine, draw(6, 200), 1)
+        usage = ask(engine, prompt).usage
+        assert (usage.num_cached_tokens, usage.num_computed_tokens) == (48, 2 + 5)
+        host = engine.stats().levels[0]
+        assert (host.level, host.num_hits, len(engine.stats().levels)) == ("host", 12, 1)
+        assert [tuple(level) for level in engine.erase()] == [("host", True)]
+        engine.call(lambda holder: holder.clear())
+        assert ask(engine, prompt).usage.num_cached_tokens == 0
+
+
+def test_what_was_read_from_disk_is_read_from_host_memory_the_next_time(tmp_path: Path) -> None:
+    prompt = draw(7, 50)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    with serving(tmp_path, num_kept=40) as engine:
+        for number in range(3):
+            assert ask(engine, prompt).usage.num_cached_tokens == 48
+            engine.call(lambda holder: holder.clear())
+            host, disk = engine.stats().levels
+            assert (host.level, host.num_hits, disk.level, disk.num_hits) == ("host", 12 * number, "disk", 12)
+
+
+def test_swapped_branches_and_saved_blocks_share_one_memory(tmp_path: Path) -> None:
+    limits = replace(LIMITS, preemption="swap")
+    with serving(tmp_path, 24, limits, num_kept=16) as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        prompts = [draw(20 + number, 20) for number in range(4)]
+        streams = [engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)) for prompt in prompts]
+        for prompt, stream in zip(prompts, streams, strict=True):
+            assert collect(stream).branches[0].tokens == generate(prompt, 30)
+        assert engine.stats().engine.num_loaded_blocks > 0
+        assert engine.store.host.num_parkable == 16  # type: ignore[attr-defined]
 
 
 def test_blocks_are_saved_without_a_stop_once_the_engine_is_idle(tmp_path: Path) -> None:
@@ -270,7 +322,6 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
             max_batch_tokens=rng.choice([8, 64]),
             chunk_tokens=rng.choice([3, 8, 64]),
             preemption=rng.choice(["recompute", "swap"]),
-            swap_blocks=rng.choice([1, 100]),
         )
         size_bytes = rng.choice([30, 200, 1000]) * 512
         with serving(
@@ -278,6 +329,7 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
             rng.choice([20, 40, 90]),
             limits,
             num_rows=rng.choice([9, 24]),
+            num_kept=rng.choice([0, 3, 20, 100]),
             is_killed=rng.random() < 0.3,
             save_rate=rng.choice([10, 1e9]),
             size_bytes=size_bytes,

@@ -152,7 +152,7 @@ def test_a_pool_without_swap_space_refuses_to_save_and_takes_no_memory() -> None
 
 @pytest.mark.parametrize(("num_host_blocks", "error"), [(-1, InvalidArgumentError), (2**42, ModelError)])
 def test_swap_space_that_cannot_be_had_is_refused(num_host_blocks: int, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"num_host_blocks|swap space .* MB"):
+    with pytest.raises(error, match=r"num_host_blocks|host memory .* MB"):
         random_pool(num_host_blocks=num_host_blocks)
 
 

@@ -28,6 +28,7 @@ from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.generations.text import ChatText
 from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.speculation.settings import SpeculationSettings
 
 __all__ = [
     "BLOCK_SIZE",
@@ -146,6 +147,7 @@ def gibberish_engine(
     adapters: Sequence[str] = (),
     num_parameters: int = 0,
     store: Callable[[HashRunner], BlockStore] | None = None,
+    speculation: SpeculationSettings | None = None,
 ) -> Iterator[tuple[Watched, GibberishRunner, ChatText]]:
     """An engine with the tokenizer of the model in folder `model`. `clock`: of its cache. `end`: ends a reply.
     `adapters`: names that it takes, and answers to as to its own. `store`: opens its block store.
@@ -154,6 +156,7 @@ def gibberish_engine(
     runner = GibberishRunner(text, text.encode(end, special=False)[-1], num_blocks, max_model_len)
     cache = PrefixCache(num_blocks=num_blocks, block_size=BLOCK_SIZE, clock=clock)
     told = {"model_name": "gibberish", "num_parameters": num_parameters, "adapters": adapters, "sampling": sampling}
+    told["speculation"] = speculation
     with ExitStack() as stack:
         if store is not None:
             told["store"] = opened = store(runner)

@@ -14,20 +14,20 @@ from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.host import HostLevel, Row
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.sealing import SEAL_BYTES
-from radixkv.stores.store import BlockStore, Row
+from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import DraftSource
 
 __all__ = ["BLOCK", "LIMITS", "ask", "draw", "open_store", "serving"]
 
 BLOCK = 4
-FIRST_ROW = 200
-"""Host slots below are for swapped blocks."""
-
 LIMITS = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16)
 
 
@@ -36,32 +36,46 @@ def open_store(
     runner: HashRunner,
     *,
     num_rows: int = 24,
+    num_kept: int = 0,
     size_bytes: int = 1 << 20,
     fingerprint: bytes = b"model of 16 byte",
     save_rate: float = 1e9,
     remote: str | None = None,
     has_disk: bool = True,
 ) -> BlockStore:
-    """A store for a runner: a key file and a disk level in the folder, and a remote level at a URL."""
-    slots = range(FIRST_ROW, FIRST_ROW + num_rows)
+    """A store for a runner: a key file and a disk level in the folder, and a remote level at a URL. `num_rows`: for blocks on
+    their way.
+    """
     sealed_bytes = 8 * runner.pool.block_size + SEAL_BYTES
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, sealed_bytes) if has_disk else None
     far = RemoteLevel(remote, fingerprint, sealed_bytes) if remote else None
-    rows = [Row(slot, runner.pool.host_row(slot)) for slot in slots]
+    host = HostLevel([Row(slot, runner.pool.host_row(slot)) for slot in range(num_rows + num_kept)], num_kept)
     keys = StoreKeys(folder / "store.key")
-    return BlockStore(keys, fingerprint, rows, adapters={}, disk=disk, remote=far, save_rate=save_rate)
+    return BlockStore(keys, fingerprint, host, adapters={}, disk=disk, remote=far, save_rate=save_rate)
 
 
 @contextmanager
 def serving(
-    folder: Path, num_blocks: int = 64, limits: SchedulerLimits = LIMITS, *, is_killed: bool = False, **store: Any
+    folder: Path,
+    num_blocks: int = 64,
+    limits: SchedulerLimits = LIMITS,
+    *,
+    is_killed: bool = False,
+    source: DraftSource | None = None,
+    **store: Any,
 ) -> Iterator[Engine]:
-    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end."""
+    """An engine over a store in a folder; at the end all rows are free again. `is_killed`: it saves nothing at its end.
+
+    With a `source` all that it drafts is run.
+    """
     runner = HashRunner(num_blocks, BLOCK)
     opened = open_store(folder, runner, **store)
     num_rows = opened.num_free_rows
     try:
-        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened) as engine:
+        drafts: dict[str, Any] = (
+            {"speculation": SpeculationSettings(always=True), "sources": [source]} if source else {}
+        )
+        with Engine(runner, PrefixCache(num_blocks, BLOCK), limits=limits, store=opened, **drafts) as engine:
             engine.runner = runner  # type: ignore[attr-defined]  # for the tests
             engine.store = opened  # type: ignore[attr-defined]
             yield engine
@@ -69,6 +83,7 @@ def serving(
                 engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
         assert opened.flush(10)
         assert opened.num_free_rows == num_rows, "a row was lost"
+        opened.host.check()
     finally:
         opened.close()
 

@@ -125,7 +125,7 @@ def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunn
             r"--max-model-len 256 needs 16 blocks of 16 tokens and 15 fit: lower it to 240 or raise --kv-memory",
         ),
         (PoolWish(num_blocks=15, kv_bytes=100), having(2**40, 2**39), "both set the pool's size"),
-        (PoolWish(swap_bytes=1 << 20), having(2**40, 2**39), "with --preemption swap only"),
+        (PoolWish(host_bytes=1 << 20), having(2**40, 2**39), "a block store or --preemption swap only"),
     ],
 )
 def test_what_does_not_fit_or_go_together_says_what_would(
@@ -143,7 +143,7 @@ def test_what_does_not_fit_or_go_together_says_what_would(
         (PoolWish(num_blocks=0), "num_blocks"),
         (PoolWish(block_size=0), "block_size"),
         (PoolWish(kv_bytes=0), "kv_memory"),
-        (PoolWish(swap_bytes=-1), "swap_space"),
+        (PoolWish(host_bytes=-1), "host_cache"),
     ],
 )
 def test_a_wish_outside_its_bound_is_named_before_a_model_is_loaded(wish: PoolWish, argument: str) -> None:
@@ -151,16 +151,21 @@ def test_a_wish_outside_its_bound_is_named_before_a_model_is_loaded(wish: PoolWi
         wish.check(SchedulerLimits())
 
 
-def test_swap_space_is_whole_blocks_and_no_more_than_can_be_swapped(runner: ModelRunner) -> None:
+def test_host_memory_is_whole_blocks_and_without_a_store_no_more_than_can_be_swapped(runner: ModelRunner) -> None:
     swap = limits(preemption="swap")
     block_bytes = runner.token_bytes * BLOCK_SIZE
-    exact = plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=5 * block_bytes + 1), swap)
+    exact = plan_pool(runner, PoolWish(num_blocks=8, host_bytes=5 * block_bytes + 1), swap)
     assert exact.num_host_blocks == 5
-    assert "swap" in str(exact)
+    assert "host memory" in str(exact)
     assert plan_pool(runner, PoolWish(num_blocks=8), swap).num_host_blocks == 4 * MODEL_LEN // BLOCK_SIZE
-    assert plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=0), swap).num_host_blocks == 0
-    with pytest.raises(PlanError, match=r"--swap-space 1\.00 PiB is more than"):
-        plan_pool(runner, PoolWish(num_blocks=8, swap_bytes=2**50), swap)
+    for wish in (PoolWish(num_blocks=8), PoolWish(num_blocks=8, has_store=True)):
+        assert plan_pool(runner, wish, limits()).num_host_blocks == 0, "on a CPU the page cache is this level"
+    large = PoolWish(num_blocks=8, host_bytes=1000 * block_bytes, has_store=True)
+    assert plan_pool(runner, large, limits()).num_host_blocks == 1000
+    with pytest.raises(PlanError, match=r"--host-cache 1 B is less than the .* of a block: raise it"):
+        plan_pool(runner, PoolWish(num_blocks=8, host_bytes=1, has_store=True), limits())
+    with pytest.raises(PlanError, match=r"--host-cache 1\.00 PiB is more than"):
+        plan_pool(runner, PoolWish(num_blocks=8, host_bytes=2**50), swap)
 
 
 # -- a whole worker ---------------------------------------------------------------------------------------------------

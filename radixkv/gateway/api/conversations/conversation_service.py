@@ -22,6 +22,7 @@ from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.trashing import Trash
 from radixkv.gateway.api.conversations.writing import Value
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.database import Database
@@ -57,8 +58,8 @@ class ConversationService:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
-        self.lives = Lives()
-        self.trash = Trash(self.store.trash, self.lives, self._forget)
+        self.lives = Lives(is_shared=database.is_shared)
+        self.trash = Trash(self.store.trash, self.lives, self._forget, self.store.stop)
         self.message_tasks = MessageTasks(self.store)
         self.transcripts = transcripts
         self.clock = clock
@@ -116,7 +117,12 @@ class ConversationService:
             LimitError: the namespace has too many followers.
         """
         async with self.lives.changing(conversation_id) as live:
-            conversation, messages = live.as_it_stands(*await self.store.open(namespace, conversation_id))
+            stored = await self.store.open(namespace, conversation_id)
+            if live.followers and live.is_shared:
+                live.catch_up(stored[0], live.unlike(stored[1]), live.gone({message.id for message in stored[1]}))
+            conversation, messages = live.as_it_stands(*stored)
+            if live.is_shared and not live.followers:
+                live.note_snapshot(namespace, conversation, messages)
             snapshot = sse(told(conversation, messages), "snapshot")
             return self.lives.join(live, namespace, snapshot)
 
@@ -144,11 +150,12 @@ class ConversationService:
             ApiError: 409: another message has its id, its parent is still being written, or a bound is reached.
         """
         async with self.lives.changing(conversation_id) as live:
-            if message.parent in live.growing:
-                await self.store.message(namespace, conversation_id, message.parent or "")
-                raise conflict(
-                    "the message to go on from is still being written; say a position in it, or stop it", "parent"
-                )
+            if message.parent is not None and (message.parent in live.growing or live.is_shared):
+                parent = await self.store.message(namespace, conversation_id, message.parent, "parent")
+                if live.is_growing(parent):
+                    raise conflict(
+                        "the message to go on from is still being written; say a position in it, or stop it", "parent"
+                    )
             change = await self.store.add(namespace, conversation_id, message, live.version)
             if not change.is_repeat:
                 live.tell_change(change)
@@ -163,7 +170,7 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             path = await self.store.path(namespace, conversation_id, leaf)
             for message in path:
-                if message.id in live.growing:
+                if live.is_growing(message):
                     raise conflict(
                         f"message {message.id!r} is still being written; stop it, or wait for its end", "leaf"
                     )
@@ -202,6 +209,29 @@ class ConversationService:
             live.tell_change(change)
             return change.messages[0]
 
+    async def look_elsewhere(self) -> None:
+        """Send followers what other gateways have changed. Call periodically where the database is shared."""
+        for conversation_id in self.lives.followed:
+            async with self.lives.changing(conversation_id) as live:
+                if live.followers:
+                    await self._catch_up(live)
+
+    async def _catch_up(self, live: Live) -> None:
+        if not live.is_shared:
+            return
+        seqs = {message_id: each.seq for message_id, each in live.told.items() if message_id not in live.growing}
+        try:
+            conversation, changed, gone = await self.store.changed(live.namespace, live.conversation_id, seqs)
+        except ApiError:  # deleted, or in the trash
+            live.tell("deleted", {"id": live.conversation_id})
+            self.lives.end_followers(live)
+        else:
+            live.catch_up(conversation, changed, gone)
+
+    async def fail_lost(self) -> None:
+        """As `ConversationStore.fail_lost`."""
+        await self.store.fail_lost()
+
     async def sweep(self) -> int:
         """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
         return await self.trash.sweep(self.clock(), self.delete)
@@ -211,6 +241,10 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             message = live.current(await self.store.message(namespace, conversation_id, message_id))
             growing = live.growing.get(message_id)
+            if growing is None and message.status == "running":
+                change = await self.store.stop(namespace, conversation_id, message_id, live.version)
+                live.tell_change(change)
+                return change.messages[0]
             if growing is None:
                 return message
             await growing.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ class Shown(NamedTuple):
                 conditions.append(f"{column} = ?")
                 values.append(int(wanted))
         if self.tag is not None:
-            conditions.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE value = ?)")
-            values.append(self.tag)
+            conditions.append("has_tag(tags, ?)")
+            values.append(json.dumps(self.tag))
         return "".join(f" AND {each}" for each in conditions), values
 
 

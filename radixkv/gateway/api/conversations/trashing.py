@@ -8,6 +8,7 @@ from contextlib import suppress
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.api.conversations.replies.live import Lives
 from radixkv.gateway.api.conversations.store.trash_store import TrashedBranch, TrashStore
+from radixkv.gateway.api.conversations.writing import Change
 from radixkv.gateway.protocol.errors import ApiError
 
 __all__ = ["TRASH_S", "Trash"]
@@ -18,6 +19,8 @@ TRASH_S = 30 * 24 * 3600.0
 Forget = Callable[[str, Sequence[Message], Sequence[Message]], Awaitable[None]]
 """Drops cached transcripts of messages of a namespace, given the messages above them."""
 
+Stop = Callable[[str, str, str, int], Awaitable[Change]]
+
 
 class Trash:
     """The trash of all namespaces. The event loop owns it. Calls raise the errors of `TrashStore`.
@@ -26,12 +29,14 @@ class Trash:
         store: of the trash.
         lives: followers of conversations, and replies being written.
         forget: see `Forget`.
+        stop: ends a reply that another gateway writes, as `ConversationStore.stop`.
     """
 
-    def __init__(self, store: TrashStore, lives: Lives, forget: Forget) -> None:
+    def __init__(self, store: TrashStore, lives: Lives, forget: Forget, stop: Stop) -> None:
         self._store = store
         self._lives = lives
         self._forget = forget
+        self._stop = stop
 
     async def throw(self, namespace: str, conversation_id: str) -> Conversation:
         """Move a conversation to the trash; replies under way are stopped, and keep their text so far."""
@@ -55,6 +60,8 @@ class Trash:
                 growing = live.growing.get(message.id)
                 if growing is not None:
                     await growing.stop()
+                elif message.status == "running" and live.is_shared:
+                    await self._stop(namespace, conversation_id, message.id, live.version)
             change = await self._store.throw_branch(namespace, conversation_id, message_id, live.version)
             live.version = change.conversation.version
             ids = [message.id for message in change.messages]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.conversations.messages import Conversation, Message, title_of
 from radixkv.gateway.api.conversations.refusals import full
 from radixkv.gateway.api.conversations.store.rows import INSERT_MESSAGE, new_row, next_update, read_conversation
+from radixkv.gateway.storage.connection import Connection, Row
 
 __all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
 
@@ -53,9 +53,7 @@ class Writer:
         self.max_bytes = max_bytes
         self.clock = clock
 
-    def insert(
-        self, connection: sqlite3.Connection, row: sqlite3.Row, messages: Sequence[Message], told: int
-    ) -> Change:
+    def insert(self, connection: Connection, row: Row, messages: Sequence[Message], told: int) -> Change:
         """Add messages to the conversation of a row, parents first.
 
         Raises:
@@ -74,14 +72,14 @@ class Writer:
         head = messages[-1].id if messages else row["head"]
         return Change(self.touch(connection, row, version, head), list(messages))
 
-    def check_number(self, connection: sqlite3.Connection, namespace: str) -> None:
+    def check_number(self, connection: Connection, namespace: str) -> None:
         """Raises ApiError 409: the namespace has too many conversations."""
         query = "SELECT num_conversations FROM conversation_usage WHERE namespace = ?"
         (count,) = connection.execute(query, (namespace,)).fetchone()
         if count > self.max_conversations:
             raise full(f"{self.max_conversations:,} conversations are kept already; delete some that you need no more")
 
-    def check_bounds(self, connection: sqlite3.Connection, conversation_id: str, namespace: str) -> None:
+    def check_bounds(self, connection: Connection, conversation_id: str, namespace: str) -> None:
         """Raises ApiError 409: the conversation, or its namespace, is too large."""
         row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
         if row["num_messages"] > MAX_MESSAGES:
@@ -99,7 +97,7 @@ class Writer:
                 f"your conversations have at most {self.max_bytes:,} bytes in all; delete some that you need no more"
             )
 
-    def touch(self, connection: sqlite3.Connection, row: sqlite3.Row, version: int, head: str | None) -> Conversation:
+    def touch(self, connection: Connection, row: Row, version: int, head: str | None) -> Conversation:
         """Mark the conversation of a row as changed now; return it."""
         updated_s = next_update(connection, row["namespace"], self.clock())
         values = (version, head, updated_s, row["id"])
@@ -108,9 +106,7 @@ class Writer:
             connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
         )
 
-    def change(
-        self, connection: sqlite3.Connection, row: sqlite3.Row, values: Mapping[str, Value], version: int
-    ) -> Conversation:
+    def change(self, connection: Connection, row: Row, values: Mapping[str, Value], version: int) -> Conversation:
         """Set columns of the conversation of a row. Only a title counts as an update.
 
         Raises:

@@ -11,7 +11,6 @@ result or is sent again.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +21,9 @@ from radixkv.gateway.api.jobs.files import add_result_file, remove_requests, unk
 from radixkv.gateway.api.jobs.lines import BatchLine, LineError
 from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import LEASE_S, LOST
 
 __all__ = [
     "ANTHROPIC",
@@ -85,8 +86,8 @@ _FOUND = (
     f"SELECT {_COLUMNS} FROM batches WHERE namespace = ? AND protocol = ? AND status <> 'deleted' AND expires_s > ?"
 )
 
-_FORGET_HALF = "UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ?"
-"""Deletes batches whose creation was never answered: the process ended before all requests were stored."""
+_FORGET_HALF = f"UPDATE batches SET status = 'deleted' WHERE status = 'validating' AND protocol = ? AND {LOST}"
+"""Deletes batches whose creation was never answered: the gateway ended before all requests were stored."""
 
 
 def _read(row: Sequence[Any]) -> Batch:
@@ -105,7 +106,7 @@ class BatchStore:
     def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
         self._database = database
-        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,))).result()
+        database.submit(lambda connection: connection.execute(_FORGET_HALF, (ANTHROPIC,)))
 
     # -- for callers
 
@@ -122,19 +123,19 @@ class BatchStore:
         values = (f"{prefix}_{uuid.uuid4().hex}", namespace, tenant, protocol, endpoint, json.dumps(details))
         times = (now_s, now_s + self.limits.window_s, now_s + self.limits.ttl_s)
 
-        def insert(connection: sqlite3.Connection) -> Batch:
+        def insert(connection: Connection) -> Batch:
             query = f"SELECT count(*) FROM batches WHERE namespace = ? AND status IN {_OPEN}"
             if connection.execute(query, (namespace,)).fetchone()[0] >= self.limits.max_open:
                 message = f"at most {self.limits.max_open} batches of one tenant may be under way; wait for one to end"
                 raise ApiError(400, message, code="too_many_batches")
             added = connection.execute(
                 "INSERT INTO batches (id, namespace, tenant, protocol, endpoint, status, details, created_s, window_s,"
-                " expires_s) VALUES (?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
-                (*values, *times),
-            )
+                " expires_s, owner) VALUES (?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?, ?) RETURNING number",
+                (*values, *times, self._database.owner),
+            ).fetchall()
             check_usage(connection, namespace, self.limits)
             query = f"SELECT {_COLUMNS} FROM batches WHERE number = ?"
-            return _read(connection.execute(query, (added.lastrowid,)).fetchone())
+            return _read(connection.execute(query, tuple(added[0])).fetchone())
 
         return await self._database.run(insert, namespace)
 
@@ -181,10 +182,21 @@ class BatchStore:
 
     # -- for the runner
 
+    @property
+    def idle_s(self) -> float:
+        """How often to look for batches of gateways that are gone, in seconds."""
+        return LEASE_S if self._database.is_shared else 300.0
+
     async def unfinished(self) -> list[Batch]:
-        """Return all unfinished batches, oldest first."""
-        query = f"SELECT {_COLUMNS} FROM batches WHERE status IN {_OPEN} ORDER BY number"
-        return [_read(row) for row in await self._database.run(lambda c: c.execute(query).fetchall())]
+        """Return the unfinished batches of this gateway, oldest first. It takes over those whose gateway is gone."""
+        owner = (self._database.owner,)
+
+        def take(connection: Connection) -> list[Batch]:
+            connection.execute(f"UPDATE batches SET owner = ? WHERE status IN {_OPEN} AND {LOST}", owner)
+            query = f"SELECT {_COLUMNS} FROM batches WHERE status IN {_OPEN} AND owner = ? ORDER BY number"
+            return [_read(row) for row in connection.execute(query, owner).fetchall()]
+
+        return await self._database.run(take)
 
     async def add_requests(self, batch: Batch, lines: Sequence[BatchLine]) -> None:
         """Add requests of a batch under validation.
@@ -194,7 +206,7 @@ class BatchStore:
             ApiError: 400: the namespace stores too much.
         """
 
-        def insert(connection: sqlite3.Connection) -> None:
+        def insert(connection: Connection) -> None:
             _add_requests(connection, batch.number, batch.protocol, lines)
             check_usage(connection, batch.namespace, self.limits)
 
@@ -236,7 +248,7 @@ class BatchStore:
     async def answered(self, batch: Batch, number: int, state: int, line: bytes) -> None:
         """Store the result of a request, unless it has one. Returns once the result survives the end of this process."""
 
-        def update(connection: sqlite3.Connection) -> None:
+        def update(connection: Connection) -> None:
             row = connection.execute(
                 "SELECT length(content) FROM batch_requests WHERE number = ? AND state = 0", (number,)
             ).fetchone()
@@ -263,7 +275,7 @@ class BatchStore:
         waiting = f"batch_requests WHERE batch = ? AND state = 0 LIMIT {ROWS_ENDED}"
         query = f"SELECT number, custom_id, length(content) FROM {waiting}"
 
-        def update(connection: sqlite3.Connection) -> bool:
+        def update(connection: Connection) -> bool:
             rows = connection.execute(query, (batch.number,)).fetchall()
             lines = [line(row["custom_id"]) for row in rows]
             connection.executemany(
@@ -284,7 +296,7 @@ class BatchStore:
         """Finish a batch whose requests all have results; an OpenAI batch gets result files."""
         now_s = time.time()
 
-        def update(connection: sqlite3.Connection) -> None:
+        def update(connection: Connection) -> None:
             row = connection.execute("SELECT * FROM batches WHERE number = ?", (batch.number,)).fetchone()
             if row is None or row["status"] not in _OPEN:
                 return
@@ -297,8 +309,8 @@ class BatchStore:
                         connection, row, is_failures=is_failures, now_s=now_s, expires_s=expires_s
                     )
             connection.execute(
-                "UPDATE batches SET status = ?, details = ?, expires_s = max(expires_s, ?) WHERE number = ?",
-                (status, json.dumps(details), expires_s, batch.number),
+                "UPDATE batches SET status = ?, details = ?, expires_s = ? WHERE number = ?",
+                (status, json.dumps(details), max(row["expires_s"], expires_s), batch.number),
             )
 
         await self._database.run(update)
@@ -312,7 +324,7 @@ class BatchStore:
     async def _change(self, number: int, expected: Collection[str], status: str, **details: Any) -> bool:
         """Change a batch's status from one of those expected; returns whether it did."""
 
-        def update(connection: sqlite3.Connection) -> bool:
+        def update(connection: Connection) -> bool:
             row = connection.execute("SELECT status, details FROM batches WHERE number = ?", (number,)).fetchone()
             if row is None or row["status"] not in expected:
                 return False
@@ -323,20 +335,20 @@ class BatchStore:
         return await self._database.run(update)
 
 
-def _add_requests(connection: sqlite3.Connection, number: int, protocol: str, lines: Sequence[BatchLine]) -> None:
+def _add_requests(connection: Connection, number: int, protocol: str, lines: Sequence[BatchLine]) -> None:
     num_failed = size_bytes = 0
     for place, line in enumerate(lines):
         refusal = None if line.refused is None else refusal_line(protocol, line.custom_id, line.refused)
         content = line.body if refusal is None else refusal
         state = WAITS if refusal is None else FAILED
-        try:
-            connection.execute(
-                "INSERT INTO batch_requests (batch, custom_id, prefix, state, content) VALUES (?, ?, ?, ?, ?)",
-                (number, line.custom_id, line.prefix, state, content),
-            )
-        except sqlite3.IntegrityError:
+        added = connection.execute(
+            "INSERT INTO batch_requests (batch, custom_id, prefix, state, content) VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            (number, line.custom_id, line.prefix, state, content),
+        )
+        if not added.rowcount:
             message = f"custom_id {line.custom_id[:64]!r} was given before; each must be unique"
-            raise LineError("duplicate_custom_id", message, "custom_id", place) from None
+            raise LineError("duplicate_custom_id", message, "custom_id", place)
         num_failed += refusal is not None
         size_bytes += len(content)
     connection.execute(
@@ -346,7 +358,7 @@ def _add_requests(connection: sqlite3.Connection, number: int, protocol: str, li
     )
 
 
-def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
+def _purge(connection: Connection, now_s: float) -> bool:
     """Remove some rows; False where none are left."""
     row = connection.execute("SELECT number FROM batches WHERE status = 'deleted' LIMIT 1").fetchone()
     if row is None:

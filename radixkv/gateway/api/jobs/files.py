@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -10,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import LOST
 
 __all__ = ["FileStore", "StoredFile", "add_result_file", "unknown"]
 
@@ -66,7 +67,7 @@ def _new_id() -> str:
 
 
 def add_result_file(
-    connection: sqlite3.Connection, batch: sqlite3.Row, *, is_failures: bool, now_s: float, expires_s: float
+    connection: Connection, batch: Row, *, is_failures: bool, now_s: float, expires_s: float
 ) -> str | None:
     """Add a file that shows results of a batch; returns its id, or None without results. O(results)."""
     query = f"SELECT count(*), coalesce(sum(length(content)), 0) FROM batch_requests WHERE batch = ? AND {_SHOWN[is_failures]}"
@@ -84,7 +85,7 @@ def add_result_file(
 
 
 class FileStore:
-    """Files. Uploads that an earlier process left incomplete are removed.
+    """Files. Uploads that a gateway left incomplete are removed by the next that starts.
 
     Args:
         database: stores them.
@@ -94,9 +95,7 @@ class FileStore:
     def __init__(self, database: Database, limits: JobLimits) -> None:
         self.limits = limits
         self._database = database
-        database.submit(
-            lambda connection: connection.execute("UPDATE files SET status = 'deleted' WHERE status = 'uploading'")
-        ).result()
+        database.submit(_drop_lost)
 
     async def begin(self, namespace: str, filename: str) -> int:
         """Begin a file; returns its number. It is invisible until complete.
@@ -106,15 +105,14 @@ class FileStore:
         """
         now_s = time.time()
 
-        def insert(connection: sqlite3.Connection) -> int:
+        def insert(connection: Connection) -> int:
             added = connection.execute(
-                "INSERT INTO files (id, namespace, filename, purpose, status, created_s, expires_s)"
-                " VALUES (?, ?, ?, '', 'uploading', ?, ?)",
-                (_new_id(), namespace, filename, now_s, now_s + self.limits.ttl_s),
-            )
+                "INSERT INTO files (id, namespace, filename, purpose, status, created_s, expires_s, owner)"
+                " VALUES (?, ?, ?, '', 'uploading', ?, ?, ?) RETURNING number",
+                (_new_id(), namespace, filename, now_s, now_s + self.limits.ttl_s, self._database.owner),
+            ).fetchall()
             check_usage(connection, namespace, self.limits)
-            assert added.lastrowid is not None
-            return added.lastrowid
+            return int(added[0][0])
 
         return await self._database.run(insert, namespace)
 
@@ -125,7 +123,7 @@ class FileStore:
             ApiError: 400: the namespace stores too much.
         """
 
-        def insert(connection: sqlite3.Connection) -> None:
+        def insert(connection: Connection) -> None:
             connection.execute("INSERT INTO file_pieces (file, content) VALUES (?, ?)", (number, piece))
             connection.execute("UPDATE files SET size_bytes = size_bytes + ? WHERE number = ?", (len(piece), number))
             check_usage(connection, namespace, self.limits)
@@ -136,7 +134,7 @@ class FileStore:
         """Complete a file: it becomes visible."""
         expires_s = time.time() + (self.limits.ttl_s if ttl_s is None else ttl_s)
 
-        def update(connection: sqlite3.Connection) -> StoredFile:
+        def update(connection: Connection) -> StoredFile:
             connection.execute(
                 "UPDATE files SET status = 'processed', purpose = ?, expires_s = ? WHERE number = ?",
                 (purpose, expires_s, number),
@@ -202,7 +200,7 @@ class FileStore:
         query = f"SELECT number, content FROM batch_requests WHERE batch = ? AND {shown} AND number > ? ORDER BY number"
         last = 0
 
-        def read(connection: sqlite3.Connection) -> tuple[list[bytes], int]:
+        def read(connection: Connection) -> tuple[list[bytes], int]:
             lines: list[bytes] = []
             size_bytes, end = 0, last
             for number, content in connection.execute(query, (batch, last)):
@@ -225,11 +223,15 @@ class FileStore:
             pass
 
 
-def _discard(connection: sqlite3.Connection, number: int) -> None:
+def _discard(connection: Connection, number: int) -> None:
     connection.execute("UPDATE files SET status = 'deleted' WHERE number = ?", (number,))
 
 
-def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
+def _drop_lost(connection: Connection) -> None:
+    connection.execute(f"UPDATE files SET status = 'deleted' WHERE status = 'uploading' AND {LOST}")
+
+
+def _purge(connection: Connection, now_s: float) -> bool:
     """Remove some rows; False where none are left."""
     row = connection.execute("SELECT * FROM files WHERE status = 'deleted' LIMIT 1").fetchone()
     if row is None:
@@ -255,7 +257,7 @@ def _purge(connection: sqlite3.Connection, now_s: float) -> bool:
     return True
 
 
-def remove_requests(connection: sqlite3.Connection, batch: int, found: str, values: tuple[Any, ...]) -> bool:
+def remove_requests(connection: Connection, batch: int, found: str, values: tuple[Any, ...]) -> bool:
     """Remove requests of a batch, by a query of their numbers; False where none are left."""
     rows = connection.execute(
         f"DELETE FROM batch_requests WHERE number IN ({found}) RETURNING length(content)", values

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import NamedTuple
 
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.connection import Connection
 
 __all__ = ["JobLimits", "check_usage"]
 
@@ -29,7 +29,7 @@ class JobLimits(NamedTuple):
     ttl_s: float = 30 * DAY_S
 
 
-def check_usage(connection: sqlite3.Connection, namespace: str, limits: JobLimits) -> None:
+def check_usage(connection: Connection, namespace: str, limits: JobLimits) -> None:
     """Reject an addition of the current job that puts its namespace over a bound; the error rolls the job back.
 
     Raises:

@@ -149,7 +149,9 @@ class JobRunner:
             except RadixKVError as error:
                 _LOG.error("batches wait: %s", error)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S if self._works else PURGE_S):  # wait_for may lose a cancellation
+                async with asyncio.timeout(
+                    LOOK_S if self._works else self._batches.idle_s
+                ):  # wait_for may lose a cancellation
                     await self._news.wait()
 
     async def _take_in(self) -> None:

@@ -7,13 +7,13 @@ additions over a bound are rejected.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.api.responses.items import Item, new_id
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
 __all__ = ["MAX_ITEMS", "ItemList", "ItemLists"]
@@ -70,7 +70,7 @@ class ItemLists:
         made = ItemList(new_id("conv"), time.time(), dict(metadata))
         told = json.dumps(made.metadata)
 
-        def insert(connection: sqlite3.Connection) -> ItemList:
+        def insert(connection: Connection) -> ItemList:
             row = (made.id, namespace, made.created_s, told, ROW_BYTES + len(told))
             connection.execute("INSERT INTO item_lists VALUES (?, ?, ?, ?, 0, ?)", row)
             self._add(connection, namespace, made.id, items)
@@ -86,7 +86,7 @@ class ItemLists:
         """Replace its metadata."""
         told = json.dumps(dict(metadata))
 
-        def change(connection: sqlite3.Connection) -> ItemList:
+        def change(connection: Connection) -> ItemList:
             row = _find(connection, namespace, list_id)
             size = row["size_bytes"] + len(told) - len(row["metadata"])
             connection.execute("UPDATE item_lists SET metadata = ?, size_bytes = ? WHERE id = ?", (told, size, list_id))
@@ -98,7 +98,7 @@ class ItemLists:
     async def delete(self, namespace: str, list_id: str) -> None:
         """Remove it with its items. Its responses stay."""
 
-        def remove(connection: sqlite3.Connection) -> None:
+        def remove(connection: Connection) -> None:
             _find(connection, namespace, list_id)
             connection.execute("DELETE FROM items WHERE list = ?", (list_id,))
             connection.execute("DELETE FROM item_lists WHERE id = ?", (list_id,))
@@ -108,7 +108,7 @@ class ItemLists:
     async def items(self, namespace: str, list_id: str) -> list[Item]:
         """Return all items in order of insertion."""
 
-        def read(connection: sqlite3.Connection) -> list[Item]:
+        def read(connection: Connection) -> list[Item]:
             _find(connection, namespace, list_id)
             query = "SELECT item FROM items WHERE list = ? ORDER BY number"
             return [json.loads(row["item"]) for row in connection.execute(query, (list_id,))]
@@ -122,7 +122,7 @@ class ItemLists:
     async def remove(self, namespace: str, list_id: str, item_id: str) -> ItemList:
         """Remove one item."""
 
-        def take(connection: sqlite3.Connection) -> ItemList:
+        def take(connection: Connection) -> ItemList:
             found = _read(_find(connection, namespace, list_id))
             row = connection.execute("SELECT * FROM items WHERE list = ? AND id = ?", (list_id, item_id)).fetchone()
             if row is None:
@@ -133,17 +133,17 @@ class ItemLists:
 
         return await self._database.run(take, namespace)
 
-    def _add(self, connection: sqlite3.Connection, namespace: str, list_id: str, items: Sequence[Item]) -> None:
+    def _add(self, connection: Connection, namespace: str, list_id: str, items: Sequence[Item]) -> None:
         _find(connection, namespace, list_id)
         for item in items:
             text = json.dumps(item)
             row = (list_id, item["id"], text, ROW_BYTES + len(text))
-            query = "INSERT OR IGNORE INTO items (list, id, item, size_bytes) VALUES (?, ?, ?, ?)"
+            query = "INSERT INTO items (list, id, item, size_bytes) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
             if connection.execute(query, row).rowcount:
                 connection.execute(_GROW, (1, ROW_BYTES + len(text), list_id))
         self._check_room(connection, namespace, list_id)
 
-    def _check_room(self, connection: sqlite3.Connection, namespace: str, list_id: str) -> None:
+    def _check_room(self, connection: Connection, namespace: str, list_id: str) -> None:
         own = _find(connection, namespace, list_id)
         if own["num_items"] > MAX_ITEMS or own["size_bytes"] > MAX_LIST_BYTES:
             raise _full(f"a conversation holds at most {MAX_ITEMS:,} items and {MAX_LIST_BYTES >> 20} MiB")
@@ -161,15 +161,15 @@ def no_item(item_id: str) -> ApiError:
     return ApiError(404, f"item with id {item_id!r} not found", code="not_found", param="item_id")
 
 
-def _find(connection: sqlite3.Connection, namespace: str, list_id: str) -> sqlite3.Row:
+def _find(connection: Connection, namespace: str, list_id: str) -> Row:
     query = "SELECT * FROM item_lists WHERE id = ? AND namespace = ?"
-    row: sqlite3.Row | None = connection.execute(query, (list_id, namespace)).fetchone()
+    row: Row | None = connection.execute(query, (list_id, namespace)).fetchone()
     if row is None:
         raise ApiError(404, f"conversation with id {list_id!r} not found", code="not_found", param="conversation")
     return row
 
 
-def _read(row: sqlite3.Row) -> ItemList:
+def _read(row: Row) -> ItemList:
     return ItemList(row["id"], row["created_s"], json.loads(row["metadata"]))
 
 

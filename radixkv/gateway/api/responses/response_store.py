@@ -13,15 +13,16 @@ beginning of a living conversation.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError, LimitError
 from radixkv.gateway.api.responses.items import Item
 from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import LOST, MAX_TAKEN, TAKEABLE, Lost
 
 __all__ = ["Context", "ResponseStore", "UnknownResponseError"]
 
@@ -56,7 +57,7 @@ class Context(NamedTuple):
 class ResponseStore:
     """Responses of all namespaces; no response crosses namespaces.
 
-    Responses that a process left unfinished count as failed from the next start.
+    Responses whose gateway has ended before them count as failed, see `fail_lost`.
 
     Args:
         database: stores them.
@@ -82,20 +83,29 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._clock = clock
-        database.submit(_fail_unfinished).result()
+        if not database.is_shared:
+            database.submit(_fail_lost).result()
 
     async def begin(
-        self, namespace: str, body: Mapping[str, Any], items: Sequence[Item], parent: str | None = None
+        self,
+        namespace: str,
+        body: Mapping[str, Any],
+        items: Sequence[Item],
+        parent: str | None = None,
+        request: str | None = None,
     ) -> None:
-        """Store a response under way. Its `body` has a new id.
+        """Store a response under way. Its `body` has a new id. `request`: by which another gateway can write it.
 
         Raises:
             UnknownResponseError: the parent does not exist, or no longer.
             LimitError: the namespace is full, and everything in it is still needed.
         """
-        row = _new_row(namespace, body, items, parent, self._clock(), self._ttl_s)
+        row = _new_row(namespace, body, items, parent, self._clock(), self._ttl_s) | {
+            "owner": self._database.owner,
+            "request": request,
+        }
 
-        def insert(connection: sqlite3.Connection) -> None:
+        def insert(connection: Connection) -> None:
             if parent is not None:
                 _find(connection, namespace, parent, self._clock())
                 connection.execute("UPDATE responses SET num_children = num_children + 1 WHERE id = ?", (parent,))
@@ -111,12 +121,13 @@ class ResponseStore:
 
         `model`: identifies the model, tokenizer and template of the ids.
 
-        A response deleted meanwhile stays deleted. Returns once the result survives the end of this process.
+        A response deleted meanwhile stays deleted; one that was cancelled at another gateway
+        stays cancelled. Returns once the result survives the end of this process.
         """
 
-        def update(connection: sqlite3.Connection) -> None:
+        def update(connection: Connection) -> None:
             row = connection.execute("SELECT * FROM responses WHERE id = ?", (body["id"],)).fetchone()
-            if row is None or row["is_hidden"]:
+            if row is None or row["is_hidden"] or row["owner"] != self._database.owner:
                 return
             kept = _tokens(connection, row["parent"])
             shared = len(kept) if kept and tokens.startswith(kept) else 0
@@ -147,7 +158,7 @@ class ResponseStore:
         """
         now_s = self._clock()
 
-        def read(connection: sqlite3.Connection) -> Context:
+        def read(connection: Connection) -> Context:
             row = _find(connection, namespace, response_id, now_s)
             items: list[Item] = []
             for part in [*_lineage(connection, row)][::-1]:
@@ -178,6 +189,68 @@ class ResponseStore:
             lambda connection: _remove(connection, _find(connection, namespace, response_id, now_s)), namespace
         )
 
+    async def cancel(self, namespace: str, response_id: str) -> dict[str, Any]:
+        """Cancel a response that another gateway writes; return it, or as it ended before.
+
+        Raises:
+            UnknownResponseError: as `get`.
+        """
+        now_s = self._clock()
+
+        def update(connection: Connection) -> dict[str, Any]:
+            row = _find(connection, namespace, response_id, now_s)
+            if row["status"] in _UNFINISHED:
+                body = json.dumps(json.loads(row["body"]) | {"status": "cancelled"})
+                query = "UPDATE responses SET status = 'cancelled', body = ?, owner = NULL, request = NULL WHERE id = ?"
+                connection.execute(query, (body, response_id))
+                row = _find(connection, namespace, response_id, now_s)
+            return _read(row)
+
+        return await self._database.run(update, namespace)
+
+    async def taken(self, ids: Collection[str]) -> set[str]:
+        """Return those of these responses that are no longer this gateway's: cancelled or deleted at another one."""
+        query = "SELECT 1 FROM responses WHERE id = ? AND owner = ?"
+
+        def look(connection: Connection) -> set[str]:
+            return {one for one in ids if not connection.execute(query, (one, self._database.owner)).fetchone()}
+
+        return await self._database.run(look)
+
+    async def lost(self) -> list[Lost]:
+        """Return some unfinished responses whose gateway is gone and that another one can write."""
+        query = (
+            f"SELECT id, namespace, request FROM responses WHERE status IN {_UNFINISHED} AND {TAKEABLE} "
+            "AND request IS NOT NULL LIMIT ?"
+        )
+        values = (self._database.owner, MAX_TAKEN)
+        return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])
+
+    async def claim(self, response_id: str) -> bool:
+        """Make a lost response this gateway's; False where it is another's, or has ended."""
+        query = f"UPDATE responses SET owner = ? WHERE id = ? AND status IN {_UNFINISHED} AND {TAKEABLE}"
+        values = (self._database.owner, response_id, self._database.owner)
+        return await self._database.run(lambda c: c.execute(query, values).rowcount > 0)
+
+    async def give_up(self, lost: Lost) -> None:
+        """Let a lost response fail: no gateway can write it."""
+        query = f"UPDATE responses SET request = NULL WHERE id = ? AND {LOST}"
+        await self._database.run(lambda c: c.execute(query, (lost.key,)).rowcount)
+
+    async def written(self) -> set[str]:
+        """Return the unfinished responses of this gateway."""
+        query = f"SELECT id FROM responses WHERE status IN {_UNFINISHED} AND owner = ?"
+        return await self._database.run(lambda c: {row["id"] for row in c.execute(query, (self._database.owner,))})
+
+    async def release(self, response_id: str) -> None:
+        """Let another gateway, or this one, write a response of this one anew."""
+        query = "UPDATE responses SET owner = NULL WHERE id = ? AND owner = ?"
+        await self._database.run(lambda c: c.execute(query, (response_id, self._database.owner)).rowcount)
+
+    async def fail_lost(self) -> None:
+        """Mark unfinished responses as failed whose gateway is gone and that no other can write. Call periodically."""
+        await self._database.run(_fail_lost)
+
     async def sweep(self) -> int:
         """Remove expired responses; returns their number. Call periodically."""
         now_s = self._clock()
@@ -188,7 +261,7 @@ class ResponseStore:
             if swept < MAX_SWEPT:
                 return num_removed
 
-    def _make_room(self, connection: sqlite3.Connection, namespace: str, spared: str) -> bool:
+    def _make_room(self, connection: Connection, namespace: str, spared: str) -> bool:
         """Remove old responses until the namespace is within its bounds; False where that is impossible."""
         while True:
             used = connection.execute("SELECT * FROM usage WHERE namespace = ?", (namespace,)).fetchone()
@@ -201,12 +274,14 @@ class ResponseStore:
 
 
 _INSERT = """
-INSERT INTO responses (id, namespace, parent, created_s, expires_s, status, body, input, size_bytes)
-VALUES (:id, :namespace, :parent, :created_s, :expires_s, :status, :body, :input, :size_bytes)
+INSERT INTO responses (id, namespace, parent, created_s, expires_s, status, body, input, size_bytes, owner, request)
+VALUES (:id, :namespace, :parent, :created_s, :expires_s, :status, :body, :input, :size_bytes, :owner, :request)
 """
 _UPDATE = """
-UPDATE responses SET status = ?, body = ?, output = ?, num_shared = ?, tokens = ?, model = ?, size_bytes = ? WHERE id = ?
+UPDATE responses SET status = ?, body = ?, output = ?, num_shared = ?, tokens = ?, model = ?, size_bytes = ?, request = NULL
+WHERE id = ?
 """
+_UNFINISHED = ("queued", "in_progress")
 _OLDEST = """
 SELECT * FROM responses WHERE namespace = ? AND num_children = 0 AND id <> ? AND status NOT IN ('queued', 'in_progress')
 ORDER BY created_s LIMIT 1
@@ -240,26 +315,26 @@ def _size(body: str, items: str, output: str, tokens: bytes) -> int:
     return ROW_BYTES + len(body) + len(items) + len(output) + len(tokens)
 
 
-def _read(row: sqlite3.Row) -> dict[str, Any]:
+def _read(row: Row) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(row["body"])
     return body | {"output": json.loads(row["output"])}
 
 
-def _find(connection: sqlite3.Connection, namespace: str, response_id: str, now_s: float) -> sqlite3.Row:
-    row: sqlite3.Row | None = connection.execute("SELECT * FROM responses WHERE id = ?", (response_id,)).fetchone()
+def _find(connection: Connection, namespace: str, response_id: str, now_s: float) -> Row:
+    row: Row | None = connection.execute("SELECT * FROM responses WHERE id = ?", (response_id,)).fetchone()
     if row is None or row["namespace"] != namespace or row["is_hidden"] or row["expires_s"] <= now_s:
         raise UnknownResponseError(response_id)
     return row
 
 
-def _lineage(connection: sqlite3.Connection, row: sqlite3.Row | None) -> Iterator[sqlite3.Row]:
+def _lineage(connection: Connection, row: Row | None) -> Iterator[Row]:
     """Yield a response, its parent, and so on to the first."""
     while row is not None:
         yield row
         row = connection.execute("SELECT * FROM responses WHERE id = ?", (row["parent"],)).fetchone()
 
 
-def _tokens(connection: sqlite3.Connection, response_id: str | None) -> bytes:
+def _tokens(connection: Connection, response_id: str | None) -> bytes:
     """Return the exact token ids of the conversation up to a response's end."""
     row = connection.execute("SELECT * FROM responses WHERE id = ?", (response_id,)).fetchone()
     pieces: list[bytes] = []
@@ -273,24 +348,25 @@ def _tokens(connection: sqlite3.Connection, response_id: str | None) -> bytes:
     return b"".join(reversed(pieces))
 
 
-def _remove(connection: sqlite3.Connection, row: sqlite3.Row) -> None:
+def _remove(connection: Connection, row: Row) -> None:
     """Delete a response and hidden ancestors left without children; hide it while it has children."""
     if row["num_children"]:
         size = _size("{}", row["input"], row["output"], row["tokens"])
-        hide = "UPDATE responses SET is_hidden = 1, body = '{}', status = 'deleted', size_bytes = ? WHERE id = ?"
+        hidden = "is_hidden = 1, body = '{}', status = 'deleted', request = NULL"
+        hide = f"UPDATE responses SET {hidden}, size_bytes = ? WHERE id = ?"
         connection.execute(hide, (size, row["id"]))
         return
-    following: sqlite3.Row | None = row
+    following: Row | None = row
     while following is not None:
         connection.execute("DELETE FROM responses WHERE id = ?", (following["id"],))
         parent = following["parent"]
         connection.execute("UPDATE responses SET num_children = num_children - 1 WHERE id = ?", (parent,))
         following = connection.execute(
-            "SELECT * FROM responses WHERE id = ? AND is_hidden AND num_children = 0", (parent,)
+            "SELECT * FROM responses WHERE id = ? AND is_hidden = 1 AND num_children = 0", (parent,)
         ).fetchone()
 
 
-def _sweep(connection: sqlite3.Connection, now_s: float) -> int:
+def _sweep(connection: Connection, now_s: float) -> int:
     query = "SELECT * FROM responses WHERE is_hidden = 0 AND expires_s <= ? LIMIT ?"
     expired = connection.execute(query, (now_s, MAX_SWEPT)).fetchall()
     for row in expired:
@@ -301,9 +377,9 @@ def _sweep(connection: sqlite3.Connection, now_s: float) -> int:
     return len(expired)
 
 
-def _fail_unfinished(connection: sqlite3.Connection) -> None:
-    """Mark responses that an earlier process left unfinished as failed."""
-    query = "SELECT id, body FROM responses WHERE status IN ('queued', 'in_progress')"
+def _fail_lost(connection: Connection) -> None:
+    """Mark responses that a gateway left unfinished as failed."""
+    query = f"SELECT id, body FROM responses WHERE status IN {_UNFINISHED} AND {LOST} AND request IS NULL"
     for row in connection.execute(query).fetchall():
         error = {"code": "server_error", "message": "the server ended before the response was finished"}
         body = json.loads(row["body"]) | {"status": "failed", "error": error}

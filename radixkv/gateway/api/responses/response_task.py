@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 
 from radixkv.core.errors import RadixKVError
@@ -49,6 +50,7 @@ class ResponseTask(ReplyTask):
 
     Attributes:
         failure: its error, if it failed.
+        is_stored: whether the store has it.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ResponseTask(ReplyTask):
         super().__init__(self.body["id"], plan.namespace, stream, [self._reply], *turn)
         self.is_background = bool(self.body["background"])
         self.keeps_events = bool(plan.request.stream)
+        self.is_stored = plan.request.stores
         self.failure: ApiError | None = None
         self._plan = plan
         self._store = store
@@ -124,6 +127,9 @@ class ResponseTask(ReplyTask):
             self._output.add_call(piece._replace(ends=piece.ends and not is_cut))
 
     async def _end(self, failure: ApiError | None) -> None:
+        if failure is not None and self.is_handed_on:
+            await self._hand_on()
+            return
         reason = self._reply.reason
         if failure is None and reason is None and not self._is_stopped:
             failure = ApiError.of(RadixKVError("the generation ended without an end"))
@@ -144,6 +150,13 @@ class ResponseTask(ReplyTask):
         status = self.body["status"]
         # The protocol has no event for a cancelled response: its follower cancelled it, or sees the status.
         self._emit_body("incomplete" if status == "cancelled" else status)
+        self._followers.end()
+
+    async def _hand_on(self) -> None:
+        try:
+            await self._store.release(self.task_id)
+        except RadixKVError as error:
+            _LOG.error("response %s waits for the end of this gateway's lease: %s", self.task_id, error)
         self._followers.end()
 
     def _finish(self, status: str) -> None:
@@ -209,6 +222,17 @@ class ResponseTasks(ReplyTasks[ResponseTask]):
         """Return the task of a running response; with `finished`, also of a finished one that can still be followed."""
         task = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
         return task if task is not None and task.namespace == namespace else None
+
+    def stop(self, ids: Collection[str]) -> None:
+        """End the tasks of these responses soon; what they have stays."""
+        for response_id in ids:
+            if response_id in self._running:
+                self._running[response_id].stop()
+
+    @property
+    def stored_ids(self) -> list[str]:
+        """Ids of the running responses that are stored."""
+        return [task.task_id for task in self._running.values() if task.is_stored]
 
     def forget(self, response_id: str) -> None:
         """Drop the events of a deleted response."""

@@ -10,6 +10,8 @@ GET    /v1/responses/{id}/input_items    all input of a response
 
 from __future__ import annotations
 
+import json
+import secrets
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -24,6 +26,7 @@ from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTask, ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.http.auth import Tenant, current_tenant
+from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
@@ -46,7 +49,8 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
     state = request.app.state
     tasks: ResponseTasks = state.response_tasks
     assert context.tenant is not None
-    if body.background:
+    if body.background and TAKEN_OVER not in request.scope:
+        body = body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(53)})
         tasks.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
     plan = await _plan_of(body, request, context)
     task = await _begin(plan, request, context)
@@ -84,17 +88,37 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
     """Start the generation; a response to be stored is in the store before its first event is sent."""
     state = request.app.state
     store: ResponseStore = state.store
+    taken_over: str | None = request.scope.get(TAKEN_OVER)
+    stored = _stored_request(plan, request, context)
+    if taken_over is not None:
+        plan.body["id"] = taken_over
+        plan.body["created_at"] = (await store.get(plan.namespace, taken_over))["created_at"]
     stream = await start(plan, context, state.backend)
     try:
-        if plan.request.stores:
-            await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id)
+        if taken_over is not None:
+            if not await store.claim(taken_over):
+                raise ApiError(409, "another gateway writes this response", code="conflict")
+        elif plan.request.stores:
+            await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id, stored)
     except BaseException:
         stream.close()
         raise
 
     task = ResponseTask(plan, stream, store, state.item_lists, state.transcripts, state.backend)
+    task.can_be_handed_on = stored is not None
     state.response_tasks.add(task)
     return task
+
+
+def _stored_request(plan: Plan, request: Request, context: RequestContext) -> str | None:
+    """Return what another gateway needs to write a response; None where it cannot: its client waits, or a list grows."""
+    asked = plan.request
+    is_lasting = asked.background and asked.stores and asked.conversation_id is None
+    if not is_lasting or not request.app.state.database.is_shared:
+        return None
+    assert context.tenant is not None
+    body = asked.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return json.dumps({"tenant": context.tenant.name, "path": "/v1/responses", "body": body})
 
 
 async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:
@@ -143,6 +167,8 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
         await task.wait()
         return JSONResponse(task.body)
     stored = await request.app.state.store.get(tenant.namespace, response_id)
+    if stored["status"] in ("queued", "in_progress"):  # another gateway writes it
+        stored = await request.app.state.store.cancel(tenant.namespace, response_id)
     if stored["status"] != "cancelled":
         message = f"the response is {stored['status']} already; it cannot be cancelled any more"
         raise ApiError(400, message, code="invalid_value", param="response_id")

@@ -30,8 +30,8 @@ from radixkv.generation.request import ModelInfo
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with Database(tmp_path / "state.sqlite") as database:
+def database(any_state: Path | str) -> Iterator[Database]:
+    with Database(any_state) as database:
         yield database
 
 

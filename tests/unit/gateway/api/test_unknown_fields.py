@@ -22,8 +22,8 @@ LEAST: dict[str, dict[str, Any]] = {
 
 _HARMLESS = (
     "background cache_control context_management early_stopping enable_thinking include length_penalty logprobs \
-    metadata modalities parallel_tool_calls position priority reasoning reasoning_effort retention return_token_ids stream \
-    stream_options thinking top_logprobs truncation"
+    metadata modalities parallel_tool_calls position prediction priority reasoning reasoning_effort retention \
+    return_token_ids speculation stream stream_options thinking top_logprobs truncation"
 )
 HARMLESS = frozenset(_HARMLESS.split())
 """What one endpoint honours and another may leave out: how an answer is told or kept, and wishes that few templates read."""

@@ -11,6 +11,7 @@ from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.request_context import RequestContext
+from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.net.limits import Limiter
 from radixkv.net.tenants import TenantLimits
@@ -51,11 +52,16 @@ class Door:
     def __init__(self, **limits: int) -> None:
         self.gate = Gate(4, 4, clock=lambda: 0.0)
         self.tenant = Tenant("t", "t", TenantLimits(**limits))
-        self.admission = Admission(self.gate, Limiter(lambda: 0.0))
+        self.admission = Admission(self.gate, SharedLimiter(None, Limiter(lambda: 0.0)))
 
     def enter(self, asked: dict[str, object]) -> Cost:
         context = RequestContext("id", Metrics(), Recording(), Generations())
-        return self.admission.enter(asked, context, self.tenant)
+        try:
+            self.admission.enter(asked, context, self.tenant).send(None)  # it waits for nobody
+        except StopIteration as done:
+            cost: Cost = done.value
+            return cost
+        raise AssertionError("it waits")
 
     def refusal(self, asked: dict[str, object]) -> ApiError | None:
         """Of one that enters and leaves again."""

@@ -14,6 +14,7 @@ from radixkv.generation.params import SampledToken, SamplingParams
 from radixkv.worker.generations.reply import Reply, ReplyRules
 from radixkv.worker.sampling.bad_words import BadWords, spellings
 from radixkv.worker.sampling.device_sampler import LaunchedDraws
+from radixkv.worker.sampling.logit_processors import Adjustment
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 
 VOCAB_SIZE = 24
@@ -132,3 +133,12 @@ def test_a_word_is_spelled_at_the_beginning_and_behind_a_space() -> None:
         "where the space is a token of its own, it is found behind that"
     )
     assert set(BadWords([[1], [2, 3]]).banned([2])) == {1, 3}
+
+
+def test_masks_of_several_lengths_hold_in_one_batch() -> None:
+    """A grammar's are of a multiple of four bytes, those of `allowed_token_ids` of as many as the vocabulary needs."""
+    sampling = SamplingParams(temperature=0)
+    masks = [b"\x20\x00\x00", b"\x00\x02\x00\x00\xff", b"\x04"]
+    rows = [SamplerRow(sampling, 1, 0, 0, Adjustment(allowed=mask)) for mask in masks]
+    logits = logits_of(3).expand(3, -1).contiguous()
+    assert [token.token_id for token in Sampler().sample(logits, rows)] == [5, 9, 2]

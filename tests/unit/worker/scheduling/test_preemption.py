@@ -9,6 +9,7 @@ from scheduler_bench import Bench, make_branch, no_growth, op_kinds
 
 from radixkv.core.api import AcquireOp, Retention
 from radixkv.core.errors import OutOfBlocksError
+from radixkv.stores.host import HostLevel, Row
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.length_estimate import OutputLengthEstimator
 from radixkv.worker.scheduling.preemption import least_wanted
@@ -99,9 +100,9 @@ def test_by_swap_no_more_blocks_are_saved_than_are_needed_and_no_position_is_com
     assert len(bench.finished) == 3
     assert bench.scheduler.num_preemptions > 0
     assert num_computed == 3 * 23
-    space = bench.scheduler.swapped.space
-    assert 0 < space.num_saved <= 8
-    assert space.num_free == 8
+    swapped = bench.scheduler.swapped
+    assert 0 < swapped.num_saved <= 8
+    assert swapped.host.num_parkable == 8
     bench.say()
     bench.cache.check()
     assert bench.cache.stats().num_sequences == 0
@@ -114,7 +115,7 @@ def test_where_the_host_slots_are_full_a_branch_is_computed_again() -> None:
     for _ in range(400):
         bench.round()
     assert len(bench.finished) == 4
-    assert bench.scheduler.swapped.space.num_free == 1
+    assert bench.scheduler.swapped.host.num_parkable == 1
     bench.say()
     bench.cache.check()
     assert bench.cache.stats().num_sequences == 0
@@ -172,7 +173,8 @@ def test_of_equals_the_latest_come_gives_way_and_the_first_never_does(preemption
 
 
 def test_what_is_parked_is_given_up_from_the_latest_come_and_from_its_end() -> None:
-    swapped = SwappedBranches(4, 8, iter(range(100, 200)).__next__)
+    host = HostLevel([Row(slot, memoryview(b"")) for slot in range(8)], 8)
+    swapped = SwappedBranches(4, host, iter(range(100, 200)).__next__)
     branches = [running(number, 12) for number in range(3)]
     for number, branch in enumerate(branches):
         branch.block_table.extend(range(10 * number, 10 * number + 3))
@@ -181,7 +183,7 @@ def test_what_is_parked_is_given_up_from_the_latest_come_and_from_its_end() -> N
         assert (cut.seq_id, cut.position) == (branch.seq_id, 8)
         swapped.parked[branch].block_table.extend(branch.block_table[:2])
     assert swapped.take_saves() == [([number * 10 + 2], [slot]) for number, slot in ((0, 0), (1, 1), (2, 2))]
-    assert swapped.space.num_free == 5
+    assert host.num_parkable == 5
     cut = swapped.park_more(1, [branches[0], branches[2], branches[1]])
     assert cut is not None
     assert (cut.parked, cut.position) == (swapped.parked[branches[2]], 4)
@@ -191,7 +193,7 @@ def test_what_is_parked_is_given_up_from_the_latest_come_and_from_its_end() -> N
     assert swapped.parked[branches[0]].seq_id == 0, "nothing of it stays"
     for branch in branches:
         swapped.unpark(branch)
-    assert swapped.space.num_free == 8
+    assert swapped.host.num_parkable == 8
     assert swapped.unpark(branches[0]) == 0, "once"
 
 

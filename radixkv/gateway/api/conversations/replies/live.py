@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from radixkv.core.errors import LimitError
 from radixkv.gateway.api.conversations.messages import Conversation, Message
@@ -50,6 +50,13 @@ class Growing(Protocol):
         """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
 
 
+class Told(NamedTuple):
+    """What followers have of a message: its version, and the characters of its text."""
+
+    seq: int
+    num_characters: int
+
+
 class Live:
     """One conversation. The event loop owns it.
 
@@ -59,15 +66,22 @@ class Live:
         version: of the latest change that was sent.
         growing: replies being written, by id.
         followers: receivers of its events.
+        is_shared: other gateways may change it, too.
+        told: what followers have of each message, by id.
+        namespace: of its followers.
     """
 
-    def __init__(self, conversation_id: str) -> None:
+    def __init__(self, conversation_id: str, *, is_shared: bool = False) -> None:
         self.conversation_id = conversation_id
+        self.is_shared = is_shared
         self.changing = asyncio.Lock()
         self.beginning = asyncio.Lock()
         self.version = 0
         self.growing: dict[str, Growing] = {}
         self.num_holders = 0
+        self.namespace = ""
+        self.told: dict[str, Told] = {}
+        self._told_conversation: dict[str, Any] = {}
         self.followers = Followers()
 
     def next_version(self) -> int:
@@ -78,7 +92,55 @@ class Live:
     def tell(self, kind: str, data: Any) -> None:
         """Send an event to all followers."""
         if self.followers:
+            if self.is_shared:
+                self._note(kind, data)
             self.followers.put(sse(data, kind))
+
+    def _note(self, kind: str, data: Any) -> None:
+        match kind:
+            case "message":
+                self.told[data["id"]] = Told(data["seq"], len(data["text"]))
+            case "delta":
+                self.told[data["id"]] = Told(data["seq"], self.told[data["id"]].num_characters + len(data["text"]))
+            case "removed":
+                for message_id in data["ids"]:
+                    self.told.pop(message_id, None)
+            case "conversation":
+                self._told_conversation = data
+
+    def note_snapshot(self, namespace: str, conversation: Conversation, messages: Sequence[Message]) -> None:
+        """Remember what a first follower is told at once."""
+        self.namespace = namespace
+        self.told.clear()
+        for message in messages:
+            self._note("message", message.body())
+        self._note("conversation", conversation.body())
+
+    def unlike(self, messages: Sequence[Message]) -> list[Message]:
+        """Return those that followers have otherwise."""
+        return [each for each in messages if each.id not in self.told or self.told[each.id].seq != each.seq]
+
+    def gone(self, there: Collection[str]) -> list[str]:
+        """Return ids of messages that followers have and that are not `there`."""
+        return [message_id for message_id in self.told if message_id not in there]
+
+    def catch_up(self, conversation: Conversation, changed: Sequence[Message], gone: Sequence[str]) -> None:
+        """Send what other gateways have changed: messages whose `seq` differs from `told`, and those that are gone."""
+        self.version = max(self.version, conversation.version)
+        for message in changed:
+            before = self.told.get(message.id)
+            if message.id in self.growing:
+                continue  # what is stored of it is older
+            if before is None or message.status != "running":
+                self.tell("message", message.body())
+            elif len(message.text) > before.num_characters:
+                grown = message.text[before.num_characters :]
+                self.tell("delta", {"id": message.id, "text": grown, "seq": message.seq})
+        if gone:
+            self.tell("removed", {"ids": list(gone)})
+        body = conversation.body()
+        if body | {"version": 0} != self._told_conversation | {"version": 0}:
+            self.tell("conversation", body)
 
     def tell_change(self, change: Change) -> None:
         """Send new or changed messages."""
@@ -92,20 +154,28 @@ class Live:
         version = max(conversation.version, self.version)
         return conversation._replace(version=version), [self.current(message) for message in messages]
 
+    def is_growing(self, message: Message) -> bool:
+        """Whether a stored message is being written, here or at another gateway."""
+        return message.id in self.growing or (self.is_shared and message.status == "running")
+
     def current(self, message: Message) -> Message:
         """Return a stored message as it is now. Do not modify it. A reply is running until its end is stored."""
         growing = self.growing.get(message.id)
         if growing is not None:
             return replace(growing.message, status="running", error=None)
-        if message.status == "running":  # its end could not be stored
+        if message.status == "running" and not self.is_shared:  # its end could not be stored
             return replace(message, status="failed", error=CUT_SHORT)
         return message
 
 
 class Lives:
-    """All conversations that are followed or written now, by id. The event loop owns it."""
+    """All conversations that are followed or written now, by id. The event loop owns it.
 
-    def __init__(self) -> None:
+    `is_shared`: other gateways may change them, too.
+    """
+
+    def __init__(self, *, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
         self._lives: dict[str, Live] = {}
         self._followers = Followers()
         self._num_followers: Counter[str] = Counter()
@@ -131,7 +201,7 @@ class Lives:
         """As `held`, until `let_go`."""
         live = self._lives.get(conversation_id)
         if live is None:
-            live = self._lives[conversation_id] = Live(conversation_id)
+            live = self._lives[conversation_id] = Live(conversation_id, is_shared=self.is_shared)
         live.num_holders += 1
         return live
 
@@ -140,6 +210,11 @@ class Lives:
         live.num_holders -= 1
         if not live.num_holders:
             del self._lives[live.conversation_id]
+
+    @property
+    def followed(self) -> list[str]:
+        """Ids of the conversations with followers."""
+        return [conversation_id for conversation_id, live in self._lives.items() if live.followers]
 
     def join(self, live: Live, namespace: str, snapshot: bytes) -> Follower:
         """Return a new follower, which holds the conversation until it leaves. Call it within `changing`.

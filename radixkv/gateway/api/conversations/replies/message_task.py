@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.core.errors import RadixKVError
+from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.replies.live import Live
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
@@ -60,8 +60,22 @@ class Branch:
         self.reply = reply
         self.first_text_s: float | None = None
         self.ended_s: float | None = None
-        self.num_saved = len(message.text)  # characters
+        self.num_saved = self.num_drawn = len(message.text)  # characters
         self._task = task
+
+    def beyond_what_is_told(self, growth: ReplyGrowth) -> ReplyGrowth:
+        """Return the growth after the text that another gateway has written, which is drawn again.
+
+        Raises:
+            UnavailableError: another text is drawn.
+        """
+        told = self.message.text[self.num_drawn :]
+        self.num_drawn += len(growth.text)
+        if not told:
+            return growth
+        if not (told.startswith(growth.text) or growth.text.startswith(told)):
+            raise UnavailableError("its gateway was lost, and what it had begun to tell cannot be continued; ask again")
+        return growth._replace(text=growth.text[len(told) :])
 
     @property
     def is_running(self) -> bool:
@@ -133,6 +147,21 @@ class MessageTask(ReplyTask):
         self._usage: Usage | None = None
         self._num_cached: int | None = None
 
+    async def give_up(self, ids: Collection[str]) -> None:
+        """Write these replies no longer: they were stopped or removed at another gateway."""
+        async with self.live.changing:
+            for branch in self.branches:
+                if branch.message.id in ids and self.live.growing.pop(branch.message.id, None) is branch:
+                    branch.drop()
+
+    def draw_again(self, num_begun: int) -> None:
+        """Write on what another gateway has begun: all after `num_begun` characters is drawn again; ended replies stay."""
+        for branch in self.branches:
+            branch.num_drawn = num_begun
+            if branch.message.status != "running":
+                branch.ended_s = self.clock()
+                del self.live.growing[branch.message.id]
+
     def unsaved(self) -> list[Growth]:
         """Return the growth of replies since the last call."""
         growths: list[Growth] = []
@@ -169,6 +198,9 @@ class MessageTask(ReplyTask):
                 self._ended = self._count_all()
 
     async def _end(self, failure: ApiError | None) -> None:
+        if failure is not None and self.is_handed_on:
+            await self._hand_on()
+            return
         error = failure.message if failure is not None else "the generation ended without an end"
         async with self.live.changing:
             left = [branch for branch in self.branches if self.live.growing.get(branch.message.id) is branch]
@@ -179,7 +211,21 @@ class MessageTask(ReplyTask):
                     self.finish(branch, "failed", error)
             await self.store_end(left)
 
+    async def _hand_on(self) -> None:
+        async with self.live.changing:
+            left = [branch for branch in self.branches if self.live.growing.get(branch.message.id) is branch]
+            for branch in left:
+                del self.live.growing[branch.message.id]
+            try:
+                await self._store.save(
+                    [Growth(self.live.conversation_id, b.message.id, b.message.text, b.message.seq) for b in left]
+                )
+                await self._store.release(self.live.conversation_id, [branch.message.id for branch in left])
+            except RadixKVError as error:
+                _LOG.error("replies wait for the end of this gateway's lease: %s", error)
+
     def _add(self, branch: Branch, growth: ReplyGrowth) -> None:
+        growth = branch.beyond_what_is_told(growth)
         if not growth.text and not growth.thinking:
             return
         if branch.first_text_s is None:
@@ -269,6 +315,12 @@ class MessageTasks(ReplyTasks[MessageTask]):
         if self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save(), name="radixkv-save-replies")
 
+    @property
+    def written(self) -> set[tuple[str, str]]:
+        """The replies being written, by conversation and message."""
+        tasks = self._running.values()
+        return {(task.live.conversation_id, branch.message.id) for task in tasks for branch in task.branches}
+
     async def aclose(self) -> None:
         """End all tasks and wait until each is stored: the server stops."""
         await super().aclose()
@@ -283,7 +335,11 @@ class MessageTasks(ReplyTasks[MessageTask]):
             growths = [growth for task in self._running.values() for growth in task.unsaved()]
             try:
                 if growths:
-                    await self._store.save(growths)
+                    taken = await self._store.save(growths)
+                    for task in list(self._running.values()) if taken else ():
+                        await task.give_up(
+                            {message_id for in_id, message_id in taken if in_id == task.live.conversation_id}
+                        )
             except RadixKVError as error:
                 _LOG.error("what was written of %d replies is not stored: %s", len(growths), error)
         self._saving = None

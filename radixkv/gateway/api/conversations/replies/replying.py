@@ -4,6 +4,7 @@ branch per draft.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
 from radixkv.gateway.backend.backend import EventStream
 from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.turns.turns import chat_model, start_turn
 from radixkv.generation.request import GenerateParams
@@ -46,24 +48,25 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
     conversations: ConversationService = request.app.state.conversations
     with conversations.lives.held(asked.conversation_id) as live:
         async with live.beginning:
-            begun = None
+            begun, target, is_taken_over = None, asked.parent, TAKEN_OVER in request.scope
             if asked.options.continue_:
                 begun = await find_reply(
                     request, live, tenant, asked.conversation_id, asked.parent, asked.options.position
                 )
                 begun = begun._replace(appended=asked.options.append or "")
                 asked = asked._replace(parent=begun.parent)
-            there = await _there(conversations, live, tenant, asked)
+            there = [] if is_taken_over else await _there(conversations, live, tenant, asked)
             if there:
                 return there
             path = await conversations.store.path(tenant.namespace, asked.conversation_id, asked.parent)
             _check_path(live, path, is_continued=begun is not None)
             context = await current_context(request)
-            conversations.message_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
+            if not is_taken_over:
+                conversations.message_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
             origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
-                return await _begin(request, live, asked, origin, stream)
+                return await _begin(request, tenant, live, asked, origin, stream, target)
             except BaseException:
                 stream.close()
                 raise
@@ -83,7 +86,7 @@ def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> N
         message = f"message {path[-1].id!r} is of role {path[-1].role}; replies can be asked for to a user's message"
         raise not_possible(message, "message_id")
     for above in path:
-        if above.id in live.growing:
+        if live.is_growing(above):
             raise conflict(
                 f"message {above.id!r} above is still being written; stop it, or wait for its end", "message_id"
             )
@@ -120,8 +123,10 @@ async def _start(
     return Origin(tenant.namespace, model, transcript, context.started_s, about), stream
 
 
-async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, stream: EventStream) -> list[Message]:
-    """Store the replies, send them to the followers, and start writing them."""
+async def _begin(
+    request: Request, tenant: Tenant, live: Live, asked: Asked, origin: Origin, stream: EventStream, target: str
+) -> list[Message]:
+    """Store the replies, send them to the followers, and start writing them. `target`: the message named in the request."""
     state = request.app.state
     conversations: ConversationService = state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
@@ -130,11 +135,31 @@ async def _begin(request: Request, live: Live, asked: Asked, origin: Origin, str
     replies = [
         Message(reply_id, asked.parent, "assistant", text, now_s, status="running", details=about) for reply_id in ids
     ]
+    stored = _stored_request(tenant, asked, origin, ids, target) if live.is_shared else None
+    is_taken_over = TAKEN_OVER in request.scope
     async with live.changing:
-        change = await conversations.store.begin(origin.namespace, asked.conversation_id, replies, live.version)
+        if is_taken_over:
+            change = await conversations.store.claim(origin.namespace, asked.conversation_id, ids)
+        else:
+            begin = origin.namespace, asked.conversation_id, replies, live.version, stored
+            change = await conversations.store.begin(*begin)
         task = MessageTask(live, change.messages, origin, stream, conversations.store, state.transcripts, state.backend)
+        task.can_be_handed_on = stored is not None
+        if is_taken_over:
+            task.draw_again(len(text))
         conversations.message_tasks.add(task)
         conversations.lives.hold(asked.conversation_id)
         task.when_ended(partial(conversations.lives.let_go, live))
         live.tell_change(change)
         return change.messages
+
+
+def _stored_request(tenant: Tenant, asked: Asked, origin: Origin, ids: Sequence[str], target: str) -> str:
+    """Return what another gateway needs to write the replies to their ends, to the same text."""
+    place = {name: origin.about[name] for name in ("position",) if name in origin.about}
+    appended = {"append": origin.about["appended"]} if "appended" in origin.about else {}
+    continued = {"continue": True, **place, **appended} if asked.options.continue_ else {}
+    settings = {name: value for name, value in origin.about["settings"].items() if value is not None}
+    body = {**settings, "n": len(ids), "ids": list(ids), **continued}
+    path = f"/v1/radixkv/conversations/{asked.conversation_id}/messages/{target}/replies"
+    return json.dumps({"tenant": tenant.name, "path": path, "body": body})

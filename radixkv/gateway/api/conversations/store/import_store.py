@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.store.rows import find, read_conversation
 from radixkv.gateway.api.conversations.writing import Change, Writer
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 
 __all__ = ["ImportStore"]
@@ -24,7 +24,7 @@ class ImportStore:
         """Return the id of the conversation with that source outside the trash."""
         query = "SELECT id FROM conversations WHERE namespace = ? AND source = ? AND trashed_s IS NULL"
 
-        def read(connection: sqlite3.Connection) -> str | None:
+        def read(connection: Connection) -> str | None:
             row = connection.execute(query, (namespace, source)).fetchone()
             return None if row is None else str(row[0])
 
@@ -37,7 +37,7 @@ class ImportStore:
             ApiError: 409: a bound is reached.
         """
 
-        def insert(connection: sqlite3.Connection) -> Change:
+        def insert(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             query = "SELECT id FROM messages WHERE conversation = ?"
             there: set[str | None] = {None, *(each[0] for each in connection.execute(query, (conversation_id,)))}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Collection
 from typing import Any
 
 from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message
 from radixkv.gateway.api.conversations.refusals import no_conversation, no_message
+from radixkv.gateway.storage.connection import Connection, Row
+from radixkv.gateway.storage.owners import LOST
 
 __all__ = [
     "BELOW",
@@ -20,7 +21,7 @@ __all__ = [
     "ROW_BYTES",
     "all_messages",
     "dump_details",
-    "fail_unfinished",
+    "fail_lost",
     "find",
     "find_message",
     "find_messages",
@@ -69,13 +70,14 @@ INSERT_MESSAGE = f"""
 INSERT INTO messages ({", ".join(_COLUMNS)}) VALUES ({", ".join(f":{name}" for name in _COLUMNS)})
 """
 FINISH = """
-UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ?
+UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ?, request = NULL
+WHERE conversation = ? AND id = ? AND owner = ?
 """
 BELOW = """
 WITH RECURSIVE below (id) AS (
     VALUES (?) UNION ALL SELECT messages.id FROM below JOIN messages ON messages.parent = below.id AND conversation = ?
 )
-SELECT * FROM messages WHERE conversation = ? AND id IN below ORDER BY number
+SELECT * FROM messages WHERE conversation = ? AND id IN (SELECT id FROM below) ORDER BY number
 """
 _ABOVE = """
 WITH RECURSIVE above (id, height) AS (
@@ -87,7 +89,7 @@ SELECT messages.* FROM above JOIN messages ON messages.id = above.id AND convers
 """
 
 
-def read_conversation(row: sqlite3.Row) -> Conversation:
+def read_conversation(row: Row) -> Conversation:
     """Convert a row of the table."""
     return Conversation(
         row["id"],
@@ -105,7 +107,7 @@ def read_conversation(row: sqlite3.Row) -> Conversation:
     )
 
 
-def read_message(row: sqlite3.Row) -> Message:
+def read_message(row: Row) -> Message:
     """Convert a row of the table."""
     return Message(
         id=row["id"],
@@ -151,34 +153,30 @@ def size_of(text: str) -> int:
     return ROW_BYTES + len(text.encode())
 
 
-def next_update(connection: sqlite3.Connection, namespace: str, now_s: float) -> float:
+def next_update(connection: Connection, namespace: str, now_s: float) -> float:
     """Return the time now, or later than all updates of the namespace."""
     query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ?"
     (last_s,) = connection.execute(query, (namespace,)).fetchone()
     return now_s if last_s is None else max(now_s, float(last_s) + _TICK_S)
 
 
-def free_update(connection: sqlite3.Connection, namespace: str, at_s: float) -> float:
+def free_update(connection: Connection, namespace: str, at_s: float) -> float:
     """Return a time from `at_s` on that no other update of the namespace has."""
     query = "SELECT MAX(updated_s) FROM conversations WHERE namespace = ? AND updated_s >= ? AND updated_s < ?"
     (last_s,) = connection.execute(query, (namespace, at_s, at_s + 1)).fetchone()
     return at_s if last_s is None else float(last_s) + _TICK_S
 
 
-def find(
-    connection: sqlite3.Connection, namespace: str, conversation_id: str, *, trashed: bool | None = False
-) -> sqlite3.Row:
+def find(connection: Connection, namespace: str, conversation_id: str, *, trashed: bool | None = False) -> Row:
     """Return the row of a conversation of this namespace. `trashed`: only in the trash, or only outside; None: either."""
     query = "SELECT * FROM conversations WHERE id = ? AND namespace = ?"
-    row: sqlite3.Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
+    row: Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
     if row is None or (trashed is not None and trashed != (row["trashed_s"] is not None)):
         raise no_conversation(conversation_id)
     return row
 
 
-def find_message(
-    connection: sqlite3.Connection, conversation_id: str, message_id: str, param: str = "message_id"
-) -> Message:
+def find_message(connection: Connection, conversation_id: str, message_id: str, param: str = "message_id") -> Message:
     """Return one message of a conversation; `param`: the request's field with its id."""
     found = find_messages(connection, conversation_id, [message_id])
     if not found:
@@ -186,38 +184,38 @@ def find_message(
     return found[0]
 
 
-def all_messages(connection: sqlite3.Connection, conversation_id: str) -> list[Message]:
+def all_messages(connection: Connection, conversation_id: str) -> list[Message]:
     """Return all messages of a conversation, in order of creation."""
     query = "SELECT * FROM messages WHERE conversation = ? ORDER BY number"
     return [read_message(row) for row in connection.execute(query, (conversation_id,))]
 
 
-def find_messages(connection: sqlite3.Connection, conversation_id: str, ids: Collection[str]) -> list[Message]:
+def find_messages(connection: Connection, conversation_id: str, ids: Collection[str]) -> list[Message]:
     """Return the messages with these ids, as far as they exist."""
     query = "SELECT * FROM messages WHERE conversation = ? AND id = ?"
     rows = (connection.execute(query, (conversation_id, message_id)).fetchone() for message_id in ids)
     return [read_message(row) for row in rows if row is not None]
 
 
-def path_to(connection: sqlite3.Connection, conversation_id: str, message_id: str | None) -> list[Message]:
+def path_to(connection: Connection, conversation_id: str, message_id: str | None) -> list[Message]:
     """Return the path from the conversation's beginning to a message; empty for None."""
     return [read_message(row) for row in connection.execute(_ABOVE, (message_id, conversation_id, conversation_id))]
 
 
-def last_message(connection: sqlite3.Connection, conversation_id: str) -> str | None:
+def last_message(connection: Connection, conversation_id: str) -> str | None:
     """Return the id of the latest message."""
     query = "SELECT id FROM messages WHERE conversation = ? ORDER BY number DESC LIMIT 1"
     row = connection.execute(query, (conversation_id,)).fetchone()
     return None if row is None else row["id"]
 
 
-def fail_unfinished(connection: sqlite3.Connection) -> None:
-    """Mark replies that an earlier process left unfinished as failed."""
-    running = "SELECT DISTINCT conversation FROM messages WHERE status = 'running'"
+def fail_lost(connection: Connection) -> None:
+    """Mark replies that a gateway left unfinished as failed."""
+    running = f"SELECT DISTINCT conversation FROM messages WHERE status = 'running' AND {LOST} AND request IS NULL"
     for (conversation_id,) in connection.execute(running).fetchall():
         connection.execute("UPDATE conversations SET version = version + ? WHERE id = ?", (_UNSEEN, conversation_id))
         connection.execute(
             "UPDATE messages SET status = 'failed', error = ?, seq = (SELECT version FROM conversations WHERE id = ?) "
-            "WHERE conversation = ? AND status = 'running'",
+            f"WHERE conversation = ? AND status = 'running' AND {LOST} AND request IS NULL",
             (CUT_SHORT, conversation_id, conversation_id),
         )

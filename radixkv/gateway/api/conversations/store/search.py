@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from radixkv.gateway.api.conversations.messages import Conversation
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.rows import read_conversation
+from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
 __all__ = ["Found", "Hit", "search"]
@@ -94,7 +94,7 @@ class _Search:
         self._before_s = float("inf") if before_s is None else before_s
         self._within: _Within | None = None  # the conversation in which the last slice ended
 
-    def go_on(self, connection: sqlite3.Connection) -> bool:
+    def go_on(self, connection: Connection) -> bool:
         """Search for one slice; returns whether it was the last one."""
         until_s = time.monotonic() + SLICE_S
         condition = f"namespace = ? AND updated_s < ?{self._where}"
@@ -127,7 +127,7 @@ class _Within:
         self.hits: list[Hit] = []
         self._before = 2**63 - 1
 
-    def look(self, connection: sqlite3.Connection, text: str, is_late: Callable[[], bool]) -> bool:
+    def look(self, connection: Connection, text: str, is_late: Callable[[], bool]) -> bool:
         """Continue; False where `is_late` stops it before the end."""
         query = (
             "SELECT number, id, role, created_s, text FROM messages "
@@ -145,7 +145,7 @@ class _Within:
         return True
 
 
-def _hit(row: sqlite3.Row, folded: str) -> Hit | None:
+def _hit(row: Row, folded: str) -> Hit | None:
     text: str = row["text"]
     first = next(_places(text, folded), None)
     if first is None:

@@ -6,13 +6,14 @@ usage of a namespace. Nothing here expires: additions over a bound are rejected.
 
 from __future__ import annotations
 
-import sqlite3
+import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict
+from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.import_store import ImportStore
 from radixkv.gateway.api.conversations.store.rows import (
@@ -21,7 +22,7 @@ from radixkv.gateway.api.conversations.store.rows import (
     INSERT_CONVERSATION,
     all_messages,
     dump_details,
-    fail_unfinished,
+    fail_lost,
     find,
     find_message,
     find_messages,
@@ -35,7 +36,9 @@ from radixkv.gateway.api.conversations.store.rows import (
 )
 from radixkv.gateway.api.conversations.store.trash_store import TrashStore
 from radixkv.gateway.api.conversations.writing import Change, Value, Writer
+from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import LOST, MAX_TAKEN, TAKEABLE, Lost
 
 __all__ = ["ConversationStore", "Growth"]
 
@@ -50,7 +53,8 @@ class Growth(NamedTuple):
 
 
 class ConversationStore:
-    """Conversations of all namespaces. Replies that a process left unfinished count as failed from the next start.
+    """Conversations of all namespaces. Replies whose gateway has ended before them count as
+    failed, see `fail_lost`.
 
     The last argument of a changing call is the latest version that followers have; the change gets a higher one.
 
@@ -74,7 +78,8 @@ class ConversationStore:
         self._writer = Writer(max_conversations, max_bytes, clock)
         self.imports = ImportStore(database, self._writer)
         self.trash = TrashStore(database, self._writer)
-        database.submit(fail_unfinished).result()
+        if not database.is_shared:
+            database.submit(fail_lost).result()
 
     # -- whole conversations
 
@@ -102,7 +107,7 @@ class ConversationStore:
         conversation_id = new_id("conv")
         begun_s = now_s if created_s is None else created_s
 
-        def insert(connection: sqlite3.Connection) -> Conversation:
+        def insert(connection: Connection) -> Conversation:
             new = {
                 "id": conversation_id,
                 "namespace": namespace,
@@ -139,18 +144,14 @@ class ConversationStore:
 
     async def tags(self, namespace: str) -> list[tuple[str, int]]:
         """Return all tags outside the trash with their numbers of conversations. O(the namespace's conversations)."""
-        query = (
-            "SELECT each.value, COUNT(*) FROM conversations, json_each(conversations.tags) AS each "
-            "WHERE namespace = ? AND trashed_s IS NULL GROUP BY each.value ORDER BY each.value"
-        )
-        return await self._database.read(
-            lambda connection: [tuple(row) for row in connection.execute(query, (namespace,))], namespace
-        )
+        query = "SELECT tags FROM conversations WHERE namespace = ? AND trashed_s IS NULL AND tags IS NOT NULL"
+        rows = await self._database.read(lambda c: c.execute(query, (namespace,)).fetchall(), namespace)
+        return sorted(Counter(tag for row in rows for tag in json.loads(row["tags"])).items())
 
     async def open(self, namespace: str, conversation_id: str) -> tuple[Conversation, list[Message]]:
         """Return a conversation with all its messages, in order of creation."""
 
-        def read(connection: sqlite3.Connection) -> tuple[Conversation, list[Message]]:
+        def read(connection: Connection) -> tuple[Conversation, list[Message]]:
             row = find(connection, namespace, conversation_id)
             return read_conversation(row), all_messages(connection, conversation_id)
 
@@ -171,7 +172,7 @@ class ConversationStore:
             ApiError: 409: a bound is reached.
         """
 
-        def update(connection: sqlite3.Connection) -> Conversation:
+        def update(connection: Connection) -> Conversation:
             row = find(connection, namespace, conversation_id)
             return self._writer.change(connection, row, values, max(row["version"], told) + 1)
 
@@ -180,7 +181,7 @@ class ConversationStore:
     async def delete(self, namespace: str, conversation_id: str) -> list[Message]:
         """Remove it, also from the trash; returns all its messages, those in the trash last."""
 
-        def remove(connection: sqlite3.Connection) -> list[Message]:
+        def remove(connection: Connection) -> list[Message]:
             find(connection, namespace, conversation_id, trashed=None)
             query = "SELECT * FROM trashed_messages WHERE conversation = ?"
             thrown = [read_message(row) for row in connection.execute(query, (conversation_id,))]
@@ -201,7 +202,7 @@ class ConversationStore:
             ApiError: 409: another message has its id, or a bound is reached.
         """
 
-        def insert(connection: sqlite3.Connection) -> Change:
+        def insert(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             there = find_messages(connection, conversation_id, [message.id])
             if not there:
@@ -222,7 +223,7 @@ class ConversationStore:
             ApiError: 409: another message has one of their ids, or a bound is reached.
         """
 
-        def insert(connection: sqlite3.Connection) -> Change:
+        def insert(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             there = find_messages(connection, conversation_id, [message.id for message in messages])
             if [(each.id, each.parent, each.text) for each in there] == [(m.id, m.parent, m.text) for m in messages]:
@@ -235,42 +236,55 @@ class ConversationStore:
 
         return await self._database.run(insert, namespace)
 
-    async def begin(self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int) -> Change:
+    async def begin(
+        self, namespace: str, conversation_id: str, replies: Sequence[Message], told: int, request: str | None = None
+    ) -> Change:
         """Add replies that are about to be written below one message; all or none.
+
+        `request`: by which another gateway can write them.
 
         Raises:
             ApiError: 409: one of their ids is taken, or a bound is reached.
         """
 
-        def insert(connection: sqlite3.Connection) -> Change:
+        def insert(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             find_message(connection, conversation_id, replies[0].parent or "")
             for taken in find_messages(connection, conversation_id, [reply.id for reply in replies]):
                 raise conflict(f"another message has the id {taken.id!r}; give every reply one of its own", "ids")
-            return self._writer.insert(connection, row, replies, told)
+            change = self._writer.insert(connection, row, replies, told)
+            for reply in replies:
+                own = "UPDATE messages SET owner = ?, request = ? WHERE conversation = ? AND id = ?"
+                connection.execute(own, (self._database.owner, request, conversation_id, reply.id))
+            return change
 
         return await self._database.run(insert, namespace)
 
-    async def save(self, growths: Sequence[Growth]) -> None:
-        """Store the text of running replies."""
+    async def save(self, growths: Sequence[Growth]) -> set[tuple[str, str]]:
+        """Store the text of running replies; returns those that are no longer this gateway's, by conversation and message."""
 
-        def update(connection: sqlite3.Connection) -> None:
+        def update(connection: Connection) -> set[tuple[str, str]]:
             text = (
-                "UPDATE messages SET text = ?, seq = ?, size_bytes = ? WHERE conversation = ? AND id = ? AND status = ?"
+                "UPDATE messages SET text = ?, seq = ?, size_bytes = ? "
+                "WHERE conversation = ? AND id = ? AND status = 'running' AND owner = ?"
             )
+            taken: set[tuple[str, str]] = set()
             for conversation_id, message_id, written, seq in growths:
-                values = (written, seq, size_of(written), conversation_id, message_id, "running")
-                connection.execute(text, values)
+                values = (written, seq, size_of(written), conversation_id, message_id, self._database.owner)
+                if not connection.execute(text, values).rowcount:
+                    taken.add((conversation_id, message_id))
+                    continue
                 connection.execute(
-                    "UPDATE conversations SET version = MAX(version, ?) WHERE id = ?", (seq, conversation_id)
+                    "UPDATE conversations SET version = ? WHERE id = ? AND version < ?", (seq, conversation_id, seq)
                 )
+            return taken
 
-        await self._database.run(update)
+        return await self._database.run(update)
 
     async def finish(self, conversation_id: str, replies: Iterable[Message], told: int) -> Change | None:
         """Store the end of replies; None where all of them, or the conversation, are gone."""
 
-        def update(connection: sqlite3.Connection) -> Change | None:
+        def update(connection: Connection) -> Change | None:
             row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
             if row is None:
                 return None
@@ -285,19 +299,105 @@ class ConversationStore:
                     version,
                     size_of(reply.counted_text),
                 )
-                if connection.execute(FINISH, (*values, conversation_id, reply.id)).rowcount:
+                if connection.execute(FINISH, (*values, conversation_id, reply.id, self._database.owner)).rowcount:
                     reply.seq = version
                     ended.append(reply)
             return Change(self._writer.touch(connection, row, version, ended[-1].id), ended) if ended else None
 
         return await self._database.run(update)
 
-    async def message(self, namespace: str, conversation_id: str, message_id: str) -> Message:
-        """Return one message."""
+    async def stop(self, namespace: str, conversation_id: str, message_id: str, told: int) -> Change:
+        """End a reply that another gateway writes; its stored text stays. No effect on a finished reply."""
 
-        def read(connection: sqlite3.Connection) -> Message:
+        def update(connection: Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            message = find_message(connection, conversation_id, message_id)
+            if message.status != "running":
+                return Change(read_conversation(row), [message], is_repeat=True)
+            message.status, message.seq = "stopped", max(row["version"], told) + 1
+            query = "UPDATE messages SET status = ?, seq = ?, owner = NULL, request = NULL WHERE conversation = ? AND id = ?"
+            connection.execute(query, (message.status, message.seq, conversation_id, message_id))
+            return Change(self._writer.touch(connection, row, message.seq, message_id), [message])
+
+        return await self._database.run(update, namespace)
+
+    async def changed(
+        self, namespace: str, conversation_id: str, told: Mapping[str, int]
+    ) -> tuple[Conversation, list[Message], list[str]]:
+        """Return the messages that have another `seq` than `told` says, by id, and the ids of those that are gone."""
+
+        def read(connection: Connection) -> tuple[Conversation, list[Message], list[str]]:
+            row = find(connection, namespace, conversation_id)
+            query = "SELECT id, seq FROM messages WHERE conversation = ? ORDER BY number"
+            there = {each["id"]: each["seq"] for each in connection.execute(query, (conversation_id,))}
+            new = [message_id for message_id, seq in there.items() if told.get(message_id) != seq]
+            gone = [message_id for message_id in told if message_id not in there]
+            return read_conversation(row), find_messages(connection, conversation_id, new), gone
+
+        return await self._database.read(read, namespace)
+
+    async def lost(self) -> list[Lost]:
+        """Return some requests of running replies whose gateway is gone and that another one can write."""
+        query = (
+            "SELECT DISTINCT request, namespace, request FROM messages JOIN conversations "
+            f"ON conversations.id = messages.conversation WHERE status = 'running' AND {TAKEABLE} "
+            "AND request IS NOT NULL LIMIT ?"
+        )
+        values = (self._database.owner, MAX_TAKEN)
+        return await self._database.run(lambda c: [Lost(*row) for row in c.execute(query, values)])
+
+    async def claim(self, namespace: str, conversation_id: str, ids: Sequence[str]) -> Change:
+        """Make lost replies this gateway's, those that still run; returns all of them.
+
+        Raises:
+            ApiError: 409: another gateway writes them. 400: some are gone.
+        """
+
+        def update(connection: Connection) -> Change:
+            row = find(connection, namespace, conversation_id)
+            query = (
+                f"UPDATE messages SET owner = ? WHERE conversation = ? AND id = ? AND status = 'running' AND {TAKEABLE}"
+            )
+            own = self._database.owner
+            values = [(own, conversation_id, message_id, own) for message_id in ids]
+            if not sum(connection.execute(query, each).rowcount for each in values):
+                raise conflict("another gateway writes these replies")
+            there = find_messages(connection, conversation_id, ids)
+            if len(there) < len(ids):
+                raise not_possible("some of these replies are removed", "ids")
+            return Change(read_conversation(row), there)
+
+        return await self._database.run(update, namespace)
+
+    async def give_up(self, lost: Lost) -> None:
+        """Let lost replies fail: no gateway can write them."""
+        query = f"UPDATE messages SET request = NULL WHERE request = ? AND status = 'running' AND {LOST}"
+        await self._database.run(lambda c: c.execute(query, (lost.key,)).rowcount)
+
+    async def written(self) -> set[tuple[str, str]]:
+        """Return the running replies of this gateway, by conversation and message."""
+        query = "SELECT conversation, id FROM messages WHERE status = 'running' AND owner = ?"
+        owner = (self._database.owner,)
+        return await self._database.run(lambda c: {(row[0], row[1]) for row in c.execute(query, owner)})
+
+    async def release(self, conversation_id: str, ids: Sequence[str]) -> None:
+        """Let another gateway write replies of this one."""
+        query = "UPDATE messages SET owner = NULL WHERE conversation = ? AND id = ? AND owner = ?"
+        values = [(conversation_id, message_id, self._database.owner) for message_id in ids]
+        await self._database.run(lambda c: c.executemany(query, values))
+
+    async def fail_lost(self) -> None:
+        """Mark running replies as failed whose gateway is gone and that no other can write. Call periodically."""
+        await self._database.run(fail_lost)
+
+    async def message(
+        self, namespace: str, conversation_id: str, message_id: str, param: str = "message_id"
+    ) -> Message:
+        """Return one message; `param`: the request's field with its id."""
+
+        def read(connection: Connection) -> Message:
             find(connection, namespace, conversation_id)
-            return find_message(connection, conversation_id, message_id)
+            return find_message(connection, conversation_id, message_id, param)
 
         return await self._database.read(read, namespace)
 
@@ -308,7 +408,7 @@ class ConversationStore:
             ApiError: 409: a bound is reached.
         """
 
-        def update(connection: sqlite3.Connection) -> Change:
+        def update(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             find_message(connection, conversation_id, message.id)
             message.seq = max(row["version"], told) + 1
@@ -334,7 +434,7 @@ class ConversationStore:
     async def path(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
         """Return the path from the conversation's beginning to a message. O(its length)."""
 
-        def read(connection: sqlite3.Connection) -> list[Message]:
+        def read(connection: Connection) -> list[Message]:
             find(connection, namespace, conversation_id)
             find_message(connection, conversation_id, message_id)
             return path_to(connection, conversation_id, message_id)
@@ -350,7 +450,7 @@ class ConversationStore:
             ApiError: 409: an id belongs to another message.
         """
 
-        def read(connection: sqlite3.Connection) -> list[Message]:
+        def read(connection: Connection) -> list[Message]:
             find(connection, namespace, conversation_id)
             if ids is None:
                 query = "SELECT * FROM messages WHERE conversation = ? AND parent = ? AND role = 'assistant' ORDER BY number"
@@ -368,7 +468,7 @@ class ConversationStore:
     ) -> tuple[Change, list[Message]]:
         """Remove a message and its descendants; also returns the path above it, from the beginning."""
 
-        def delete(connection: sqlite3.Connection) -> tuple[Change, list[Message]]:
+        def delete(connection: Connection) -> tuple[Change, list[Message]]:
             row = find(connection, namespace, conversation_id)
             above = path_to(connection, conversation_id, find_message(connection, conversation_id, message_id).parent)
             removed = [

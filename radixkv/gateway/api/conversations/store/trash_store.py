@@ -8,7 +8,6 @@ Trashed rows count against the bounds until they are removed for good.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from radixkv.gateway.api.conversations.store.rows import (
     read_message,
 )
 from radixkv.gateway.api.conversations.writing import Change, Writer
+from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
 __all__ = ["MAX_EXPIRED", "Expired", "TrashStore", "TrashedBranch"]
@@ -78,7 +78,7 @@ class TrashStore:
         return await self._mark(namespace, conversation_id, told, is_trashed=False)
 
     async def _mark(self, namespace: str, conversation_id: str, told: int, *, is_trashed: bool) -> Conversation:
-        def update(connection: sqlite3.Connection) -> Conversation:
+        def update(connection: Connection) -> Conversation:
             row = find(connection, namespace, conversation_id, trashed=None)
             trashed_s = (row["trashed_s"] or self._writer.clock()) if is_trashed else None
             return self._writer.change(connection, row, {"trashed_s": trashed_s}, max(row["version"], told) + 1)
@@ -88,7 +88,7 @@ class TrashStore:
     async def below(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
         """Return a message and its descendants."""
 
-        def read(connection: sqlite3.Connection) -> list[Message]:
+        def read(connection: Connection) -> list[Message]:
             find(connection, namespace, conversation_id)
             find_message(connection, conversation_id, message_id)
             return _below(connection, conversation_id, message_id)
@@ -98,7 +98,7 @@ class TrashStore:
     async def throw_branch(self, namespace: str, conversation_id: str, message_id: str, told: int) -> Change:
         """Move a message and its descendants to the trash; the change lists them."""
 
-        def move(connection: sqlite3.Connection) -> Change:
+        def move(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             parent = find_message(connection, conversation_id, message_id).parent
             now_s, thrown = self._writer.clock(), _below(connection, conversation_id, message_id)
@@ -120,7 +120,7 @@ class TrashStore:
             ApiError: 409: its parent does not exist, or another message has one of its ids.
         """
 
-        def move(connection: sqlite3.Connection) -> Change:
+        def move(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             rows = _branch(connection, conversation_id, message_id)
             parent = rows[0]["parent"]
@@ -140,7 +140,7 @@ class TrashStore:
     async def branches(self, namespace: str, conversation_id: str) -> list[TrashedBranch]:
         """Return the branches of a conversation in the trash, latest first."""
 
-        def read(connection: sqlite3.Connection) -> list[TrashedBranch]:
+        def read(connection: Connection) -> list[TrashedBranch]:
             find(connection, namespace, conversation_id)
             query = (
                 "SELECT *, (SELECT COUNT(*) FROM trashed_messages AS each WHERE each.conversation = top.conversation "
@@ -157,7 +157,7 @@ class TrashStore:
     ) -> tuple[list[Message], list[Message]]:
         """Remove a branch for good; returns the path above it, as far as it exists, and its messages."""
 
-        def remove(connection: sqlite3.Connection) -> tuple[list[Message], list[Message]]:
+        def remove(connection: Connection) -> tuple[list[Message], list[Message]]:
             find(connection, namespace, conversation_id, trashed=None)
             gone = [read_message(row) for row in _branch(connection, conversation_id, message_id)]
             _drop(connection, conversation_id, message_id)
@@ -168,7 +168,7 @@ class TrashStore:
     async def expired(self, before_s: float) -> list[Expired]:
         """Return some of the conversations and branches trashed before a time."""
 
-        def read(connection: sqlite3.Connection) -> list[Expired]:
+        def read(connection: Connection) -> list[Expired]:
             query = "SELECT namespace, id FROM conversations WHERE trashed_s <= ? LIMIT ?"
             whole = [Expired(row[0], row[1], None) for row in connection.execute(query, (before_s, MAX_EXPIRED))]
             query = (
@@ -183,25 +183,23 @@ class TrashStore:
         return await self._database.run(read)
 
 
-def _below(connection: sqlite3.Connection, conversation_id: str, message_id: str) -> list[Message]:
+def _below(connection: Connection, conversation_id: str, message_id: str) -> list[Message]:
     return [read_message(row) for row in connection.execute(BELOW, (message_id, conversation_id, conversation_id))]
 
 
-def _branch(connection: sqlite3.Connection, conversation_id: str, message_id: str) -> list[sqlite3.Row]:
+def _branch(connection: Connection, conversation_id: str, message_id: str) -> list[Row]:
     rows = connection.execute(_BRANCH, (conversation_id, message_id)).fetchall()
     if not rows:
         raise no_message(message_id)
     return rows
 
 
-def _drop(connection: sqlite3.Connection, conversation_id: str, message_id: str) -> None:
+def _drop(connection: Connection, conversation_id: str, message_id: str) -> None:
     query = "DELETE FROM trashed_messages WHERE conversation = ? AND branch = ?"
     connection.execute(query, (conversation_id, message_id))
 
 
-def _number_as_before(
-    connection: sqlite3.Connection, conversation_id: str, parent: str | None, rows: Sequence[sqlite3.Row]
-) -> None:
+def _number_as_before(connection: Connection, conversation_id: str, parent: str | None, rows: Sequence[Row]) -> None:
     """Give messages their old numbers, if those are free and greater than their parent's."""
     numbers = [row["number"] for row in rows]
     for number in numbers:

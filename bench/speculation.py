@@ -1,0 +1,214 @@
+"""Tokens per second with and without speculation, and whether the tokens are the same.
+
+Two workers of SmolLM2-135M-Instruct in this process, one with `speculation` off, take turns with every request. Its prompt is
+cached before, so that decode alone is timed. Loads:
+
+    few-shot      questions of BIG-Bench Hard after worked examples
+    agent         calls of a coding agent, prompts as recorded
+    chat          first turns of MT-Bench
+    again         the same chats once more
+    drawn         the same chats at temperature 0.8, with seeds
+    random        prompts of random tokens, replies at a temperature at which nothing repeats
+
+Times are CPU time of this process, so that other programs disturb less; use one thread. Tokens a step are those that a branch
+draws in a batch.
+
+    python -m bench.speculation            a quarter of an hour on one core
+    python -m bench.speculation --quick    a few requests of each load; judges nothing
+    python -m bench.speculation --batch 8  so many at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bench.common.conversations import default_workloads
+from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.serving.material import Material, WorkloadMissingError
+from bench.serving.workloads import TASKS
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.generation.stream import Delta, GenerationStream
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading.default_model import resolve_model
+from radixkv.worker.run import Worker, WorkerConfig
+
+SEED = 1
+NUM_BLOCKS = 4096
+LONGEST_PROMPT = 2048
+LEAST_GAIN = {"few-shot": 2.0, "agent": 1.8, "chat": 1.2, "again": 3.5, "drawn": 1.0, "random": 0.98}
+"""Of a single chat: tokens per second over those without speculation."""
+
+
+class Load(NamedTuple):
+    """Requests, `at_once` of them at a time."""
+
+    name: str
+    asked: list[GenerateParams]
+
+
+class Run(NamedTuple):
+    """Replies of some requests, the CPU time, and what the worker counted meanwhile."""
+
+    replies: list[list[int]]
+    cpu_s: float
+    num_draws: int
+    num_drafted: int
+    num_accepted: int
+    draft_s: float
+
+
+def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iterator[Load]:
+    """All loads of `num` requests, in the order in which they are run."""
+    greedy = SamplingParams(max_tokens=num_tokens, temperature=0)
+
+    def asked(prompts: Sequence[Sequence[int]], sampling: SamplingParams = greedy) -> list[GenerateParams]:
+        return [GenerateParams(token_ids=list(ids), sampling=sampling) for ids in prompts]
+
+    few_shot = []
+    for number in range(num):
+        task = material.big_bench[TASKS[number % len(TASKS)]]
+        few_shot.append(text.encode(f"{task.examples}\n\nQ: {task.questions[number]}\nA: Let's think step by step.\n"))
+    yield Load("few-shot", asked(few_shot))
+    calls = [prompt for session in material.agent_sessions[: max(1, num // 4)] for prompt in session[:4]]
+    yield Load("agent", asked([text.encode(prompt)[:LONGEST_PROMPT] for prompt in calls[:num]]))
+    turns = material.two_turns[:: len(material.two_turns) // num][:num]
+    chats = [text.prompt_ids([{"role": "user", "content": first}]) for first, _ in turns]
+    yield Load("chat", asked(chats))
+    yield Load("again", asked(chats))
+    drawn = [SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=seed) for seed in range(num)]
+    yield Load("drawn", [GenerateParams(token_ids=ids, sampling=one) for ids, one in zip(chats, drawn, strict=True)])
+    rng = random.Random(SEED)
+    noise = [[rng.randrange(1000, 40_000) for _ in range(200)] for _ in range(num)]
+    hot = SamplingParams(max_tokens=num_tokens, temperature=10.0, seed=SEED, ignore_eos=True)
+    yield Load("random", asked(noise, hot))
+
+
+def play(engine: Engine, asked: Sequence[GenerateParams], at_once: int) -> Run:
+    """Run the requests, with cached prompts."""
+    for params in asked:
+        _read(engine.generate(GenerateParams(token_ids=params.token_ids, sampling=SamplingParams(max_tokens=0))))
+    before, began_s = engine.stats().engine, time.process_time()
+    replies: list[list[int]] = []
+    for start in range(0, len(asked), at_once):
+        streams = [engine.generate(params) for params in asked[start : start + at_once]]
+        replies += map(_read, streams)
+    cpu_s, after = time.process_time() - began_s, engine.stats().engine
+    drafted, accepted = (
+        sum(after_.values()) - sum(before_.values())
+        for after_, before_ in (
+            (after.drafted_tokens, before.drafted_tokens),
+            (after.accepted_tokens, before.accepted_tokens),
+        )
+    )
+    num_draws, draft_s = after.num_draws - before.num_draws, after.draft_s - before.draft_s
+    return Run(replies, cpu_s, num_draws, drafted, accepted, draft_s)
+
+
+def _read(stream: GenerationStream) -> list[int]:
+    return [id_ for event in stream if isinstance(event, Delta) for id_ in event.token_ids]
+
+
+def joined(runs: Sequence[Run]) -> Run:
+    """All in one."""
+    replies = [reply for run in runs for reply in run.replies]
+    return Run(replies, *(sum(column) for column in list(zip(*runs, strict=True))[1:]))
+
+
+def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once: int) -> tuple[str, ...]:
+    """Add a load's figures and bars to the report. Returns its row."""
+    turns: tuple[list[Run], list[Run]] = ([], [])
+    for start in range(0, len(load.asked), at_once):
+        asked = load.asked[start : start + at_once]
+        sides = [0, 1] if start // at_once % 2 == 0 else [1, 0]
+        for side in sides:
+            turns[side].append(play((plain, drafted)[side], asked, at_once))
+    without, with_ = map(joined, turns)
+    num_tokens = sum(map(len, with_.replies))
+    num_alike = sum(
+        next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
+        for a, b in zip(without.replies, with_.replies, strict=True)
+    )
+    gain = without.cpu_s / with_.cpu_s * num_tokens / sum(map(len, without.replies))
+    report.bars.append(Bar(f"{load.name}: tokens that differ, at most", num_tokens - num_alike, 0))
+    if at_once == 1:
+        report.bars.append(Bar(f"{load.name}: gain, at least", gain, LEAST_GAIN[load.name], at_least=True))
+    report.figures[load.name] = {
+        "tokens": num_tokens,
+        "tokens_alike": num_alike,
+        "plain_tokens_per_s": num_tokens / without.cpu_s,
+        "tokens_per_s": num_tokens / with_.cpu_s,
+        "gain": gain,
+        "tokens_a_step": num_tokens / with_.num_draws,
+        "drafted": with_.num_drafted,
+        "accepted": with_.num_accepted,
+        "draft_share": with_.draft_s / with_.cpu_s,
+    }
+    return (
+        load.name,
+        f"{num_tokens:,}",
+        f"{num_alike:,}",
+        f"{num_tokens / without.cpu_s:.1f}",
+        f"{num_tokens / with_.cpu_s:.1f}",
+        f"{gain:.2f}",
+        f"{num_tokens / with_.num_draws:.2f}",
+        f"{with_.num_accepted:,} of {with_.num_drafted:,}",
+        f"{100 * with_.draft_s / with_.cpu_s:.1f} %",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print the table, and write the JSON. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.speculation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a few requests of each load; nothing is written")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
+    parser.add_argument("--requests", type=int, help="of each load (default: 16)")
+    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8"], help="as of a worker")
+    parser.add_argument("--batch", type=int, default=1, help="requests at once (default: %(default)s)")
+    parser.add_argument("--draft-tokens", type=int, default=16, help="as of a worker (default: %(default)s)")
+    parser.add_argument("--loads", nargs="*", choices=LEAST_GAIN, help="loads to run (default: all)")
+    parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    settings = WorkerConfig(
+        listen=None,
+        num_blocks=NUM_BLOCKS,
+        draft_tokens=options.draft_tokens,
+        device="cpu",
+        quantization=options.quantization,
+    )
+    report = Report("speculation", SEED, figures={"threads": options.threads, "batch": options.batch})
+    num, num_tokens = (2, 48) if options.quick else (16, 128)
+    rows, text = [], ChatText(resolve_model(None))
+    try:
+        with Worker(replace(settings, speculation="off")) as plain, Worker(settings) as drafted:
+            for load in loads(Material(options.workloads), text, options.requests or num, num_tokens):
+                if not options.loads or load.name in options.loads:
+                    rows.append(measure(report, load, plain.engine, drafted.engine, options.batch))
+                    print("  ".join(rows[-1]), file=sys.stderr, flush=True)
+    except WorkloadMissingError as error:
+        print(f"skipped: {error}", file=sys.stderr)
+        return 2
+    columns = ("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting")
+    report.tables.append(Table(f"{options.batch} at once, {options.threads} thread(s)", columns, rows))
+    is_kept = not (options.quick or options.loads or options.requests) and options.batch == 1
+    return report.finish(
+        options.json or (RESULTS_DIR / "speculation.json" if is_kept else None), is_quick=options.quick
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

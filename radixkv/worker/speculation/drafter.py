@@ -1,0 +1,206 @@
+"""Which tokens are drafted for which branches of a batch.
+
+    plan       for each decode the most promising draft; of all drafted tokens as many as make tokens per second greatest
+    finished   what came true is learned, and how long the step took
+    ended      the reply is a source for later ones
+
+A draft lies in the room that its branch has. Nothing is drafted next to a prompt's positions, so that no first token is later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+import numpy as np
+
+from radixkv.generation.stats import EngineCounters
+from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.generations.generation import Generation
+from radixkv.worker.scheduling.batch import Row
+from radixkv.worker.speculation.estimates import Acceptance, Outcome, StepTime
+from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, Predictions, RecentReplies
+
+__all__ = ["Drafter"]
+
+_FEW_ROWS = 4
+"""Batches up to this size look for drafts in every step: that takes 1% of a small one."""
+_PATIENCE = 8
+"""Larger ones look once in so many steps after as many without a draft that paid."""
+
+
+class _Found(NamedTuple):
+    """A branch's draft, of which `branch.draft` are run; its history had `length` tokens."""
+
+    branch: Branch
+    draft: Draft
+    last: Outcome
+    length: int
+
+
+class Drafter:
+    """Drafts for the branches of one engine. Owned by its thread.
+
+    Args:
+        settings: bounds.
+        vocab_size: drafts end before a token id that is not below it.
+        block_size: token slots per block.
+        counters: of the engine.
+        sources: where drafts come from; None: predictions, own text and recent replies.
+        clock: seconds that the engine's thread has computed: the turn of another program is no property of a step.
+    """
+
+    def __init__(
+        self,
+        settings: SpeculationSettings,
+        *,
+        vocab_size: int,
+        block_size: int,
+        counters: EngineCounters,
+        sources: Sequence[DraftSource] | None = None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._counters = counters
+        part = settings.max_bytes // 4
+        ours = (Predictions(part), OwnText(part), RecentReplies(2 * part))
+        self._sources: Sequence[DraftSource] = ours if sources is None else sources
+        self._acceptance, self._time = Acceptance(), StepTime()
+        self._last: dict[Branch, Outcome] = {}
+        self._found: list[_Found] = []
+        self._rows: Sequence[Row] = ()
+        self._num_plans = self._num_fruitless = 0
+        self._clock = clock
+        self._planned_s = 0.0
+
+    def plan(self, rows: Sequence[Row], max_positions: int) -> None:
+        """Set the drafts of the rows' branches; the batch has at most `max_positions` with them. O(rows · sources)."""
+        began_s = self._clock()
+        self._plan(rows, max_positions)
+        self._planned_s = self._clock()
+        self._counters.draft_s += self._planned_s - began_s
+
+    def _plan(self, rows: Sequence[Row], max_positions: int) -> None:
+        for found in self._found:  # of a batch whose sequences were lost
+            found.branch.draft = ()
+        self._rows, self._found = rows, []
+        if any(row.end - row.start > 1 or row.branch.is_prefilling for row in rows) or self._rests(len(rows)):
+            return
+        sharing = self._sharing(rows)
+        for row in rows:
+            limit = self._limit(row.branch)
+            if limit > 0 and row.branch not in sharing and (draft := self._find(row.branch, limit)) is not None:
+                last = self._last.get(row.branch, Outcome.CAME)
+                self._found.append(_Found(row.branch, draft, last, len(row.branch.tokens)))
+        if not self._found:
+            return
+        numbers = self._choose(max_positions - len(rows))
+        self._num_fruitless = 0 if any(numbers) else self._num_fruitless + 1
+        for found, number in zip(self._found, numbers, strict=True):
+            found.branch.draft = found.draft.tokens[:number]
+
+    def finished(self) -> None:
+        """The planned rows have run, and their tokens are drawn."""
+        ended_s = self._clock()
+        num_positions = len(self._rows) + sum(len(found.branch.draft) for found in self._found)
+        for found in self._found:
+            branch, draft = found.branch, found.draft
+            drawn = branch.tokens[found.length :]
+            became = self._acceptance.learn(draft, found.last, drawn)
+            if branch.phase is not Phase.FINISHED:
+                self._last[branch] = became
+            if branch.draft:
+                num_accepted = sum(1 for _ in takewhile(_is_same, zip(branch.draft, drawn, strict=False)))
+                self._counters.count_draft(draft.source.value, len(branch.draft), num_accepted)
+            branch.draft = ()
+        if self._rows and all(row.end - row.start == 1 for row in self._rows):
+            self._time.learn(num_positions, _context(self._rows), ended_s - self._planned_s)
+        self._rows, self._found = (), []
+        self._counters.draft_s += self._clock() - ended_s
+
+    def ended(self, generation: Generation) -> None:
+        """A request has ended, however."""
+        for branch in generation.branches:
+            self._last.pop(branch, None)
+        if not generation.takes_logits:
+            for source in self._sources:
+                source.ended(generation)
+
+    def clear(self, namespace: str, running: Iterable[Generation]) -> None:
+        """Forget the replies of a namespace, also those of the running requests at their end."""
+        for source in self._sources:
+            source.clear(namespace, running)
+
+    def _rests(self, num_rows: int) -> bool:
+        """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""
+        self._num_plans += 1
+        return num_rows > _FEW_ROWS and self._num_fruitless >= _PATIENCE and self._num_plans % _PATIENCE > 0
+
+    def _limit(self, branch: Branch) -> int:
+        """Most tokens that may be drafted for a branch."""
+        generation = branch.generation
+        is_drawing = not generation.takes_logits and len(branch.tokens) > generation.trunk_length
+        if generation.sampling.speculation == "none":
+            return 0
+        if not is_drawing or branch.is_line or branch.starved or generation.adapter or branch.siblings:
+            return 0
+        return min(self._settings.num_tokens, branch.room - len(branch.tokens))
+
+    def _sharing(self, rows: Sequence[Row]) -> set[Branch]:
+        """Branches that may read common blocks at once with others. O(rows)."""
+        if len(rows) < 2 or self._settings.shared_tokens == float("inf"):
+            return set()
+        index = int(self._settings.shared_tokens) // self._block_size
+        at = {row.branch: row.branch.block_table[index] for row in rows if len(row.branch.block_table) > index}
+        readers = Counter(at.values())
+        return {branch for branch, block_id in at.items() if readers[block_id] > 1}
+
+    def _find(self, branch: Branch, limit: int) -> Draft | None:
+        """The draft of the longest match, of those that have one in the vocabulary."""
+        best: Draft | None = None
+        for source in self._sources:
+            draft = source.find(branch, limit)
+            if draft is not None and (best is None or draft.length > best.length):
+                known = next((at for at, one in enumerate(draft.tokens) if one >= self._vocab_size), len(draft.tokens))
+                best = draft._replace(tokens=draft.tokens[: min(known, limit)]) if known else best
+        return best
+
+    def _choose(self, budget: int) -> list[int]:
+        """How many tokens of each found draft are run, by expected tokens per second. O(tokens · log)."""
+        if self._settings.always:
+            return self._all_of(budget)
+        gains = [
+            (-chance, depth, index)
+            for index, found in enumerate(self._found)
+            for depth, chance in enumerate(self._acceptance.chances(found.draft, found.last))
+        ]
+        gains.sort()  # chances fall along a draft, so each prefix of the list holds prefixes of drafts
+        gains = gains[: max(0, budget)]
+        num_rows = len(self._rows)
+        tokens = num_rows - np.cumsum([0.0, *(gain for gain, _, _ in gains)])
+        seconds = self._time.expected_s(np.arange(num_rows, num_rows + len(gains) + 1), _context(self._rows))
+        numbers = [0] * len(self._found)
+        for _, _, index in gains[: int(np.argmax(tokens / seconds))]:
+            numbers[index] += 1
+        return numbers
+
+    def _all_of(self, budget: int) -> list[int]:
+        numbers = []
+        for found in self._found:
+            numbers.append(max(0, min(budget, len(found.draft.tokens))))
+            budget -= numbers[-1]
+        return numbers
+
+
+def _is_same(pair: tuple[int, int]) -> bool:
+    return pair[0] == pair[1]
+
+
+def _context(rows: Sequence[Row]) -> float:
+    return sum(row.end for row in rows) / len(rows)

@@ -1,0 +1,431 @@
+"""With drafts every stream is, event by event, what it is without them, whatever the drafts say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from answers import collect, start_together
+from byte_model import EOS, VOCAB_SIZE, save_byte_model
+from drafts import LyingSource
+from tiny_models import save_wide
+
+from radixkv import PrefixCache, unpack_tokens
+from radixkv.core.errors import InvalidArgumentError, QuotaError
+from radixkv.generation.params import Grammar, SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationStream, PromptLogprobs
+from radixkv.kernels.runtime.native_build import native_library
+from radixkv.testing import hash_model
+from radixkv.testing.hash_model import HashRunner
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.branch import Branch
+from radixkv.worker.generations.text import ChatText
+from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.comparison import rows_agree
+from radixkv.worker.speculation.settings import SpeculationSettings
+
+BLOCK_SIZE, NUM_BLOCKS = 8, 256
+PROMPT = "one two three one two three one two "
+ALWAYS = SpeculationSettings(always=True)
+LIES = {"true": 0.0, "nearly true": 0.1, "half true": 0.5, "wrong": 1.0}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}
+
+DRAWN = SamplingParams(max_tokens=40, temperature=0.8, seed=7, ignore_eos=True)
+CASES: dict[str, SamplingParams] = {
+    "greedy": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
+    "drawn": DRAWN,
+    "hot": replace(DRAWN, temperature=1.2, top_k=40),
+    "nucleus": replace(DRAWN, top_p=0.8, min_p=0.02),
+    "several": replace(DRAWN, n=4),
+    "ranked": replace(DRAWN, n=2, best_of=4),
+    "penalties": replace(DRAWN, presence_penalty=1.0, frequency_penalty=0.5),
+    "repetition": replace(DRAWN, temperature=0, repetition_penalty=1.3),
+    "bias": replace(DRAWN, logit_bias={65: 3.0, 66: -5.0}),
+    "bad words": replace(DRAWN, temperature=0, bad_words=("a", "b", "e")),
+    "allowed": replace(DRAWN, allowed_token_ids=tuple(range(40, 120))),
+    "log probabilities": replace(DRAWN, logprobs=5, n=2),
+    "scored prompt": replace(DRAWN, logprobs=1, prompt_logprobs=2),
+    "forced": replace(DRAWN, forced_token_ids=(65, 66, 67), logprobs=2, n=2),
+    "end of reply": replace(DRAWN, ignore_eos=False, logit_bias={EOS: 3.5}, max_tokens=60),
+    "min tokens": replace(DRAWN, ignore_eos=False, logit_bias={EOS: 20.0}, min_tokens=17),
+    "stop token": replace(DRAWN, stop_token_ids=tuple(range(97, 105)), include_stop=True),
+    "JSON schema": replace(DRAWN, grammar=Grammar("json_schema", json.dumps(SCHEMA)), ignore_eos=False, max_tokens=60),
+    "expression": replace(DRAWN, grammar=Grammar("regex", "(ab|cd)*[0-9]{5}"), ignore_eos=False, max_tokens=60),
+    "beams": SamplingParams(max_tokens=12, num_beams=3, n=2, ignore_eos=True),
+}
+
+
+class Told(NamedTuple):
+    """Events of each branch, in order, and the other numbers of the usage."""
+
+    events: dict[int, list[Any]]
+    scores: list[PromptLogprobs]
+    usage: tuple[int, ...]
+    num_accepted: int
+
+
+def told(stream: GenerationStream) -> Told:
+    events: dict[int, list[Any]] = {}
+    scores: list[PromptLogprobs] = []
+    for event in stream:
+        if isinstance(event, (Delta, BranchFinished)):
+            events.setdefault(event.branch, []).append(event)
+        elif isinstance(event, PromptLogprobs):
+            scores.append(event)
+        elif isinstance(event, Completed):
+            usage = event.usage
+    numbers = (usage.num_prompt_tokens, usage.num_generated_tokens, usage.num_cached_tokens, usage.num_computed_tokens)
+    return Told(events, scores, numbers, usage.num_accepted_tokens)
+
+
+class Stack(NamedTuple):
+    """An engine without drafts, one whose source knows its replies, and one with the usual sources."""
+
+    plain: Engine
+    drafted: Engine
+    usual: Engine
+    source: LyingSource
+    known: dict[tuple[tuple[int, ...], int], list[int]]
+
+    def learn(self, prompt: str, events: dict[int, list[Any]]) -> None:
+        ids = tuple(unpack_tokens(self.plain.tokenize(GenerateParams(text=prompt))))
+        for branch, of_branch in events.items():
+            self.known[ids, branch] = [
+                id_ for event in of_branch if isinstance(event, Delta) for id_ in event.token_ids
+            ]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    if native_library() is None:
+        pytest.skip("there is no C++ compiler here")
+    folder = tmp_path_factory.mktemp("model")
+    save_byte_model(folder)  # for its tokenizer
+    save_wide("llama", folder, head_dim=32, vocab_size=VOCAB_SIZE, eos_token_id=EOS, max_position_embeddings=1024)
+    text = ChatText(str(folder))
+    known: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def knows(branch: Branch) -> list[int]:
+        generation = branch.generation
+        prompt = tuple(unpack_tokens(generation.prompt))
+        return known.get((prompt, branch.index), [])[len(branch.tokens) - len(prompt) :]
+
+    def engine(**settings: Any) -> Engine:
+        runner = ModelRunner(
+            str(folder),
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            dtype="bfloat16",
+            device="cpu",
+            quantization="int8",
+        )
+        assert runner.is_native
+        return Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), text=text, **settings)
+
+    source = LyingSource(knows, 0.0, VOCAB_SIZE + 8)
+    usual = replace(ALWAYS, num_tokens=5)
+    with engine() as plain, engine(speculation=ALWAYS, sources=[source]) as drafted, engine(speculation=usual) as ours:
+        yield Stack(plain, drafted, ours, source, known)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams_are_the_same_event_by_event(stack: Stack, name: str) -> None:
+    sampling, prompt = CASES[name], f"{name}: {PROMPT}"
+    params = GenerateParams(text=prompt, sampling=sampling)
+    expected = told(stack.plain.generate(params))
+    again = told(stack.plain.generate(params))
+    stack.learn(prompt, expected.events)
+    for turn, lies in enumerate(LIES.values()):
+        stack.source.lies = lies
+        found = told(stack.drafted.generate(params))
+        assert_same(found, again if turn else expected)
+        if not lies and name not in {"ranked", "beams"}:  # what is known of these is not what is drawn
+            assert found.num_accepted > 0
+    assert_same(told(stack.usual.generate(params)), expected)
+    assert_same(told(stack.usual.generate(params)), again)
+
+
+def uncached(told_: Told) -> Told:
+    """The same where the cache held nothing of the prompt."""
+
+    def without(event: Any) -> Any:
+        return replace(event, num_cached_tokens=None) if isinstance(event, Delta) else event
+
+    return told_._replace(
+        events={branch: [without(event) for event in events] for branch, events in told_.events.items()}
+    )
+
+
+def assert_same(found: Told, expected: Told) -> None:
+    for branch, events in expected.events.items():
+        assert found.events[branch] == events
+    assert found.usage == expected.usage
+    assert found.scores == expected.scores
+
+
+@pytest.mark.parametrize("length", range(1, 20))
+def test_a_stop_string_ends_the_reply_at_every_place_of_a_draft(stack: Stack, length: int) -> None:
+    sampling = SamplingParams(
+        max_tokens=40, temperature=0.8, seed=11, ignore_eos=True, allowed_token_ids=tuple(range(33, 127))
+    )
+    whole, _ = (told(engine.generate(GenerateParams(text=PROMPT, sampling=sampling))) for engine in stack[:2])
+    stack.learn(PROMPT, whole.events)
+    stack.source.lies = 0.0
+    text = "".join(event.text for event in whole.events[0] if isinstance(event, Delta))
+    stopped = replace(sampling, stop=(text[max(0, length - 3) : length],))
+    params = GenerateParams(text=PROMPT, sampling=stopped)
+    expected, found = told(stack.plain.generate(params)), told(stack.drafted.generate(params))
+    assert found.events == expected.events
+    assert isinstance(found.events[0][-1], BranchFinished)
+    assert found.events[0][-1].stop == stopped.stop[0]
+    assert found.usage[1] == expected.usage[1] <= length
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 20))
+def test_so_does_the_last_token_that_was_asked_for(stack: Stack, max_tokens: int) -> None:
+    whole, _ = (told(engine.generate(GenerateParams(text=PROMPT, sampling=CASES["greedy"]))) for engine in stack[:2])
+    stack.learn(PROMPT, whole.events)
+    stack.source.lies = 0.0
+    params = GenerateParams(text=PROMPT, sampling=replace(CASES["greedy"], max_tokens=max_tokens))
+    found = told(stack.drafted.generate(params))
+    assert found.events == told(stack.plain.generate(params)).events
+    assert found.usage[1] == max_tokens
+
+
+def test_requests_side_by_side_get_the_streams_that_they_get_alone(stack: Stack) -> None:
+    names = [name for name in CASES if CASES[name].num_beams == 1]
+    asked = [GenerateParams(text=f"{name}, with others: {PROMPT}", sampling=CASES[name]) for name in names]
+    stack.source.lies = 0.2
+    alone = [told(stack.plain.generate(params)) for params in asked]
+    for params, one in zip(asked, alone, strict=True):
+        stack.learn(params.text or "", one.events)
+    for stream, one in zip(start_together(stack.drafted, asked), alone, strict=True):
+        assert_same(uncached(told(stream))._replace(usage=one.usage), uncached(one))
+
+
+def test_a_fork_from_within_a_drafted_reply_continues_it(stack: Stack) -> None:
+    params = GenerateParams(text=f"fork: {PROMPT}", sampling=CASES["drawn"])
+    replies = []
+    stack.source.lies = 0.0
+    for engine in (stack.plain, stack.drafted):
+        stream = engine.generate(params)
+        whole = told(stream)
+        stack.learn(f"fork: {PROMPT}", whole.events)
+        length = len(f"fork: {PROMPT}")
+        forks = [
+            engine.fork(ForkParams(generation_id=stream.generation_id, position=length + at, sampling=CASES["greedy"]))
+            for at in (1, 7, 16, 33)
+        ]
+        replies.append([told(fork).events for fork in forks])
+    assert replies[0] == replies[1]
+
+
+def test_a_prediction_is_drafted_and_changes_nothing(stack: Stack) -> None:
+    sampling = replace(CASES["greedy"], allowed_token_ids=tuple(range(33, 127)))
+    prompt = f"prediction: {PROMPT}"
+    expected = told(stack.plain.generate(GenerateParams(text=prompt, sampling=sampling)))
+    reply = "".join(event.text for event in expected.events[0] if isinstance(event, Delta))
+    stack.usual.generate(GenerateParams(text=prompt, sampling=replace(sampling, max_tokens=0)))
+    for prediction in (reply, reply[10:], "x" + reply, "", "nothing of the kind", "x" * 1_000_000, "\ud7ff\x00"):
+        asked = replace(sampling, prediction=prediction, speculation="own")
+        found = told(stack.usual.generate(GenerateParams(text=prompt, sampling=asked)))
+        assert_same(uncached(found)._replace(usage=expected.usage), uncached(expected))
+        if prediction == reply:
+            assert found.num_accepted > 20
+    with pytest.raises(InvalidArgumentError, match="prediction"):
+        SamplingParams(prediction="x" * (1 << 20) + "x")
+
+
+def test_a_row_of_several_tokens_has_the_bits_of_one_by_one(tmp_path: Path) -> None:
+    if native_library() is None:
+        pytest.skip("there is no C++ compiler here")
+    folder = save_wide("llama", tmp_path, head_dim=32)
+    for deterministic in (False, True):
+        runner = ModelRunner(
+            folder,
+            num_blocks=32,
+            block_size=4,
+            dtype="bfloat16",
+            quantization="int8",
+            device="cpu",
+            deterministic=deterministic,
+        )
+        assert rows_agree(runner, 17)
+        assert not rows_agree(runner, 64), "the pool is too small to tell"
+
+
+# -- over a model whose tokens are wrong if its KV is
+
+
+class Recorded(NamedTuple):
+    """An engine, its runner, and how many positions were run in all."""
+
+    engine: Engine
+    runner: HashRunner
+
+
+def oracle(branch: Branch) -> list[int]:
+    return hash_model.generate(list(branch.tokens), 24)
+
+
+def hashing(lies: float, num_blocks: int = 64, block_size: int = 4, **settings: Any) -> Recorded:
+    runner = HashRunner(num_blocks, block_size)
+    source = LyingSource(oracle, lies, hash_model.VOCAB_SIZE + 5)
+    given = {"speculation": ALWAYS, "sources": [source], **settings}
+    return Recorded(Engine(runner, PrefixCache(num_blocks, block_size), **given), runner)
+
+
+def ask(engine: Engine, prompt: list[int], max_tokens: int = 30, **more: Any) -> list[int]:
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return collect(engine.generate(GenerateParams(token_ids=prompt, sampling=sampling, **more))).branches[0].tokens
+
+
+@pytest.mark.parametrize("lies", LIES.values(), ids=LIES)
+def test_only_accepted_tokens_are_published(lies: float) -> None:
+    engine, _ = hashing(lies)
+    with engine:
+        reply = ask(engine, [1, 2, 3], 30)
+        assert reply == hash_model.generate([1, 2, 3], 30)
+        engine.call(lambda cache: cache.check())
+        history = [1, 2, 3, *reply]
+        for other in range(hash_model.VOCAB_SIZE):
+            for length in range(3, len(history)):
+                probe = [*history[:length], other]
+                num_matched = engine.call(lambda cache, probe=probe: cache.match(probe).num_tokens)  # type: ignore[misc]
+                assert num_matched == length + (other == history[length] and length < len(history) - 1)
+        assert ask(engine, history, 5) == hash_model.generate(history, 5)
+
+
+def test_drafts_take_fewer_steps_and_the_same_positions_count() -> None:
+    plain, drafted = hashing(0.0, speculation=None), hashing(0.0)
+    figures = []
+    for engine, _ in (plain, drafted):
+        with engine:
+            ask(engine, [1, 2, 3], 41)
+            figures.append(engine.stats().engine)
+    assert figures[1].num_computed_tokens == figures[0].num_computed_tokens
+    assert figures[1].num_generated_tokens == figures[0].num_generated_tokens == 41
+    assert figures[1].num_draws * 2 < figures[0].num_draws == 41
+    assert sum(figures[1].accepted_tokens.values()) == 41 - figures[1].num_draws
+    assert sum(figures[1].drafted_by_depth) == sum(figures[1].drafted_tokens.values())
+
+
+def test_usage_tells_accepted_and_rejected_guesses() -> None:
+    engine, _ = hashing(1.0)
+    with engine:
+        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        usage = collect(engine.generate(GenerateParams(token_ids=[4, 5], sampling=sampling))).usage
+        stats = engine.stats().engine
+    assert usage.num_accepted_tokens == sum(stats.accepted_tokens.values())
+    assert usage.num_rejected_tokens == sum(stats.drafted_tokens.values()) - usage.num_accepted_tokens > 0
+
+
+def recent(engine: Engine) -> int:
+    """Tokens drafted so far from replies that have ended."""
+    return engine.stats().engine.drafted_tokens.get("recent", 0)
+
+
+def usual_sources() -> Engine:
+    return hashing(0.0, num_blocks=256, sources=None).engine
+
+
+def test_a_reply_is_drafted_in_its_namespace_alone() -> None:
+    with usual_sources() as engine:
+        ask(engine, [1, 2, 3], namespace="one")
+        ask(engine, [1, 2, 3], namespace="another")
+        ask(engine, [1, 2, 3], namespace="one", cache_salt="salt")
+        ask(engine, [1, 2, 3], namespace="one", shares_prefix=False)
+        assert recent(engine) == 0
+        ask(engine, [1, 2, 3], namespace="one")
+        assert recent(engine) > 0
+
+
+def test_a_request_may_have_fewer_sources_or_none() -> None:
+    with usual_sources() as engine:
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+        def drafted(speculation: str) -> dict[str, int]:
+            params = GenerateParams(token_ids=[1, 2, 3] * 4, sampling=replace(sampling, speculation=speculation))
+            before = engine.stats().engine.drafted_tokens
+            assert collect(engine.generate(params)).branches[0].tokens == hash_model.generate([1, 2, 3] * 4, 30)
+            after = engine.stats().engine.drafted_tokens
+            return {source: number - before.get(source, 0) for source, number in after.items()}
+
+        for fewer in ("none", "own"):
+            drafted(fewer)
+        assert drafted("all").get("recent", 0) == 0, "they left nothing behind"
+        assert drafted("all")["recent"] > 0
+        assert drafted("own").get("recent", 0) == 0
+        assert sum(drafted("none").values()) == 0
+    with pytest.raises(InvalidArgumentError, match="speculation"):
+        SamplingParams(speculation="some")
+
+
+def test_after_a_clear_nothing_is_drafted_from_what_was_said_before() -> None:
+    with usual_sources() as engine:
+        ask(engine, [1, 2, 3], namespace="one")
+        ask(engine, [1, 2, 3], namespace="other")
+        ask(engine, [1, 2, 3], namespace="one", cache_salt="salt")
+        engine.erase("one")
+        ask(engine, [1, 2, 3], namespace="one")
+        ask(engine, [1, 2, 3], namespace="one", cache_salt="salt")
+        assert recent(engine) == 0
+        ask(engine, [1, 2, 3], namespace="other")
+        assert recent(engine) > 0
+
+
+def test_a_reply_that_runs_at_a_clear_is_not_kept() -> None:
+    engine, runner = hashing(0.0, num_blocks=256, sources=None)
+    with engine:
+        runner.gate.close_after(3)
+        sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        stream = engine.generate(GenerateParams(token_ids=[1, 2, 3], sampling=sampling, namespace="one"))
+        events = iter(stream)
+        while not isinstance(next(events), Delta):
+            pass
+        runner.gate.open()
+        engine.erase("one")
+        assert collect(events)
+        num_before = recent(engine)
+        ask(engine, [1, 2, 3], namespace="one")
+        assert num_before == 0
+        assert recent(engine) == 0
+
+
+def test_a_full_pool_and_a_quota_end_drafts_and_not_replies() -> None:
+    engine, _ = hashing(0.0, num_blocks=9)
+    with engine:
+        streams = start_together(
+            engine,
+            [
+                GenerateParams(
+                    token_ids=[1, 2, 3 + at], sampling=SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+                )
+                for at in range(3)
+            ],
+        )
+        for at, stream in enumerate(streams):
+            assert collect(stream).branches[0].tokens == hash_model.generate([1, 2, 3 + at], 24)
+        engine.call(lambda cache: cache.check())
+        engine.call(lambda cache: cache.set_quota("small", 3))
+        with pytest.raises(QuotaError):
+            ask(engine, [1, 2, 3], 24, namespace="small")
+        assert ask(engine, [1, 2, 3], 8, namespace="small") == hash_model.generate([1, 2, 3], 8)
+
+
+def test_limits_hold_with_drafts() -> None:
+    engine, runner = hashing(0.0, num_blocks=256, limits=SchedulerLimits(max_batch_tokens=8, chunk_tokens=8))
+    with engine:
+        asked = [
+            GenerateParams(token_ids=[at, 2], sampling=SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+            for at in range(1, 6)
+        ]
+        for at, stream in enumerate(start_together(engine, asked), start=1):
+            assert collect(stream).branches[0].tokens == hash_model.generate([at, 2], 30)
+        assert max(end - start for start, end in runner.rows) <= 8

@@ -1,0 +1,232 @@
+"""Two gateways over one PostgreSQL database: what one has stored the other serves, continues, stops and deletes."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import httpx
+import pytest
+from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine, wait_until
+from postgres_server import PostgresServer
+from talk import Talk
+
+from radixkv.gateway.config import GatewayConfig
+from radixkv.gateway.server import GatewayServer
+
+
+class Pair(NamedTuple):
+    """Two gateways before one engine, a client of each, and the URL of their database."""
+
+    engine: Watched
+    runner: GibberishRunner
+    gateways: tuple[GatewayServer, GatewayServer]
+    http: tuple[httpx.Client, httpx.Client]
+    talks: tuple[Talk, Talk]
+    state: str
+
+    def told(self, side: int, method: str, path: str, status: int = 200, body: object = None) -> dict:  # type: ignore[type-arg]
+        answer = self.http[side].request(method, path, json=body)
+        assert answer.status_code == status, answer.text
+        told: dict = answer.json()  # type: ignore[type-arg]
+        return told
+
+
+@pytest.fixture(scope="module")
+def pair(default_model: str, postgres: PostgresServer) -> Iterator[Pair]:
+    state = postgres.new_database()
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, state_file=state)
+    with ExitStack() as stack:
+        engine, runner, _ = stack.enter_context(gibberish_engine(default_model))
+        servers = stack.enter_context(gateway(engine, config)), stack.enter_context(gateway(engine, config))
+        clients = tuple(stack.enter_context(httpx.Client(base_url=server.url, timeout=60)) for server in servers)
+        talks = tuple(stack.enter_context(Talk(server.url)) for server in servers)
+        yield Pair(engine, runner, servers, clients, talks, state)  # type: ignore[arg-type]  # two of each
+        runner.gate.open()
+
+
+def test_a_response_is_continued_from_its_exact_ids_at_the_other_gateway(pair: Pair) -> None:
+    ask = {"input": "hello", "max_output_tokens": 8, "seed": 1}
+    first = pair.told(0, "POST", "/responses", body=ask)
+    assert pair.told(1, "GET", f"/responses/{first['id']}") == first
+    told = {"input": "go on", "max_output_tokens": 4, "previous_response_id": first["id"]}
+    before = pair.engine.prompts[-1]
+    second = pair.told(1, "POST", "/responses", body=told)
+    assert pair.engine.prompts[-1][: len(before)] == before
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= len(before)
+    pair.told(1, "DELETE", f"/responses/{first['id']}")
+    pair.told(0, "GET", f"/responses/{first['id']}", status=404)
+    assert pair.told(0, "GET", f"/responses/{second['id']}") == second
+
+
+def test_a_chat_that_went_on_elsewhere_is_read_as_the_ids_it_was_generated_as(pair: Pair) -> None:
+    turns = [{"role": "user", "content": "tell me"}]
+    replies = []
+    for turn in range(4):
+        ask = {"messages": turns, "max_tokens": 12, "seed": turn}
+        reply = pair.told(turn % 2, "POST", "/chat/completions", body=ask)["choices"][0]["message"]["content"]
+        replies.append((list(pair.engine.prompts[-1]), reply))
+        turns = [*turns, {"role": "assistant", "content": reply}, {"role": "user", "content": "more"}]
+        time.sleep(0.3)  # the text of a reply is decoded before its ids are stored
+    lengths = [len(prompt) for prompt, _ in replies]
+    for (before, _), (after, _) in itertools.pairwise(replies):
+        assert after[: len(before)] == before
+    assert lengths == sorted(lengths)
+    assert pair.engine.requests[-1].history, "the last prompt was made anew"
+
+
+def test_a_conversation_is_one_at_both_gateways(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin(title="Rivers")
+    asked, reply = there.turn(conversation, "Name one")
+    assert here.messages(conversation) == there.messages(conversation)
+    _, again = here.turn(conversation, "Another", reply["id"])
+    assert [each["id"] for each in there.messages(conversation)][1:] == [reply["id"], again["parent"], again["id"]]
+    assert here.messages(conversation)[0]["id"] == asked
+    there.call("DELETE", f"/{conversation}")
+    here.refused(404, "GET", f"/{conversation}")
+
+
+def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin()
+    with here.following(conversation) as near, there.following(conversation) as far:
+        pair.runner.gate.close_after(4)
+        asked, begun = here.say(conversation, "Count", max_tokens=40)
+        far.wait(lambda: len(far.messages.get(begun["id"], {}).get("text", "")) > 0)
+        with there.following(conversation) as late:
+            pair.runner.gate.open()
+            whole = near.wait_end(begun["id"])
+            for follower in (far, late):
+                assert follower.wait_end(begun["id"]) == whole
+        there.turn(conversation, "Go on", begun["id"])
+        there.call("PATCH", f"/{conversation}/messages/{asked['id']}", {"starred": True})
+        near.wait(lambda: near.messages[asked["id"]]["starred"] and len(near.messages) == 4)
+        near.wait(lambda: list(near.messages.values())[-1]["status"] == "complete")
+        far.wait(lambda: list(far.messages.values())[-1]["status"] == "complete")
+        stored = here.messages(conversation)
+        near.wait(lambda: list(near.messages.values()) == stored)
+        far.wait(lambda: list(far.messages.values()) == stored)
+        removed = stored[2]["id"]
+        here.call("DELETE", f"/{conversation}/messages/{removed}")
+        for follower in (near, far):
+            follower.wait(lambda follower=follower: len(follower.messages) == 2)  # type: ignore[misc]
+        there.call("DELETE", f"/{conversation}")
+        for follower in (near, far):
+            follower.wait(lambda follower=follower: follower.has_ended)  # type: ignore[misc]
+
+
+def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin()
+    pair.runner.gate.close_after(4)
+    _, begun = here.say(conversation, "Count", max_tokens=200)
+    wait_until(lambda: there.message(conversation, begun["id"])["text"] != "")
+    assert there.message(conversation, begun["id"])["status"] == "running"
+    there.refused(409, "POST", f"/{conversation}/messages", {"parent": begun["id"], "role": "user", "text": "x"})
+    stopped = there.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
+    assert stopped["status"] == "stopped"
+    pair.runner.gate.open()
+    wait_until(lambda: here.message(conversation, begun["id"])["status"] == "stopped")
+    assert here.message(conversation, begun["id"]) == there.message(conversation, begun["id"])
+
+
+def test_a_background_response_is_cancelled_at_the_other_gateway(pair: Pair) -> None:
+    pair.runner.gate.close_after(3)
+    ask = {"input": "long", "background": True, "max_output_tokens": 400}
+    begun = pair.told(0, "POST", "/responses", body=ask)
+    assert pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("queued", "in_progress")
+    assert pair.told(1, "POST", f"/responses/{begun['id']}/cancel")["status"] == "cancelled"
+    pair.runner.gate.open()
+    wait_until(lambda: pair.told(0, "GET", f"/responses/{begun['id']}")["status"] == "cancelled")
+
+
+LONG = {"max_tokens": 40, "seed": 7}
+
+
+def lose(pair: Pair, side: int, table: str, key: str) -> None:
+    """Have the lease of a gateway end, again and again, until another one has taken over."""
+    database = pair.gateways[side].app.state.database
+    gone = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
+    owner = f"SELECT owner FROM {table} WHERE id = ?"
+    other = pair.gateways[1 - side].app.state.database
+    wait_until(
+        lambda: (
+            database.submit(lambda c: c.execute(gone, (database.owner,)).rowcount).result()
+            and other.submit(lambda c: c.execute(owner, (key,)).fetchone()[0]).result() == other.owner
+        )
+    )
+
+
+def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gone(pair: Pair) -> None:
+    ask = {"input": "a long story", "max_output_tokens": 40, "seed": 7}
+    undisturbed = pair.told(0, "POST", "/responses", body=ask)
+    pair.runner.gate.close_after(6)
+    begun = pair.told(0, "POST", "/responses", body=ask | {"background": True})
+    lose(pair, 0, "responses", begun["id"])
+    pair.runner.gate.open()
+    wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
+    ended = pair.told(1, "GET", f"/responses/{begun['id']}")
+    assert ended["created_at"] == begun["created_at"]
+    assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
+def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin()
+    asked, *whole = here.say(conversation, "A long story", n=2, **LONG)
+    whole = [here.ended(conversation, each["id"]) for each in whole]
+    pair.runner.gate.close_after(8)
+    again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", {"n": 2, **LONG})["messages"]
+    with there.following(conversation) as follower:
+        lose(pair, 0, "messages", again[0]["id"])
+        pair.runner.gate.open()
+        for before, reply in zip(whole, again, strict=True):
+            assert follower.wait_end(reply["id"])["text"] == before["text"]
+            ended = there.ended(conversation, reply["id"])
+            assert (ended["text"], ended["status"]) == (before["text"], "complete")
+
+
+def test_a_gateway_that_stops_hands_on_what_it_writes(pair: Pair) -> None:
+    here, there = pair.talks
+    config = GatewayConfig(listen="127.0.0.1:0", drain_s=0.1, state_file=pair.state)
+    conversation = there.begin()
+    asked, first = there.turn(conversation, "A long story", **LONG)
+    undisturbed = pair.told(0, "POST", "/responses", body={"input": "tell", "max_output_tokens": 40, "seed": 7})
+    with gateway(pair.engine, config) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        pair.runner.gate.close_after(8)
+        path = f"/radixkv/conversations/{conversation}/messages/{asked}/replies"
+        reply = http.post(path, json=LONG).json()["messages"][0]
+        ask = {"input": "tell", "max_output_tokens": 40, "seed": 7, "background": True}
+        begun = http.post("/responses", json=ask).json()
+    pair.runner.gate.open()
+    assert here.ended(conversation, reply["id"])["text"] == first["text"]
+    wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
+    ended = pair.told(0, "GET", f"/responses/{begun['id']}")
+    assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
+def test_without_the_database_what_needs_no_state_is_served(pair: Pair, postgres: PostgresServer) -> None:
+    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    stored = pair.told(0, "POST", "/responses", body={"input": "kept", "max_output_tokens": 4})
+    postgres.stop(signal.SIGQUIT)
+    try:
+        assert pair.told(0, "POST", "/chat/completions", body=ask)["choices"]
+        unstored = {"input": "hi", "store": False, "max_output_tokens": 4}
+        assert pair.told(1, "POST", "/responses", body=unstored)["status"] in ("completed", "incomplete")
+        for side, path in ((0, f"/responses/{stored['id']}"), (1, "/radixkv/conversations")):
+            answer = pair.http[side].get(path)
+            assert answer.status_code == 503, answer.text
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "127.0.0.1" not in answer.text
+    finally:
+        postgres.start()
+    deadline_s = time.monotonic() + 20
+    while pair.http[0].get(f"/responses/{stored['id']}").status_code == 503:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    assert pair.told(1, "GET", f"/responses/{stored['id']}") == stored

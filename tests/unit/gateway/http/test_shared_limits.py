@@ -1,0 +1,162 @@
+"""Limits over several gateways, by a real server: as one gateway's, by shares without it, slots of the gone are free."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from resp_servers import RedisServer, needs_redis
+
+from radixkv.core.errors import InvalidArgumentError, LimitError
+from radixkv.gateway.http import shared_limits
+from radixkv.gateway.http.shared_limits import SharedLimiter, SharedSlot
+from radixkv.net.limits import Limiter, Slot
+from radixkv.net.tenants import Tenant, TenantLimits
+
+pytestmark = needs_redis
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="radixkv-redis-") as folder:
+        started = RedisServer(Path(folder))
+        yield started
+        started.stop()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no absent server."""
+    monkeypatch.setattr(shared_limits, "TIMEOUT_S", 20.0)
+
+
+def tenant(**limits: int) -> Tenant:
+    return Tenant("t", "t", TenantLimits(**limits))
+
+
+def with_gateways(
+    server: RedisServer, story: Callable[[list[SharedLimiter]], Awaitable[None]], number: int = 4
+) -> None:
+    async def run() -> None:
+        gateways = [SharedLimiter(server.url, Limiter()) for _ in range(number)]
+        for each in gateways:
+            await each.start()
+        try:
+            await story(gateways)
+        finally:
+            for each in gateways:
+                await each.aclose()
+
+    asyncio.run(run())
+
+
+async def tried(gateway: SharedLimiter, asked: Tenant) -> Slot | SharedSlot | LimitError:
+    try:
+        return await gateway.admit(asked)
+    except LimitError as error:
+        return error
+
+
+def test_four_gateways_admit_as_many_requests_as_one(server: RedisServer) -> None:
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked = tenant(requests_per_minute=60)
+        begun_s = asyncio.get_running_loop().time()
+        results = [await tried(gateways[number % 4], asked) for number in range(240)]
+        took_s = asyncio.get_running_loop().time() - begun_s
+        admitted = [result for result in results if isinstance(result, SharedSlot)]
+        assert 60 <= len(admitted) <= 60 + took_s + 1
+        refusals = [result for result in results if isinstance(result, LimitError)]
+        assert refusals
+        assert 0 < (refusals[-1].retry_after_s or 0) <= 1.01
+        assert admitted[0].rates[0].remaining == 59
+
+    with_gateways(server, story)
+
+
+def test_as_many_run_at_once_and_a_slot_that_ends_is_anybodys(server: RedisServer) -> None:
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked = tenant(max_concurrent=8)
+        results = await asyncio.gather(*(tried(gateways[number % 4], asked) for number in range(40)))
+        held = [result for result in results if isinstance(result, SharedSlot)]
+        assert len(held) == 8
+        assert (await gateways[1].standing(asked)).num_running == 8
+        held[0].close()
+        held[0].close()
+        for gateway in gateways:
+            await gateway._flush()
+        again = [await tried(gateway, asked) for gateway in gateways]
+        assert sum(isinstance(each, SharedSlot) for each in again) == 1
+
+    with_gateways(server, story)
+
+
+def test_tokens_are_charged_to_one_account(server: RedisServer) -> None:
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked = tenant(tokens_per_minute=1000)
+        slots = [await tried(gateway, asked) for gateway in gateways]
+        for slot in slots:
+            assert isinstance(slot, SharedSlot)
+            slot.charge(400)
+        for gateway in gateways:
+            await gateway._flush()
+        refused = await tried(gateways[2], asked)
+        assert isinstance(refused, LimitError)
+        assert 20 < (refused.retry_after_s or 0) < 37
+
+    with_gateways(server, story)
+
+
+def test_slots_of_a_gateway_that_is_gone_are_free_after_its_lease(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_limits, "LEASE_S", 1.0)
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked, (gone, left) = tenant(max_concurrent=1), gateways
+        assert isinstance(await tried(gone, asked), SharedSlot)
+        assert isinstance(await tried(left, asked), LimitError)
+        for task in gone._tasks:
+            task.cancel()
+        deadline_s = asyncio.get_running_loop().time() + 30
+        while isinstance(await tried(left, asked), LimitError):
+            assert asyncio.get_running_loop().time() < deadline_s
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(shared_limits, "BEAT_S", 0.2)
+    with_gateways(server, story, 2)
+
+
+def test_without_the_server_each_grants_its_share_and_running_slots_are_told_again(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_limits, "BEAT_S", 0.1)
+    monkeypatch.setattr(shared_limits, "AWAY_S", 0.2)
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked = tenant(max_concurrent=8)
+        await asyncio.sleep(0.5)
+        assert [gateway.num_gateways for gateway in gateways] == [4] * 4
+        held = await tried(gateways[0], asked)
+        assert isinstance(held, SharedSlot)
+        server.stop()
+        for gateway in gateways:
+            shares = [await tried(gateway, asked) for _ in range(4)]
+            assert [type(each) for each in shares] == [Slot, Slot, LimitError, LimitError]
+        server.start()
+        deadline_s = asyncio.get_running_loop().time() + 30
+        while (await gateways[3].standing(asked)).num_running != 1 or gateways[0]._is_in_doubt:
+            assert asyncio.get_running_loop().time() < deadline_s
+            await asyncio.sleep(0.05)
+        held.close()
+        await gateways[0]._flush()
+        assert (await gateways[3].standing(asked)).num_running == 0
+
+    with_gateways(server, story)
+
+
+def test_a_url_of_something_else_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="shared"):
+        SharedLimiter("http://localhost", Limiter())

@@ -1,0 +1,179 @@
+"""A PostgreSQL database of several gateways: jobs as on a file, in order with those of others, also across its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from postgres_server import PostgresServer
+from stored_chats import add, body
+
+from radixkv.core.errors import UnavailableError
+from radixkv.core.tokens import pack_tokens
+from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
+from radixkv.gateway.api.jobs.batches import OPENAI, BatchStore
+from radixkv.gateway.api.jobs.quotas import JobLimits
+from radixkv.gateway.api.responses.response_store import ResponseStore
+from radixkv.gateway.storage.connection import Connection
+from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.transcript_cache import TranscriptCache, TranscriptCacheLimits
+
+GONE = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
+
+
+class Two(NamedTuple):
+    """The databases of two gateways, which are one."""
+
+    a: Database
+    b: Database
+
+
+@pytest.fixture
+def two(postgres: PostgresServer) -> Iterator[Two]:
+    url = postgres.new_database()
+    with Database(url) as a, Database(url) as b:
+        yield Two(a, b)
+
+
+def user(name: str, parent: str | None = None, status: str = "complete") -> Message:
+    role = "user" if status == "complete" else "assistant"
+    return Message(name, parent, role, name if status == "complete" else "", 1.0, status=status)
+
+
+def test_changes_of_one_conversation_have_one_order_whoever_makes_them(two: Two) -> None:
+    stores = [ConversationStore(database) for database in two]
+
+    async def story() -> None:
+        conversation = await stores[0].create("n", None, [user("root")])
+
+        async def write(store: ConversationStore, writer: str) -> None:
+            for number in range(8):
+                await store.add("n", conversation.id, user(f"{writer}{number}", "root"), 0)
+
+        await asyncio.gather(*(write(store, f"{place}-{i}-") for place, store in enumerate(stores) for i in range(2)))
+        told = [await store.open("n", conversation.id) for store in stores]
+        assert told[0] == told[1]
+        conversation, messages = told[0]
+        assert conversation.num_messages == len(messages) == 33
+        assert sorted(message.seq for message in messages) == [*range(1, 34)]
+        assert conversation.version == 33
+
+    asyncio.run(story())
+
+
+def test_a_job_that_raises_is_rolled_back_alone(two: Two) -> None:
+    def put(connection: Connection, name: str) -> None:
+        connection.execute("INSERT INTO instructions VALUES ('n', ?, '')", (name,))
+        if name == "bad":
+            raise ValueError(name)
+
+    answers = [two.a.submit(lambda c, name=name: put(c, name)) for name in ("one", "bad", "two")]  # type: ignore[misc]
+    with pytest.raises(ValueError, match="bad"):
+        answers[1].result()
+    rows = two.b.submit(lambda c: c.execute("SELECT name FROM instructions ORDER BY name").fetchall()).result()
+    assert [row["name"] for row in rows] == ["one", "two"]
+
+
+def test_texts_come_back_as_they_are_also_with_nul(two: Two) -> None:
+    text = "a\x00b\ufdd0c\ufdd01 100% :x ?"
+
+    async def story() -> None:
+        store, other = (ConversationStore(database) for database in two)
+        conversation = await store.create("n", text, [Message("m", None, "user", text, 1.0)])
+        told, (message,) = await other.open("n", conversation.id)
+        assert (told.title, message.text) == (text, text)
+
+    asyncio.run(story())
+
+
+def test_what_a_gateway_left_unfinished_fails_once_its_lease_ends(two: Two) -> None:
+    async def story() -> None:
+        responses, others = (ResponseStore(database) for database in two)
+        talks, other_talks = (ConversationStore(database) for database in two)
+        batches, other_batches = (BatchStore(database, JobLimits()) for database in two)
+        await responses.begin("n", body("r1"), [])
+        conversation = await talks.create("n", None, [user("root")])
+        await talks.begin("n", conversation.id, [user("reply", "root", "running")], 0)
+        batch = await batches.create("n", "t", OPENAI, "/v1/responses", {})
+        await others.fail_lost()
+        await other_talks.fail_lost()
+        assert await other_batches.unfinished() == []
+        assert (await others.get("n", "r1"))["status"] == "in_progress"
+        await two.b.run(lambda c: c.execute(GONE, (two.a.owner,)).rowcount)
+        await others.fail_lost()
+        await other_talks.fail_lost()
+        assert (await others.get("n", "r1"))["status"] == "failed"
+        assert (await other_talks.message("n", conversation.id, "reply")).status == "failed"
+        assert [each.id for each in await other_batches.unfinished()] == [batch.id]
+        await responses.finish(body("r1", "completed", "it was only slow"))
+        assert (await others.get("n", "r1"))["status"] == "completed"
+
+    asyncio.run(story())
+
+
+def test_what_was_ended_elsewhere_is_no_longer_written(two: Two) -> None:
+    async def story() -> None:
+        responses, others = (ResponseStore(database) for database in two)
+        talks, other_talks = (ConversationStore(database) for database in two)
+        await responses.begin("n", body("r1"), [])
+        assert (await others.cancel("n", "r1"))["status"] == "cancelled"
+        assert await responses.taken(["r1"]) == {"r1"}
+        await responses.finish(body("r1", "completed", "late"))
+        assert (await others.get("n", "r1"))["status"] == "cancelled"
+        conversation = await talks.create("n", None, [user("root")])
+        await talks.begin("n", conversation.id, [user("reply", "root", "running")], 0)
+        assert await talks.save([Growth(conversation.id, "reply", "so far", 5)]) == set()
+        stopped = await other_talks.stop("n", conversation.id, "reply", 0)
+        assert (stopped.messages[0].status, stopped.messages[0].text) == ("stopped", "so far")
+        assert await talks.save([Growth(conversation.id, "reply", "so far and on", 9)]) == {(conversation.id, "reply")}
+
+    asyncio.run(story())
+
+
+def test_token_ids_are_found_and_forgotten_at_every_gateway(two: Two) -> None:
+    here, there = (TranscriptCache(database, TranscriptCacheLimits()) for database in two)
+
+    async def story() -> None:
+        prompt = here.put("n", b"prompt", pack_tokens([1, 2]), b"", None)
+        reply = here.put("n", b"reply", pack_tokens([1, 2]), pack_tokens([3]), prompt)
+        assert reply is not None
+        here.save(reply)
+        await two.a.run(lambda _: None)
+        await there.look_up("n", [b"reply", b"unknown"])
+        found = there.find("n", b"reply")
+        assert found is not None
+        assert found.all_tokens() == pack_tokens([1, 2, 3])
+        await there.look_up("other", [b"reply"])
+        assert there.find("other", b"reply") is None
+        there.forget_keys("n", [b"reply"])
+        await two.b.run(lambda _: None)
+        await here.look_up("n", [b"reply"])
+        assert here.find("n", b"reply") is None
+        rows = await two.a.run(lambda c: c.execute("SELECT key FROM transcripts").fetchall())
+        assert rows == []
+
+    asyncio.run(story())
+
+
+def test_what_was_acknowledged_survives_the_servers_end_and_jobs_fail_until_it_is_back(
+    two: Two, postgres: PostgresServer
+) -> None:
+    async def story() -> None:
+        store, other = (ResponseStore(database) for database in two)
+        await add(store, "r1", None, pack_tokens([1]))
+        postgres.stop(signal.SIGQUIT)
+        try:
+            for failing in (store.get("n", "r1"), other.begin("a", body("r2"), [])):
+                with pytest.raises(UnavailableError, match="cannot be used now"):
+                    await failing
+        finally:
+            postgres.start()
+        await asyncio.sleep(1.1)
+        assert (await other.get("a", "r1"))["status"] == "completed"
+        await add(store, "r2", "r1", pack_tokens([1, 2]))
+
+    asyncio.run(story())

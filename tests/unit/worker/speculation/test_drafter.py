@@ -1,0 +1,159 @@
+"""How much is drafted, where steps cost what a clock says."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from itertools import takewhile
+
+import pytest
+from drafts import LyingSource, a_branch
+
+from radixkv.generation.stats import EngineCounters
+from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.scheduling.batch import Row
+from radixkv.worker.speculation.drafter import Drafter
+from radixkv.worker.speculation.settings import SpeculationSettings
+
+Cost = Callable[[int], float]
+
+ONE_CHAT = {1: 1.0, 2: 1.06, 4: 1.21, 8: 1.84, 16: 3.1, 64: 11.0}
+"""Relative to a step of one position, as measured."""
+
+
+def small_model(num_positions: int) -> float:
+    known = sorted(ONE_CHAT)
+    above = next(size for size in known if size >= num_positions)
+    below = max((size for size in known if size <= num_positions), default=1)
+    share = (num_positions - below) / max(1, above - below)
+    return 0.012 * (ONE_CHAT[below] + share * (ONE_CHAT[above] - ONE_CHAT[below]))
+
+
+def steep(num_positions: int) -> float:
+    return 0.001 * num_positions
+
+
+def tokens_per_s(
+    lies: float, cost: Cost, num_rows: int = 1, settings: SpeculationSettings | None = None, num_steps: int = 500
+) -> float:
+    """Of a simulated engine; without settings nothing is drafted. The first 100 steps do not count."""
+    now_s, num_tokens, began_s = 0.0, 0, 0.0
+    rng = random.Random(5)
+    truth = rng.choices(range(1000), k=30_000)
+    source = LyingSource(lambda branch: truth[len(branch.tokens) :][:20], lies, 1000, seed=3)
+    drafter = Drafter(
+        settings or SpeculationSettings(),
+        vocab_size=1000,
+        block_size=16,
+        counters=EngineCounters(),
+        sources=[source] if settings else [],
+        clock=lambda: now_s,
+    )
+    branches = [a_branch(truth[:20], truth[20:21]) for _ in range(num_rows)]
+    for branch in branches:
+        branch.phase, branch.room, branch.block_table = Phase.RUNNING, 100_000, array("i", [0])
+    for step in range(num_steps):
+        if step == 100:
+            num_tokens, began_s = 0, now_s
+        rows = [Row(branch, len(branch.tokens) - 1, len(branch.tokens)) for branch in branches]
+        for branch in branches:
+            branch.num_computed = len(branch.tokens) - 1
+        drafter.plan(rows, 320)
+        now_s += cost(num_rows + sum(len(branch.draft) for branch in branches))
+        for branch in branches:
+            after = truth[len(branch.tokens) :]
+            num_drawn = 1 + sum(
+                1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(branch.draft, after, strict=False))
+            )
+            branch.tokens.extend(after[:num_drawn])
+            num_tokens += num_drawn
+        drafter.finished()
+    return num_tokens / (now_s - began_s)
+
+
+def test_what_always_lies_costs_next_to_nothing() -> None:
+    assert tokens_per_s(1.0, small_model, settings=SpeculationSettings()) >= 0.97 * tokens_per_s(1.0, small_model)
+
+
+def test_what_is_always_true_is_drafted_at_full_length() -> None:
+    assert tokens_per_s(0.0, small_model, settings=SpeculationSettings()) >= 4.5 * tokens_per_s(0.0, small_model)
+
+
+def test_where_every_position_costs_as_much_nothing_is_drafted() -> None:
+    assert tokens_per_s(0.3, steep, 32, SpeculationSettings()) >= 0.99 * tokens_per_s(0.3, steep, 32)
+
+
+@pytest.mark.parametrize("lies", [0.05, 0.2, 0.4, 0.7, 0.9])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_the_choice_is_about_as_good_as_the_best_fixed_length_in_hindsight(lies: float, num_rows: int) -> None:
+    fixed = [tokens_per_s(lies, small_model, num_rows)]
+    for length in (1, 2, 4, 8, 15 if num_rows == 1 else 12):
+        fixed.append(tokens_per_s(lies, small_model, num_rows, SpeculationSettings(num_tokens=length, always=True)))
+    assert tokens_per_s(lies, small_model, num_rows, SpeculationSettings()) >= 0.95 * max(fixed)
+
+
+def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:
+    source = LyingSource(lambda _branch: [1, 2, 50, 3], 0.0, 1)
+    settings = SpeculationSettings(always=True)
+    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    branch = a_branch([1], [2, 3])
+    branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
+    drafter.plan([Row(branch, 2, 3)], 320)
+    assert list(branch.draft) == [1, 2]
+    branch.room = 4
+    drafter.plan([Row(branch, 2, 3)], 320)
+    assert list(branch.draft) == [1]
+    drafter.plan([Row(branch, 2, 3)], 1)
+    assert list(branch.draft) == []
+
+
+def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
+    source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
+    settings = SpeculationSettings(always=True, shared_tokens=32)
+    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    tables = ([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5, 6], [7])
+    branches = [a_branch([1], [2, 3], name=str(table)) for table in tables]
+    for branch, table in zip(branches, tables, strict=True):
+        branch.phase, branch.room, branch.num_computed, branch.block_table = Phase.RUNNING, 40, 2, array("i", table)
+    drafter.plan([Row(branch, 2, 3) for branch in branches], 320)
+    assert [len(branch.draft) for branch in branches] == [0, 0, 2, 2]
+
+
+def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
+    num_looks = 0
+
+    def look(_branch: Branch) -> list[int]:
+        nonlocal num_looks
+        num_looks += 1
+        return [1, 2]
+
+    now_s = 0.0
+    drafter = Drafter(
+        SpeculationSettings(),
+        vocab_size=50,
+        block_size=16,
+        counters=EngineCounters(),
+        sources=[LyingSource(look, 0.0, 1)],
+        clock=lambda: now_s,
+    )
+    branches = [a_branch([1], [2, 3], name=str(number)) for number in range(8)]
+    for step in range(200):
+        for branch in branches:
+            branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 10_000, len(branch.tokens) - 1
+        drafter.plan([Row(branch, len(branch.tokens) - 1, len(branch.tokens)) for branch in branches], 320)
+        now_s += 1.0 + sum(len(branch.draft) for branch in branches)
+        for branch in branches:
+            branch.tokens.append(step % 40 + 5)
+        drafter.finished()
+    assert num_looks < 8 * 200 / 4
+
+
+def test_nothing_is_drafted_beside_a_prompt() -> None:
+    source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
+    settings = SpeculationSettings(always=True)
+    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    branch, other = a_branch([1], [2, 3]), a_branch([1] * 20, [], name="other")
+    branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
+    drafter.plan([Row(branch, 2, 3), Row(other, 0, 16)], 320)
+    assert list(branch.draft) == []

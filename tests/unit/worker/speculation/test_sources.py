@@ -1,0 +1,91 @@
+"""Bounds and places of the sources of drafts."""
+
+from __future__ import annotations
+
+import random
+
+from drafts import a_branch
+
+from radixkv.worker.speculation.ngrams import index_bytes
+from radixkv.worker.speculation.sources import OwnText, RecentReplies, Source
+
+
+def noise(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(1000, 50_000), k=length)
+
+
+def test_a_reply_that_repeats_its_prompt_is_drafted_from_it() -> None:
+    text = noise(1, 100)
+    draft = OwnText(1 << 20).find(a_branch(text, text[20:40]), 16)
+    assert draft is not None
+    assert (draft.source, draft.length, list(draft.tokens)) == (Source.OWN, 20, text[40:56])
+
+
+def test_a_loop_goes_on() -> None:
+    draft = OwnText(1 << 20).find(a_branch(noise(1, 20), [1, 2, 3, 4] * 5), 10)
+    assert draft is not None
+    assert list(draft.tokens) == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+
+
+def test_histories_past_the_bytes_have_no_drafts_until_others_end() -> None:
+    source = OwnText(index_bytes(1024))
+    one, other = a_branch(noise(1, 900), noise(1, 900)[:20]), a_branch(noise(2, 900), noise(2, 900)[:20])
+    assert source.find(one, 4) is not None
+    assert source.find(other, 4) is None
+    source.ended(one.generation)
+    assert source.find(other, 4) is not None
+
+
+def test_a_reply_is_found_by_the_end_of_its_prompt_and_ends_where_it_ended() -> None:
+    source, prompt, reply = RecentReplies(1 << 20), noise(1, 100), noise(2, 30)
+    source.ended(a_branch(prompt, reply).generation)
+    draft = source.find(a_branch(prompt, reply[:1]), 16)
+    assert draft is not None
+    assert list(draft.tokens) == reply[1:17]
+    draft = source.find(a_branch(prompt, reply[:28]), 16)
+    assert draft is not None
+    assert list(draft.tokens) == reply[28:]
+    assert source.find(a_branch(prompt, reply), 16) is None
+
+
+def test_the_latest_reply_is_the_one_that_is_drafted() -> None:
+    source, prompt = RecentReplies(1 << 20), noise(1, 100)
+    for seed in (2, 3):
+        source.ended(a_branch(prompt, [7, 8, 9, *noise(seed, 20)]).generation)
+    draft = source.find(a_branch(prompt, [7, 8, 9]), 8)
+    assert draft is not None
+    assert list(draft.tokens) == noise(3, 20)[:8]
+
+
+def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
+    max_bytes = 1 << 18
+    source = RecentReplies(max_bytes)
+    for number in range(300):
+        namespace = f"tenant{number % 7}"
+        source.ended(a_branch(noise(number, 20), noise(1000 + number, 200), namespace).generation)
+        assert source.size_bytes <= max_bytes
+    last, first = (a_branch(noise(n, 20), noise(1000 + n, 200)[:5], f"tenant{n % 7}") for n in (299, 5))
+    assert source.find(last, 4) is not None
+    assert source.find(first, 4) is None
+
+
+def test_no_memory_keeps_nothing() -> None:
+    source = RecentReplies(0)
+    source.ended(a_branch(noise(1, 20), noise(2, 200)).generation)
+    assert source.size_bytes == 0
+    assert OwnText(0).find(a_branch([1, 2, 3, 4], [1, 2, 3]), 4) is None
+
+
+def test_what_is_cleared_is_gone_with_what_is_derived_of_it() -> None:
+    source = RecentReplies(1 << 20)
+    running = a_branch(noise(1, 20), noise(2, 50), "one", "running")
+    for namespace in ("one", "one#adapter=x", "other"):
+        source.ended(a_branch(noise(1, 20), noise(2, 50), namespace).generation)
+    source.clear("one", [running.generation])
+    source.ended(running.generation)
+    found = [
+        source.find(a_branch(noise(1, 20), noise(2, 50)[:3], name), 4) for name in ("one", "one#adapter=x", "other")
+    ]
+    assert [draft is not None for draft in found] == [False, False, True]
+    source.ended(a_branch(noise(1, 20), noise(2, 50), "one", "later").generation)
+    assert source.find(a_branch(noise(1, 20), noise(2, 50)[:3], "one"), 4) is not None
