@@ -14,9 +14,10 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -360,6 +361,14 @@ def _last(tokens: bytes, limit: int) -> bytes:
 
 def _together(values: tuple[Any, ...]) -> Any:
     """One figure for those of several workers."""
-    if isinstance(values[0], Percentiles):
-        return Percentiles(*(max(each) for each in zip(*values, strict=True)))
-    return values[0] if isinstance(values[0], str) else sum(values)
+    match values[0]:
+        case Percentiles():
+            return Percentiles(*(max(each) for each in zip(*values, strict=True)))
+        case str():
+            return values[0]
+        case tuple():
+            return tuple(map(sum, zip_longest(*values, fillvalue=0)))
+        case Mapping():
+            return dict(sum(map(Counter, values), Counter()))
+        case _:
+            return sum(values)
