@@ -115,7 +115,7 @@ class Approximate(Router):
             there = there & self._sent.get(block, set())
             if not there:
                 break
-            for name in there:
+            for name in sorted(there):  # of equal ones the same is found in every process
                 found[name] = number
         return found
 
