@@ -1,8 +1,8 @@
 """Which pool gets a request: our rule and others', on Mooncake's conversations, through real trees and the real `choose`.
 
-Weak scaling: 64 pools get all conversations, 8 an eighth, one a 64th, at 85% of the speed at which their pools compute if
-nothing is cached. A pool computes 10,000 tokens per second and holds 524,288 tokens; replies take 20 ms per token and hold
-their blocks. Several gateways: each request comes to one of them at random, and they share nothing. Reports of load
+Weak scaling: 64 pools get all conversations, 8 an eighth, one a 64th, at 85% of the speed (`--offered`) at which their pools
+compute if nothing is cached. A pool computes 10,000 tokens per second and holds 524,288 tokens; replies take 20 ms per token
+and hold their blocks. Several gateways: each request comes to one of them at random, and they share nothing. Reports of load
 are as old as the last tenth of a second.
 """
 
@@ -49,6 +49,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--pools", type=int, nargs="+", default=POOLS, metavar="N", help="default: 1 8 64")
+    parser.add_argument(
+        "--offered",
+        type=float,
+        default=OFFERED,
+        metavar="SHARE",
+        help="prompt tokens that arrive, as a share of those that pools without a cache compute (default: %(default)s)",
+    )
     parser.add_argument(
         "--jobs", type=int, default=2, metavar="N", help="processes (default: 2); figures do not depend on it"
     )
@@ -120,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     most = QUICK_REQUESTS if options.quick else None
     loads = {
-        pools: arrivals(trace, pools / max(POOLS), OFFERED * pools * TOKENS_PER_S, options.seed, most)
+        pools: arrivals(trace, pools / max(POOLS), options.offered * pools * TOKENS_PER_S, options.seed, most)
         for pools in counts
     }
     progress = Progress("rules on loads", len(runs))
@@ -136,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.figures = {
         "tokens_per_s": TOKENS_PER_S,
         "pool_tokens": NUM_BLOCKS * trace.tokens_per_block,
-        "offered": OFFERED,
+        "offered": options.offered,
         "num_requests": {str(pools): len(load) for pools, load in loads.items()},
         "runs": [
             {"pools": pools, "gateways": gateways, "rule": name, **outcome._asdict()}
