@@ -144,7 +144,7 @@ def plan_attention(
         host_prefill_rows=tuple(rows[1]),
         block_size=block_size,
         highest_block=highest,
-        device=torch.device(device),
+        device=torch.empty(0, device=device).device,  # as tensors there have it: "cuda" is "cuda:0"
         scratch=scratch or Scratch(),
         shares=shares,
         before=before,

@@ -6,11 +6,11 @@ changes.
               the rest of each branch for its own entries
     parts     an entry's result from one item, output and log-sum-exp, if it is in several; merged at the end
 
-Items end at absolute multiples of `split_keys`, and at the end of an entry's shared run: other branches in the batch may cut
-its sums elsewhere, and round them differently. Without sharing, an entry's sums depend on its position alone: items then
-start at absolute multiples of `KEY_STEP`, and where a merge would round differently from a single item, all entries have
-parts. A sequence with one new query gets items up to the end of their split, past its length: it grows into them, and a next
-step changes only positions.
+Items end at absolute multiples of a split length, and at the end of an entry's shared run: other branches in the batch may cut
+its sums elsewhere, and round them differently. The length is a constant, or chosen per step by `SplitRule`. Without sharing, an
+entry's sums depend on its position alone: items then start at absolute multiples of `KEY_STEP`, the length is constant, and
+where a merge would round differently from a single item, all entries have parts. A sequence with one new query gets items up
+to the end of their split, past its length: it grows into them, and a next step changes only positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.shared_runs import SharedRuns, find_shared_runs
 from radixkv.kernels.spec import AttentionSpec
 
-__all__ = ["KEY_STEP", "NO_WORK", "WorkLimits", "WorkList", "make_work_list"]
+__all__ = ["KEY_STEP", "NO_WORK", "SplitRule", "WorkLimits", "WorkList", "make_work_list"]
 
 KEY_STEP = 64
 """A multiple of the keys that a kernel takes at a time, and a divisor of every `split_keys` in use."""
@@ -34,15 +34,41 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
+_UNCUT = 1 << 30
+"""A split length past every context."""
+
+
+class SplitRule(NamedTuple):
+    """Chooses split lengths so that a chip is busy, few parts are written, and their memory does not grow with the context.
+
+    Tiles of one form are cut into about `target_items`. Prompts that give `full_items` wide tiles are left uncut: each tile's
+    parts would take as many rows as it has queries.
+
+    Attributes:
+        narrow_entries: items of up to so many entries take the narrow form.
+        target_items: of the narrow and of the wide form.
+        least_keys: split lengths are multiples of it; by form.
+        most_keys: longest split of branches, by which the last items are short; prompts may have longer ones.
+        full_items: wide tiles of prompts that fill the chip uncut.
+    """
+
+    narrow_entries: int
+    target_items: tuple[int, int]
+    least_keys: tuple[int, int]
+    most_keys: int
+    full_items: int
+
+
 class WorkLimits(NamedTuple):
     """Limits of the kernel that does the work.
 
     Attributes:
         item_rows: most rows of an item, a row being a query head of one kv head's group, so that all processors have work.
-        split_keys: items end at multiples of it.
+        split_keys: items end at multiples of it, without a rule.
         sharing_queries: sequences with at most so many new queries take part in shared runs.
         min_saved_tokens: tokens saved per row from which a run is worth a separate item.
         merges_all: without sharing, an entry of a single item also has it as a part.
+        rule: chooses split lengths where the batch shares; None: always `split_keys`.
     """
 
     item_rows: int
@@ -50,6 +76,7 @@ class WorkLimits(NamedTuple):
     sharing_queries: int
     min_saved_tokens: float
     merges_all: bool = False
+    rule: SplitRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +93,7 @@ class WorkList:
         merge_parts: [P] part rows, an entry's by ascending key.
         num_part_rows: rows of the part buffers.
         num_shared: leading columns of the block tables that the cut depends on.
+        split_keys: sequences with one new query grow to multiples of it.
     """
 
     tokens: Int32Array
@@ -76,8 +104,9 @@ class WorkList:
     merge_parts: Int32Array
     num_part_rows: int
     num_shared: int = 0
+    split_keys: int = 1
 
-    def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec, split_keys: int) -> bool:
+    def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec) -> bool:
         """Advance from `before`, for which the list is valid, to `batch`, if that continues it: the same branches, each with
         one more token. Otherwise change nothing and return False. O(E + entries of the shared columns).
         """
@@ -90,7 +119,7 @@ class WorkList:
             or lens != tuple(length + 1 for length in lens_before)
         ):
             return False
-        if any(length % split_keys == 0 for length in lens_before):  # a new item begins
+        if any(length % self.split_keys == 0 for length in lens_before):  # a new item begins
             return False
         shared = slice(None), slice(0, self.num_shared)
         if not np.array_equal(before.host_tables[shared], batch.host_tables[shared]):
@@ -134,15 +163,21 @@ def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limit
     tokens = np.repeat(starts[rows] - entry_starts, counts) + entries
     positions = np.repeat(contexts - entry_ends, counts) + entries
 
-    own = _own_tiles(rows, entry_starts, counts, contexts, covered, spec, group, limits)
+    own, grows = _own_tiles(rows, entry_starts, counts, contexts, covered, spec, group, limits)
+    tiles = own
     if not batch.shares:
         _even_out(own, spec, limits)
-    tiles = (
-        own
-        if shared is None
-        else np.concatenate([own, _shared_tiles(shared, entry_starts, entry_ends, batch, group, limits)])
-    )
-    items = _split(tiles, limits.split_keys)
+    elif shared is not None:
+        tiles = np.concatenate([own, _shared_tiles(shared, entry_starts, entry_ends, batch, group, limits)])
+    splits: int | Int64Array = limits.split_keys
+    if limits.rule is not None and batch.shares:
+        splits = _choose_splits(tiles, grows, limits.rule)
+    growing_split = limits.split_keys
+    if isinstance(splits, np.ndarray) and grows.any():
+        growing_split = int(splits[int(grows.argmax())])  # they are of one form
+    own_ends = tiles[: len(own), 4]
+    own_ends[grows] = -(-own_ends[grows] // growing_split) * growing_split
+    items = _split(tiles, splits)
     merges, merge_parts, num_part_rows = _number_parts(items)
     window = spec.sliding_window
     first_keys = np.zeros_like(positions) if window is None else np.maximum(positions - (window - 1), 0)
@@ -155,6 +190,7 @@ def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limit
         merge_parts=merge_parts.astype(np.int32),
         num_part_rows=num_part_rows,
         num_shared=int(covered.max()) // batch.block_size,
+        split_keys=growing_split,
     )
 
 
@@ -186,10 +222,11 @@ def _own_tiles(
     spec: AttentionSpec,
     group: int,
     limits: WorkLimits,
-) -> Int64Array:
+) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
     """Keys of each sequence's queries past `covered`, in tiles of queries at absolute multiples.
 
-    [n, 6] as `WorkList.items`, but the part row is 0 for parts and -1 for others.
+    [n, 6] as `WorkList.items`, but the part row is 0 for parts and -1 for others; and which tiles are of a sequence with one
+    new query.
     """
     size = max(1, limits.item_rows // group)
     first_positions = contexts - counts
@@ -201,10 +238,8 @@ def _own_tiles(
     shift = (entry_starts - first_positions)[owner]
     window = spec.sliding_window
     first_keys = covered[owner] if window is None else np.maximum(covered[owner], first - (window - 1))
-    split = limits.split_keys
-    end_keys = np.where(counts[owner] == 1, -(-end // split) * split, end)
     parts = np.where(covered[owner] > 0, 0, -1)
-    return np.stack([first + shift, end + shift, rows[owner], first_keys, end_keys, parts], 1)
+    return np.stack([first + shift, end + shift, rows[owner], first_keys, end, parts], 1), counts[owner] == 1
 
 
 def _even_out(own: Int64Array, spec: AttentionSpec, limits: WorkLimits) -> None:
@@ -233,14 +268,30 @@ def _shared_tiles(
     return np.array(tiles, dtype=np.int64)
 
 
-def _split(tiles: Int64Array, split_keys: int) -> Int64Array:
+def _choose_splits(tiles: Int64Array, grows: npt.NDArray[np.bool_], rule: SplitRule) -> Int64Array:
+    """A split length per tile; `grows`: which of the first tiles are of a sequence with one new query."""
+    is_wide = tiles[:, 1] - tiles[:, 0] > rule.narrow_entries
+    is_prompt = np.zeros(len(tiles), dtype=bool)
+    is_prompt[: len(grows)] = is_wide[: len(grows)] & ~grows
+    keys = tiles[:, 4] - tiles[:, 3]
+    splits = np.empty(len(tiles), dtype=np.int64)
+    for form, chosen in enumerate((~is_wide, is_wide)):
+        step = rule.least_keys[form]
+        ideal = max(1, -(-int(keys[chosen].sum()) // (rule.target_items[form] * step))) * step
+        splits[chosen] = min(ideal, rule.most_keys)
+        splits[chosen & is_prompt] = _UNCUT if is_prompt.sum() >= rule.full_items else ideal
+    return splits
+
+
+def _split(tiles: Int64Array, split_keys: int | Int64Array) -> Int64Array:
     """Cut the tiles' keys at multiples of `split_keys`; the longest items first, so that the last ones are short."""
     firsts, ends = tiles[:, 3] // split_keys, -(-tiles[:, 4] // split_keys)
     numbers = ends - firsts
     items = np.repeat(tiles, numbers, axis=0)
     index = np.arange(len(items)) - np.repeat(np.cumsum(numbers) - numbers, numbers) + np.repeat(firsts, numbers)
-    items[:, 3] = np.maximum(items[:, 3], index * split_keys)
-    items[:, 4] = np.minimum(items[:, 4], (index + 1) * split_keys)
+    item_keys = split_keys if isinstance(split_keys, int) else np.repeat(split_keys, numbers)
+    items[:, 3] = np.maximum(items[:, 3], index * item_keys)
+    items[:, 4] = np.minimum(items[:, 4], (index + 1) * item_keys)
     items[np.repeat(numbers > 1, numbers), 5] = 0
     return items[np.argsort((items[:, 0] - items[:, 1]) * (items[:, 4] - items[:, 3]), kind="stable")]
 

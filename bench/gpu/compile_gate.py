@@ -3,23 +3,29 @@
     python -m bench.gpu.compile_gate                           all configurations and targets, two or three minutes on two cores
     python -m bench.gpu.compile_gate --quick                   one of each kind, half a minute
     python -m bench.gpu.compile_gate --targets sm_90,gfx942    some of the targets
+    python -m bench.gpu.compile_gate --also PYTHON             and again by another interpreter, with its version of Triton
 
 A configuration is a row of `kernels/gpu/launch.py`'s table in one form, at a layer of a known model. It fails the gate, exit
 code 1, if it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
-instructions, or is of the wide form and reaches sm_90 without `wgmma`.
+instructions, or is of the wide form and reaches sm_90 without `wgmma`; and on NVIDIA's chips if K and V of 16-bit queries have
+one buffer, or every wait is for all copies under way: then nothing is loaded while a tile is computed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import triton
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
@@ -153,6 +159,10 @@ def faults(configuration: Configuration, target: str, measured: Measured) -> lis
         and "wgmma" not in measured.instructions
     ):
         found.append("no wgmma")
+    is_kept = not (configuration.is_latent and configuration.cache != "plain")  # the worker keeps latents unrounded
+    is_checked = multiplies_16_bit and is_kept and target.startswith("sm_")
+    if is_checked and (measured.buffers < 2 or not measured.waits):
+        found.append(f"{measured.buffers} buffers, waits for all but {measured.waits}: loads do not overlap")
     return found
 
 
@@ -163,6 +173,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one configuration of each kind")
     parser.add_argument("--targets", type=lambda text: text.split(","), default=list(TARGETS), help="default: all")
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="PYTHON", help="may be repeated")
     parser.add_argument(
         "--json", type=Path, help="where to write the figures (default: with a full run, bench/results)"
     )
@@ -172,7 +183,25 @@ def main() -> int:
         parser.error(f"--targets: {', '.join(sorted(unknown))} is none of {', '.join(TARGETS)}")
     is_full = not options.quick and options.targets == list(TARGETS)
     report = make_report(QUICK if options.quick else FULL, options.targets)
+    arguments = ["--targets", ",".join(options.targets), *(["--quick"] if options.quick else [])]
+    for python in options.also:
+        add_other_version(report, python, arguments)
     return report.finish(options.json or (RESULTS_DIR / "compile_gate.json" if is_full else None))
+
+
+def add_other_version(report: Report, python: Path, arguments: list[str]) -> None:
+    """Run the gate by another interpreter, and add its figures under its version of Triton; a fault there is one here."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gate.json"
+        command = [str(python), "-m", "bench.gpu.compile_gate", *arguments, "--json", str(path)]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"figures": {"kernels": []}}
+    print(ended.stdout, end="")
+    kernels = found["figures"]["kernels"]
+    version = found["figures"].get("triton", f"of {python}")
+    report.figures.setdefault("others", {})[version] = kernels
+    num_faulty = sum(bool(kernel["faults"]) for kernel in kernels) if kernels else None
+    report.bars.append(Bar(f"configurations with a fault, Triton {version}", num_faulty, 0))
 
 
 def make_report(configurations: list[Configuration], targets: list[str]) -> Report:
@@ -196,14 +225,22 @@ def make_report(configurations: list[Configuration], targets: list[str]) -> Repo
         "stack",
         "spills",
         "shared",
+        "programs",
+        "buffers",
+        "wait",
         "matrix instructions",
         "s",
         "verdict",
     )
     report.tables.append(
-        Table("compiled kernels: per thread registers, stack bytes; per program shared bytes", columns, rows)
+        Table(
+            f"compiled by Triton {triton.__version__}: per thread registers, stack bytes; per program shared bytes; programs "
+            "per processor; buffers of K and V, copies that a wait leaves under way",
+            columns,
+            rows,
+        )
     )
-    report.figures = {"kernels": figures}
+    report.figures = {"triton": triton.__version__, "kernels": figures}
     report.bars.append(Bar("configurations with a fault", num_faulty, 0))
     return report
 
@@ -232,11 +269,12 @@ def _compile(configuration: Configuration, target: str) -> Measured | str:
 
 def _cells(measured: Measured | None) -> tuple[str, ...]:
     if measured is None:
-        return ("-",) * 6
+        return ("-",) * 9
     instructions = ", ".join(f"{count} {name}" for name, count in measured.instructions.items())
     spills = f"{measured.spills} + {measured.scalar_spills}"
-    numbers = (measured.registers, measured.stack_bytes, spills, measured.shared_bytes)
-    return (*map(str, numbers), instructions or "-", f"{measured.seconds:.1f}")
+    numbers = measured.registers, measured.stack_bytes, spills, measured.shared_bytes
+    overlap = measured.programs, measured.buffers, measured.waits
+    return (*map(str, (*numbers, *overlap)), instructions or "-", f"{measured.seconds:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """Triton kernels compiled ahead of time, also for chips that this machine lacks, and the compiler's figures for them.
 
 registers, stack, shared memory     of a cubin by `cuobjdump`, of an AMD kernel from the metadata in its assembly
+programs                            that run at once on one streaming multiprocessor, by these
+loop instructions                   of the loop over tiles: the shortest with a matrix instruction
+buffers, waits                      of tiles of K and V in the compiler's own code; most copies under way when a tile is awaited
 matrix instructions                 counted in the PTX or the AMD assembly: occurrences, not executions
 """
 
@@ -17,21 +20,40 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from radixkv.kernels.gpu.launch import Processor
+
 __all__ = ["SHARED_LIMITS", "Measured", "compile_kernel", "measure"]
 
 _TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx1201": GPUTarget("hip", "gfx1201", 32),
 }
 
-SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024, "gfx1201": 64 * 1024}
+SHARED_LIMITS = {
+    "sm_80": 99 * 1024,  # of the smaller chips of its kind
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "sm_120": 99 * 1024,
+    "gfx942": 64 * 1024,
+    "gfx1201": 64 * 1024,
+}
 """Most bytes of shared memory (LDS on AMD) per program."""
+
+_PROCESSORS = {
+    "sm_80": Processor(65536, 164 * 1024, 2048),
+    "sm_90": Processor(65536, 228 * 1024, 2048),
+    "sm_100": Processor(65536, 228 * 1024, 2048),
+    "sm_120": Processor(65536, 100 * 1024, 1536),
+}
 
 _INSTRUCTIONS = {
     "mma.sync": r"\bmma\.sync\.",
     "wgmma": r"\bwgmma\.mma_async\.",
+    "tcgen05": r"\btcgen05\.mma\.",
     "mfma": r"\bv_mfma_",
     "wmma": r"\bv_wmma_",
 }
@@ -41,7 +63,8 @@ class Measured(NamedTuple):
     """A compiled kernel; `registers` and `stack_bytes` of a thread.
 
     `spills`: vector registers stored on the stack, on AMD; on NVIDIA only the stack shows them. `scalar_spills`: AMD's scalar
-    registers stored in lanes of vector registers, which costs no memory.
+    registers stored in lanes of vector registers, which costs no memory. `programs`, `buffers`, `waits`, `loop_instructions`:
+    of NVIDIA's chips.
     """
 
     registers: int
@@ -51,6 +74,10 @@ class Measured(NamedTuple):
     shared_bytes: int
     instructions: dict[str, int]
     seconds: float
+    programs: int = 0
+    buffers: int = 0
+    waits: int = 0
+    loop_instructions: int = 0
 
     @property
     def num_matrix_instructions(self) -> int:
@@ -61,7 +88,11 @@ class Measured(NamedTuple):
 def compile_kernel(
     kernel: Any, target: str, types: dict[str, str], constants: dict[str, Any], options: dict[str, int | bool]
 ) -> Any:
-    """Compile as a launch with aligned pointers and strides; a pointer without a type is to int32, a number is int32."""
+    """Compile as a launch with aligned pointers and strides; a pointer without a type is to int32, a number is int32.
+
+    Arguments that the kernel is not specialised for are not aligned.
+    """
+    plain = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*i32" if name.startswith("p_") else "i32")
         for name in kernel.arg_names
@@ -69,7 +100,7 @@ def compile_kernel(
     aligned: dict[Any, Any] = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(signature)
-        if name.startswith(("p_", "stride_"))
+        if name.startswith(("p_", "stride_")) and name not in plain
     }
     return triton.compile(ASTSource(kernel, signature, constants, aligned), target=_TARGETS[target], options=options)
 
@@ -84,7 +115,11 @@ def measure(
     shared_bytes = int(compiled.metadata.shared)
     if target.startswith("sm_"):
         registers, stack_bytes = _cubin_usage(compiled.asm["cubin"])
-        return Measured(registers, stack_bytes, 0, 0, shared_bytes, _count(compiled.asm["ptx"]), seconds)
+        programs = _PROCESSORS[target].programs(registers, shared_bytes, int(options["num_warps"]))
+        widths = [constants[name] for name in ("BLOCK_D", "REST", "BLOCK_DV") if constants.get(name)]
+        overlap = _overlap(compiled.asm["ttgir"], compiled.asm["ptx"], widths)
+        figures = registers, stack_bytes, 0, 0, shared_bytes, _count(compiled.asm["ptx"]), seconds
+        return Measured(*figures, programs, *overlap, _loop_instructions(compiled.asm["cubin"]))
     text = compiled.asm["amdgcn"]
     return Measured(
         registers=_amd_figure(text, "vgpr_count"),
@@ -102,12 +137,42 @@ def _count(text: str) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+def _overlap(ttgir: str, ptx: str, widths: list[int]) -> tuple[int, int]:
+    """Least number of buffers of tiles of these widths; most copies that a wait leaves under way. 0: none."""
+    counts: dict[int, list[int]] = {width: [] for width in widths}
+    for count, width in re.findall(r"ttg\.local_alloc\b[^\n]*!ttg\.memdesc<(\d+)x\d+x(\d+)x\w+", ttgir):
+        counts.setdefault(int(width), []).append(int(count))
+    waits = re.findall(r"\bcp\.async\.wait_group\s+(0x[0-9a-fA-F]+|\d+)", ptx)
+    buffers = min((min(each, default=0) for each in counts.values()), default=0)
+    return buffers, max((int(wait, 0) for wait in waits), default=0)
+
+
+def _loop_instructions(cubin: bytes) -> int:
+    code = {
+        int(address, 16): text
+        for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", _dump(cubin, "-sass"))
+    }
+    addresses = sorted(code)
+    loops = []
+    for address, text in code.items():
+        target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
+        if target and int(target[1], 16) < address:
+            body = [each for each in addresses if int(target[1], 16) <= each <= address]
+            if any("MMA" in code[each] for each in body):
+                loops.append(len(body))
+    return min(loops, default=0)
+
+
+def _dump(cubin: bytes, option: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+
+
+def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+    usage = _dump(cubin, "-res-usage")
     found = re.search(r"\bREG:(\d+) STACK:(\d+)\b", usage)
     if found is None:
         raise ValueError(f"no usage in what cuobjdump printed: {usage!r}")

@@ -18,11 +18,11 @@ from bench.gpu.inputs import Case, Pool
 from bench.gpu.run import Run
 from bench.gpu.workloads import sequences
 from radixkv.kernels.gpu import device_work, launch
-from radixkv.kernels.gpu.device_work import advance
+from radixkv.kernels.gpu.device_work import advance, work_limits
 from radixkv.kernels.gpu.launch import Forms, TileConfig
 from radixkv.kernels.work_list import WorkLimits, make_work_list
 
-__all__ = ["VARIANTS", "Variant", "measure_launches", "measure_planning", "sweep"]
+__all__ = ["VARIANTS", "Variant", "measure_cases", "measure_launches", "measure_planning"]
 
 EAGER_CALLS = 100
 MIN_GAIN = 0.03
@@ -94,7 +94,7 @@ def _planning_us(run: Run, case: Case) -> dict[str, float]:
     make = partial(make_work_list, case.batch, case.spec, case.pool.layer.group, _limits(case))
     work_list = make()
     moved = make()  # advancing changes the list
-    move_on = partial(moved.advance, case.batch, case.plan(tables, more=1), case.spec, device_work.SPLIT_KEYS)
+    move_on = partial(moved.advance, case.batch, case.plan(tables, more=1), case.spec)
     assert move_on(), "a token more in every branch is the same list"
     return {
         "items": len(work_list.items),
@@ -107,12 +107,8 @@ def _planning_us(run: Run, case: Case) -> dict[str, float]:
 
 def _limits(case: Case) -> WorkLimits:
     """Limits with which a step's work is planned."""
-    return WorkLimits(
-        item_rows=case.work.limits.wide_entries * case.pool.layer.group,
-        split_keys=device_work.SPLIT_KEYS,
-        sharing_queries=device_work._SHARING_QUERIES,
-        min_saved_tokens=device_work._MIN_SAVED_TOKENS,
-    )
+    layer = case.pool.layer
+    return work_limits(layer.group, case.work.limits, layer.num_heads, case.pool.device)
 
 
 @dataclass(frozen=True)
@@ -130,10 +126,13 @@ class Variant:
         """Within the context, plans and launches use these."""
         with ExitStack() as stack:
             if self.programs is not None:
-                stack.enter_context(patch.object(launch, "_PROGRAMS_PER_PROCESSOR", self.programs))
-                stack.enter_context(patch.object(launch, "_INTERPRETED_PROGRAMS", self.programs))
+                most = launch.num_processors(device) * self.programs
+                stack.enter_context(
+                    patch.object(launch.Grids, "size", lambda _, __, units, ___: max(1, min(units, most)))
+                )
             if self.split_keys is not None:
-                stack.enter_context(patch.object(device_work, "SPLIT_KEYS", self.split_keys))
+                stack.enter_context(patch.object(device_work, "LEAST_SPLITS", (self.split_keys,) * 2))
+                stack.enter_context(patch.object(device_work, "MOST_SPLIT", self.split_keys))
             if self.narrow or self.wide:
                 table = launch._forms(launch.launch_target(device))
                 row = case_layer.row
@@ -144,36 +143,39 @@ class Variant:
 
 VARIANTS = (
     Variant("as it is"),
+    Variant("one buffer", narrow=TileConfig(16, 64, 4, 3), wide=TileConfig(64, 64, 4, 3)),
     Variant("2 programs", programs=2),
-    Variant("8 programs", programs=8),
+    Variant("3 programs", programs=3),
+    Variant("4 programs", programs=4),
+    Variant("split 128", split_keys=128),
+    Variant("split 256", split_keys=256),
     Variant("split 512", split_keys=512),
-    Variant("split 2048", split_keys=2048),
-    Variant("split 4096", split_keys=4096),
-    Variant("wide 128/64/8/3", wide=TileConfig(128, 64, 8, 3)),
-    Variant("wide 128/128/8/2", wide=TileConfig(128, 128, 8, 2)),
-    Variant("wide 64/64/4/2", wide=TileConfig(64, 64, 4, 2)),
-    Variant("narrow 16/64/4/4", narrow=TileConfig(16, 64, 4, 4)),
-    Variant("narrow 16/128/4/2", narrow=TileConfig(16, 128, 4, 2)),
-    Variant("narrow 16/32/4/4", narrow=TileConfig(16, 32, 4, 4)),
+    Variant("split 1024", split_keys=1024),
+    Variant("narrow 16/64/4/2", narrow=TileConfig(16, 64, 4, 2)),
+    Variant("narrow 16/32/4/5", narrow=TileConfig(16, 32, 4, 5)),
+    Variant("narrow 16/64/4/7", narrow=TileConfig(16, 64, 4, 7)),
+    Variant("wide 128/64/8/5", wide=TileConfig(128, 64, 8, 5)),
 )
 """For plain caches of two bytes and heads of 128 columns on sm_90; all compile there without a spill."""
 
 
-def sweep(run: Run, pool: Pool) -> None:
+def measure_cases(run: Run, pool: Pool) -> None:
     """Times of the variants over the current ones, and which of them to use."""
     rows = []
     ratios: dict[str, list[float]] = {variant.name: [] for variant in VARIANTS}
-    names = []
-    with run.section("sweep", 0.9) as figures:
-        for tree in run.trees("sweep", run.sizes.sweep):
-            times_us = _sweep_tree(run, pool, tree)
+    names, floors = [], []
+    with run.section("cases", 0.9) as figures:
+        for tree in run.trees("cases", run.sizes.cases):
+            times_us = _times_by_variant(run, pool, tree)
             if VARIANTS[0].name not in times_us:
                 continue
             names.append(tree.name)
             base = times_us[VARIANTS[0].name]
             for name, each in ratios.items():
                 each.append(times_us.get(name, math.nan) / base)
-            figures.append({"levels": tree.levels, "queries": tree.queries, "us": times_us})
+            least = run.machine.roofline_us(tree, pool.layer)
+            figures.append({"levels": tree.levels, "queries": tree.queries, "roofline_us": least, "us": times_us})
+            floors.append((f"{base:.1f}", f"{least:.1f}", f"{least / base:.0%}"))
     means = {}
     for name, each in ratios.items():
         known = [ratio for ratio in each if not math.isnan(ratio)]
@@ -183,10 +185,12 @@ def sweep(run: Run, pool: Pool) -> None:
     gains = {name: 1 - mean for name, mean in means.items() if 1 - mean > MIN_GAIN}
     advice = "keep what is in force" if not gains else f"try {best}: {gains[best]:.0%} less time in the mean"
     run.report.figures["advice"] = advice
+    for index, label in enumerate(("us as it is", "roofline us", "share of it")):
+        rows.insert(index, (label, *(each[index] for each in floors), ""))
     run.report.tables.append(Table(f"time over that in force; {advice}", ("parameter", *names, "mean"), rows))
 
 
-def _sweep_tree(run: Run, pool: Pool, tree: Any) -> dict[str, float]:
+def _times_by_variant(run: Run, pool: Pool, tree: Any) -> dict[str, float]:
     """Microseconds by variant, for those that run with right results."""
     device, calls = run.clock.device, {}
     sets = run.machine.num_sets(tree.num_bytes(pool.layer), 16)

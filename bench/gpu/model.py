@@ -20,7 +20,9 @@ import argparse
 import gc
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,22 @@ from bench.common.report import RESULTS_DIR, Bar, Report, Table, write_json  # n
 from bench.gpu.clock import Clock  # noqa: E402
 from bench.gpu.inputs import MAX_ERROR, relative_error  # noqa: E402
 from bench.gpu.model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, make_model, time_ms  # noqa: E402
-from bench.gpu.run import device_record  # noqa: E402
+from bench.gpu.run import DeadContextError, device_record  # noqa: E402
 from radixkv.generation.params import SamplingParams  # noqa: E402
 from radixkv.worker.model.model import ForwardRow, ModelRunner  # noqa: E402
 from radixkv.worker.sampling.device_sampler import LaunchedDraws  # noqa: E402
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow  # noqa: E402
 
 SEED = 0
+DEAD_CONTEXT = 3
 MOST_OF_FLOOR = 1.3
+MAX_TREE_ERROR = 3e-2
+"""Of logits after tens of layers in bfloat16, whose attention was summed in two orders."""
 FREE_SHARE = 0.85
 """Share of the memory left by the weights that goes to the pool."""
 
 KINDS = {
-    "attention": ("_attend_items", "_merge_parts", "_write_kv", "_advance"),
+    "attention": ("_attend_items", "_merge_parts", "_write_kv", "_embed_heads", "_advance"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "splitk", "cublas"),
 }
 """Parts of kernels' names, in lower case; kernels without any of them are glue."""
@@ -100,7 +105,11 @@ class ModelBench:
         try:
             work()
         except Exception as failure:
+            traceback.print_exception(failure)
             self.note_wrong(name, f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0][:200]}")
+            if "CUDA error" in str(failure):
+                self.save()
+                raise DeadContextError(name) from failure
         self.release()
         self.report.figures.setdefault("section_s", {})[name] = round(time.monotonic() - start_s, 1)
         print(f"{name}: {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
@@ -234,8 +243,9 @@ class ModelBench:
                 answers[name] = crowd.forward(self.graphs, 0).clone()
                 found[name], _ = time_ms(partial(crowd.forward, self.graphs), sizes.steps, self.device)
             self.graphs._shares_reads = True
-            self._judge(f"tree of {prefix}", relative_error(answers["tree"], answers["paged"]), MAX_ERROR)
-            figures[prefix] = found
+            error = relative_error(answers["tree"], answers["paged"])
+            self._judge(f"tree of {prefix}", error, MAX_TREE_ERROR)
+            figures[prefix] = found | {"error": error}
             cells = (f"{found[name]:.2f}" for name in ("floor", "tree", "paged"))
             rows.append((f"{sizes.branches} on {prefix:,}", *cells, f"{found['paged'] / found['tree']:.2f}"))
         columns = ("branches on tokens", "floor ms", "tree ms", "paged ms", "paged/tree")
@@ -355,6 +365,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: runs all code, times nothing")
     parser.add_argument("--minutes", type=float, default=3.0, help="no section starts after (default: %(default)s)")
+    parser.add_argument(
+        "--batches", type=lambda text: [int(each) for each in text.split(",")], help="only these batch sizes"
+    )
     parser.add_argument("--json", type=Path, help="where to write the figures (default: of a full run, bench/results)")
     options = parser.parse_args()
     if not options.tiny and not torch.cuda.is_available():
@@ -363,9 +376,15 @@ def main() -> int:
     torch.manual_seed(SEED)
     device = torch.device("cpu") if options.tiny else torch.device("cuda", torch.cuda.current_device())
     path = options.json or (None if options.tiny else RESULTS_DIR / "gpu_model.json")
-    bench = ModelBench(TINY if options.tiny else FULL, device, options.minutes, path)
+    sizes = TINY if options.tiny else FULL
+    if options.batches:
+        sizes = replace(sizes, batches=tuple(options.batches), profiled=tuple(options.batches))
+    bench = ModelBench(sizes, device, options.minutes, path)
+    is_dead = False
     try:
         bench.run()
+    except DeadContextError:
+        is_dead = True
     except Exception as failure:  # measurements until then are reported all the same
         bench.note_wrong("the run", f"{type(failure).__name__}: {failure}")
     report = bench.report
@@ -380,7 +399,7 @@ def main() -> int:
     for line in bench.wrong:
         print(f"WRONG {line}")
     print(f"{time.monotonic() - _STARTED_S:.0f} s")
-    return 1 if bench.wrong else code
+    return DEAD_CONTEXT if is_dead else 1 if bench.wrong else code
 
 
 if __name__ == "__main__":

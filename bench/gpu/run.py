@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,13 +14,13 @@ from typing import Any
 
 import torch
 
-from bench.common.report import Report, write_json
+from bench.common.report import Report, print_table, write_json
 from bench.gpu.clock import Clock
 from bench.gpu.inputs import MAX_ERROR, Case
 from bench.gpu.workloads import LATENTS, LLAMA, TINY, TINY_LATENTS, Layer, Machine, Tree, branches_of, sequences
 from radixkv.kernels.kv.kv_format import KVFormat
 
-__all__ = ["FORMATS", "FULL", "QUICK", "TINY_SIZES", "Run", "Sizes", "device_record"]
+__all__ = ["FORMATS", "FULL", "QUICK", "TINY_SIZES", "DeadContextError", "Run", "Sizes", "device_record"]
 
 ANCHORS = (
     branches_of(32, 4096, 128),
@@ -49,7 +50,7 @@ class Sizes:
     launches: tuple[int, ...]
     launch_context: int
     planned: tuple[Tree, ...]
-    sweep: tuple[Tree, ...]
+    cases: tuple[Tree, ...]
 
 
 def _grid(tokens: int) -> tuple[Tree, ...]:
@@ -98,7 +99,18 @@ FULL = Sizes(
         branches_of(64, 1024, 504),
         Tree(((1, 8192), (4, 2048), (32, 512), (256, 120))),
     ),
-    sweep=(sequences(64, 8192), ANCHORS[1], ANCHORS[2], sequences(1, 32768), sequences(1, 10240, 2048)),
+    cases=(
+        sequences(32, 4096),
+        sequences(1, 4096),
+        branches_of(32, 8192, 128),
+        sequences(256, 4096),
+        sequences(1, 32768),
+        sequences(1, 34816, 2048),
+        sequences(8, 4096),
+        branches_of(64, 1024, 512),
+        sequences(32, 32768),
+        sequences(1, 2048, 2048),
+    ),
 )
 QUICK = Sizes(
     layer=LLAMA,
@@ -116,7 +128,7 @@ QUICK = Sizes(
     launches=(8,),
     launch_context=2033,
     planned=(branches_of(64, 1024, 504),),
-    sweep=(ANCHORS[1],),
+    cases=(ANCHORS[1],),
 )
 TINY_SIZES = Sizes(
     layer=TINY,
@@ -134,10 +146,14 @@ TINY_SIZES = Sizes(
     launches=(2,),
     launch_context=33,
     planned=(branches_of(3, 160, 8),),
-    sweep=(branches_of(3, 160, 20),),
+    cases=(branches_of(3, 160, 20),),
 )
 SAVE_EVERY_S = 3.0
 FORMATS = tuple(KVFormat)
+
+
+class DeadContextError(Exception):
+    """An error of the device after which no call to it works in this process."""
 
 
 @dataclass
@@ -152,6 +168,7 @@ class Run:
     wrong: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     _saved_s: float = 0.0
+    _num_printed: int = 0
 
     @contextmanager
     def section(self, name: str, share: float) -> Iterator[list[dict[str, Any]]]:
@@ -162,6 +179,8 @@ class Run:
         self.report.figures[name] = figures
         try:
             yield figures
+        except DeadContextError:
+            raise
         except Exception as failure:
             self.note_wrong(name, failure)
         seconds = round(time.monotonic() - start_s, 1)
@@ -184,6 +203,8 @@ class Run:
         """Run a case: any error is recorded, and the run continues."""
         try:
             yield
+        except DeadContextError:
+            raise
         except Exception as failure:
             self.note_wrong(name, failure)
 
@@ -196,10 +217,26 @@ class Run:
         return True
 
     def note_wrong(self, name: str, what: Exception | str) -> None:
-        """Record a case without times."""
+        """Record a case without times, and print an error's traceback.
+
+        Raises:
+            DeadContextError: the error is one of CUDA.
+        """
         text = what if isinstance(what, str) else f"{type(what).__name__}: {(str(what).splitlines() or [''])[0][:200]}"
         self.wrong.append(f"{name}: {text}")
         print(f"WRONG {self.wrong[-1]}", file=sys.stderr, flush=True)
+        if isinstance(what, Exception):
+            traceback.print_exception(what)
+            if "CUDA error" in str(what):
+                self.save()
+                raise DeadContextError(name) from what
+
+    def print_tables(self) -> None:
+        """Print the tables that were not printed yet."""
+        for table in self.report.tables[self._num_printed :]:
+            print_table(table)
+        self._num_printed = len(self.report.tables)
+        sys.stdout.flush()
 
     def save(self) -> None:
         """Write the figures so far."""

@@ -106,7 +106,7 @@ class NativeCall:
 
     def advance(self, before: AttentionBatch, batch: AttentionBatch, spec: AttentionSpec) -> bool:
         """Advance to the next step, if `batch` continues `before`. Returns whether it does."""
-        if not self._list.advance(before, batch, spec, NATIVE_LIMITS.split_keys):
+        if not self._list.advance(before, batch, spec):
             return False
         self._use_tables(batch)
         return True

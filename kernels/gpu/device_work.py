@@ -22,14 +22,23 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
+from radixkv.kernels.gpu.launch import num_processors
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.kernels.work_list import WorkLimits, WorkList, make_work_list
+from radixkv.kernels.work_list import SplitRule, WorkLimits, WorkList, make_work_list
 
-__all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work"]
+__all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work", "work_limits"]
 
 SPLIT_KEYS = 1024
-"""Items end at absolute multiples of it."""
+"""Items of steady work end at absolute multiples of it; otherwise a step's split length depends on the batch and the chip."""
+
+UNITS_PER_PROCESSOR = (8, 4)
+"""Programs' shares of work that a step is cut into, of the narrow and of the wide form: two to three rounds of a full chip."""
+
+LEAST_SPLITS = (128, 256)
+"""A wide item writes 64 rows of parts, as many bytes as 128 keys."""
+
+MOST_SPLIT = 2048
 
 _SHARING_QUERIES = 64
 _MIN_SAVED_TOKENS = 64
@@ -47,12 +56,14 @@ _ADVANCE_ENTRIES = 256
 class FormLimits(NamedTuple):
     """Items of up to `narrow_entries`, which may be 0, take the kernel's narrow form, up to `wide_entries` its wide form.
 
-    With `is_steady` a row is summed alike in every batch: there is one form, and parts are merged one by one.
+    With `is_steady` a row is summed alike in every batch: there is one form, and parts are merged one by one. `wide_chunks`: a
+    kv head's query heads take so many wide items.
     """
 
     narrow_entries: int
     wide_entries: int
     is_steady: bool = False
+    wide_chunks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +239,31 @@ def advance(work: DeviceWork, spec: AttentionSpec) -> None:
         )
 
 
-def plan_work(batch: AttentionBatch, spec: AttentionSpec, group: int, forms: FormLimits) -> WorkList:
-    """The work of a step's layers of one kind, for buffers with the limits `forms`."""
-    limits = WorkLimits(
+def work_limits(group: int, forms: FormLimits, num_heads: int, device: torch.device) -> WorkLimits:
+    """Limits by which a step's work is cut for this device."""
+    processors, num_kv_heads = num_processors(device), num_heads // group
+    units = num_kv_heads, num_kv_heads * forms.wide_chunks
+    targets = [max(1, processors * each // unit) for each, unit in zip(UNITS_PER_PROCESSOR, units, strict=True)]
+    rule = SplitRule(
+        narrow_entries=forms.narrow_entries,
+        target_items=(targets[0], targets[1]),
+        least_keys=LEAST_SPLITS,
+        most_keys=MOST_SPLIT,
+        full_items=-(-2 * processors // units[1]),
+    )
+    return WorkLimits(
         item_rows=forms.wide_entries * group,
         split_keys=SPLIT_KEYS,
         sharing_queries=_SHARING_QUERIES,
         min_saved_tokens=_MIN_SAVED_TOKENS,
         merges_all=forms.is_steady,
+        rule=None if forms.is_steady else rule,
     )
-    return make_work_list(batch, spec, group, limits)
+
+
+def plan_work(batch: AttentionBatch, spec: AttentionSpec, group: int, forms: FormLimits, num_heads: int) -> WorkList:
+    """The work of a step's layers of one kind, for buffers with the limits `forms`."""
+    return make_work_list(batch, spec, group, work_limits(group, forms, num_heads, batch.device))
 
 
 class _Planned(NamedTuple):
@@ -254,7 +280,7 @@ def take_device_work(
     if planned is None:
         before = batch.before
         planned = before.plans.pop(key, None) if before is not None else None
-        if before is not None and planned is not None and planned.work_list.advance(before, batch, spec, SPLIT_KEYS):
+        if before is not None and planned is not None and planned.work_list.advance(before, batch, spec):
             advance(planned.work, spec)
         else:
             planned = _load(
@@ -273,7 +299,7 @@ def _load(
     work: DeviceWork | None,
 ) -> _Planned:
     """Make the step's list, and load it into these buffers if they can hold it."""
-    work_list = plan_work(batch, spec, group, forms)
+    work_list = plan_work(batch, spec, group, forms, part_shape[0])
     needed = WorkCapacity.of(work_list)
     if work is None or not work.capacity.holds(needed):
         work = DeviceWork(needed.with_spare(), forms, *part_shape, batch.device)

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,12 +21,15 @@ __all__ = [
     "MAX_LATENT_DIM",
     "TARGETS",
     "Forms",
+    "Grids",
     "KeyColumns",
     "LayerShape",
+    "Processor",
     "TileConfig",
+    "has_fp8",
     "key_columns",
     "launch_target",
-    "num_programs",
+    "num_processors",
 ]
 
 MAX_HEAD_DIM = 256
@@ -34,15 +38,25 @@ MAX_HEAD_DIM = 256
 MAX_LATENT_DIM = 576
 """Widest latent: 512 columns that are also values, and 64 more."""
 
-TARGETS = ("sm_80", "sm_90", "gfx942", "gfx1201")
+_COLUMNS = {"sm_80": 0, "sm_120": 0, "sm_90": 1, "sm_100": 2, "gfx942": 3, "gfx1201": 4}
+TARGETS = tuple(_COLUMNS)
 """Targets of the table; another chip takes the nearest of its kind."""
 
 _HEAD_CLASSES = (64, 128, 256, 576)
 
-_PROGRAMS_PER_PROCESSOR = 4
-"""For a kernel that walks a list. Programs that find no free processor start later, and exit at once if the list is done."""
+_FIRST_PROGRAMS_PER_PROCESSOR = 2
+"""Of a kernel's first launch, after which the number that runs at once is known."""
 
 _INTERPRETED_PROGRAMS = 3
+
+_REGISTERS = 65536
+"""Of a streaming multiprocessor, of every target."""
+
+_REGISTER_UNIT = 256
+"""A warp's registers are allocated in multiples of it."""
+
+_RESERVED_SHARED_BYTES = 1024
+"""Shared memory that a program takes in addition to its own."""
 
 
 class TileConfig(NamedTuple):
@@ -72,31 +86,35 @@ class Forms(NamedTuple):
 
 
 _TABLE = """
-#                    sm_80                      sm_90                      gfx942                     gfx1201
-# cache     q  head  narrow       wide          narrow       wide          narrow       wide          narrow       wide
-  plain     2    64  16/64/4/2    64/64/4/3     16/64/4/3    64/64/4/3     16/64/4/2    64/64/4/2     16/32/4/2    64/32/4/2
-  plain     2   128  16/64/4/3    64/32/4/3     16/64/4/3    64/64/4/3     16/64/4/2    64/64/4/2     16/32/4/2    64/32/8/2
-  plain     2   256  16/16/4/2    64/32/8/2     16/32/4/2    64/32/4/2     16/32/4/2    64/32/8/1     16/16/4/2    64/16/8/1
-  plain     2   576  16/32/8/2    32/32/8/2     16/32/8/2    64/32/8/2     16/16/8/1    64/16/8/1     16/16/8/1    32/16/16/1
-  scaled    2    64  16/64/4/3    64/32/4/2     16/64/4/3    64/64/4/3     16/64/4/2    64/64/4/2     16/32/4/2    64/32/8/2
-  scaled    2   128  16/32/4/3    64/32/4/3     16/64/4/2    64/64/4/3     16/32/4/2    64/64/4/2     16/16/4/2    64/16/8/1
-  scaled    2   256  16/32/4/2    64/32/8/2     16/32/4/3    64/32/4/2     16/32/4/2    64/16/8/1     16/16/4/2    64/16/8/1
-  scaled    2   576  16/32/8/2    32/16/8/2     16/16/8/2    64/16/8/2     16/16/8/1    32/16/8/1     -            -
-  int4      2   128  16/32/4/3    64/32/4/3     16/32/4/3    64/64/4/3     16/32/4/2    64/64/4/2     16/16/4/2    64/16/8/1
-  plain     4    64  16/32/8/2    32/32/8/2     16/32/8/2    32/32/8/2     16/32/4/2    32/32/8/1     16/16/8/1    32/16/8/1
-  plain     4   128  16/32/8/2    32/16/8/1     16/32/8/2    32/16/8/1     16/32/8/1    32/16/8/1     16/16/8/1    16/16/8/1
-  plain     4   256  16/32/8/2    32/16/8/1     16/32/8/2    32/16/8/1     16/16/8/1    32/16/8/1     -            -
-  plain     4   576  16/16/8/1    16/16/8/1     16/16/8/2    16/16/8/2     16/16/4/1    16/16/4/1     -            -
+#                  sm_80, sm_120       sm_90               sm_100              gfx942              gfx1201
+# cache   q  head  narrow    wide      narrow    wide      narrow    wide      narrow    wide      narrow    wide
+  plain   2    64  16/32/4/5 64/32/4/5 16/64/4/5 64/64/4/5 16/64/4/5 64/64/4/5 16/64/4/2 64/64/4/2 16/32/4/2 64/32/4/2
+  plain   2   128  16/32/4/5 64/32/8/5 16/64/4/5 64/64/4/5 16/64/4/5 64/64/4/5 16/64/4/2 64/64/4/2 16/32/4/2 64/32/8/2
+  plain   2   256  16/16/4/5 64/16/8/5 16/32/4/5 64/32/4/5 16/16/4/5 64/32/8/5 16/32/4/2 64/32/8/1 16/16/4/2 64/16/8/1
+  plain   2   576  16/16/8/5 32/16/8/5 16/32/8/5 64/32/8/5 16/32/8/5 32/32/8/5 16/16/8/1 64/16/8/1 16/16/8/1 32/16/16/1
+  scaled  2    64  16/64/4/5 64/32/4/5 16/64/4/5 64/64/4/5 16/32/4/5 64/64/4/5 16/64/4/2 64/64/4/2 16/32/4/2 64/32/8/2
+  scaled  2   128  16/32/4/5 64/32/8/5 16/32/4/5 64/32/4/5 16/32/4/5 64/32/4/5 16/32/4/2 64/64/4/2 16/16/4/2 64/16/8/1
+  scaled  2   256  16/32/4/5 64/32/8/5 16/32/4/5 64/32/4/5 16/32/4/5 64/32/8/5 16/32/4/2 64/16/8/1 16/16/4/2 64/16/8/1
+  scaled  2   576  16/16/8/5 32/16/8/5 16/16/8/5 64/16/8/5 16/16/8/5 16/16/8/5 16/16/8/1 32/16/8/1 -         -
+  int4    2   128  16/32/8/5 64/32/8/5 16/32/4/5 64/64/4/5 16/32/4/5 64/64/4/5 16/32/4/2 64/64/4/2 16/16/4/2 64/16/8/1
+  plain   4    64  16/32/4/2 32/32/8/2 16/32/8/2 32/32/8/2 16/32/8/2 32/32/8/2 16/32/4/2 32/32/8/1 16/16/8/1 32/16/8/1
+  plain   4   128  16/32/8/2 16/16/4/1 16/32/8/2 32/16/8/1 16/32/8/2 32/16/8/1 16/32/8/1 32/16/8/1 16/16/8/1 16/16/8/1
+  plain   4   256  16/32/8/2 32/16/8/1 16/32/8/2 32/16/8/1 16/32/8/2 32/16/8/1 16/16/8/1 32/16/8/1 -         -
+  plain   4   576  16/16/8/1 16/16/8/1 16/16/8/2 16/16/8/2 16/16/8/2 16/16/8/2 16/16/4/1 16/16/4/1 -         -
 """
 """Tiles, rows/keys/warps/stages, in both forms. `q`: bytes of a query's element. `head`: the widest head of the row. `scaled`:
 int8, fp8, and int4 without a row of its own; with fp32 queries all take the plain row. -: every tile spills on that target.
+
+The block table makes a key's load depend on another load. Triton then gives each of the two half of the stages less 2: with 5,
+K and V have two buffers or more, and a tile is loaded while another is computed; with 3 and 4 they have one, and it is not.
+sm_120, like the smaller chips of sm_80's kind, has 99 KiB of shared memory per program.
 """
 
 
 @cache
 def _forms(target: str) -> dict[tuple[str, int, int], Forms]:
     """The target's column of the table; O(table), once."""
-    column = 3 + 2 * TARGETS.index(target)
+    column = 3 + 2 * _COLUMNS[target]
     forms = {}
     for line in _TABLE.splitlines():
         cells = line.split()
@@ -190,12 +208,66 @@ def launch_target(device: torch.device) -> str:
         return "gfx942" if properties.gcnArchName.startswith("gfx9") else "gfx1201"
     if properties.major < 8:
         raise InvalidArgumentError("device", properties.name, "a GPU of compute capability 8.0 or newer")
-    return "sm_90" if properties.major == 9 else "sm_80"
+    return {8: "sm_80", 9: "sm_90", 10: "sm_100", 11: "sm_100"}.get(properties.major, "sm_120")
 
 
-def num_programs(num_units: int, device: torch.device) -> int:
-    """Number of programs of a kernel that walks a list of up to `num_units`."""
-    most = _INTERPRETED_PROGRAMS
-    if device.type != "cpu":
-        most = torch.cuda.get_device_properties(device).multi_processor_count * _PROGRAMS_PER_PROCESSOR
-    return max(1, min(num_units, most))
+@cache
+def has_fp8(device: torch.device) -> bool:
+    """Whether Triton converts fp8 on the device; otherwise kernels decode its bytes."""
+    if device.type == "cpu" or torch.version.hip is not None:
+        return launch_target(device) != "sm_80"
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; programs of a launch on a CPU, for the interpreter."""
+    return (
+        _INTERPRETED_PROGRAMS
+        if device.type == "cpu"
+        else torch.cuda.get_device_properties(device).multi_processor_count
+    )
+
+
+class Processor(NamedTuple):
+    """Resources of one streaming multiprocessor."""
+
+    registers: int
+    shared_bytes: int
+    threads: int
+
+    def programs(self, registers: int, shared_bytes: int, num_warps: int) -> int:
+        """Programs that run at once, at least 1, with so many registers per thread and bytes of shared memory per program."""
+        per_warp = -(-max(registers, 1) * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+        bounds = (
+            self.registers // (per_warp * num_warps),
+            self.shared_bytes // (shared_bytes + _RESERVED_SHARED_BYTES),
+            self.threads // (32 * num_warps),
+        )
+        return max(1, min(bounds))
+
+
+class Grids:
+    """Grids of a kernel that walks a list: as many programs as run at once, so that each takes its share in the first round.
+
+    Their number follows from the registers and memory of each compiled form, which its first launch returns.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[Hashable, int] = {}
+
+    def size(self, form: Hashable, num_units: int, device: torch.device) -> int:
+        """Programs for a list of up to `num_units`."""
+        per_processor = 1 if device.type == "cpu" else self._programs.get((form, device), _FIRST_PROGRAMS_PER_PROCESSOR)
+        return max(1, min(num_units, num_processors(device) * per_processor))
+
+    def learn(self, form: Hashable, compiled: Any, num_warps: int, device: torch.device) -> None:
+        """Note what a launch of this form returned; the interpreter returns nothing."""
+        if (form, device) not in self._programs and device.type == "cuda" and torch.version.hip is None:
+            found = torch.cuda.get_device_properties(device)
+            processor = Processor(
+                _REGISTERS,
+                found.shared_memory_per_multiprocessor,
+                found.max_threads_per_multi_processor,
+            )
+            self._programs[form, device] = processor.programs(compiled.n_regs, compiled.metadata.shared, num_warps)

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels.gpu.device_work import DeviceWork
-from radixkv.kernels.gpu.launch import num_programs
+from radixkv.kernels.gpu.launch import Grids
 from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
 from radixkv.kernels.work_list import WorkList
 
 __all__ = ["merge_parts", "merge_parts_reference", "step_parts"]
+
+_GRIDS = Grids()
 
 _STEP_ELEMENTS = 2048
 """Of the parts read in one step of a program; at most 16 parts."""
@@ -99,7 +101,8 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
     """Fill the rows of `out` [T, Hq, Dv] whose entries have parts. Arguments as checked by `attend_by_work`."""
     num_heads, v_head_dim = out.shape[1:]
     block_dv = next_power_of_2(v_head_dim)
-    _merge_parts_kernel[(num_programs(work.capacity.merges * num_heads, out.device),)](
+    form = block_dv, work.limits.is_steady, sinks is None
+    compiled = _merge_parts_kernel[(_GRIDS.size(form, work.capacity.merges * num_heads, out.device),)](
         out,
         work.parts,
         work.lse,
@@ -116,3 +119,4 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
         HAS_SINKS=sinks is not None,
         **PLAIN_OPTIONS,
     )
+    _GRIDS.learn(form, compiled, int(PLAIN_OPTIONS["num_warps"]), out.device)

@@ -32,10 +32,11 @@ from radixkv.kernels.gpu.device_work import DeviceWork, FormLimits
 from radixkv.kernels.gpu.launch import (
     MAX_HEAD_DIM,
     MAX_LATENT_DIM,
+    Grids,
     LayerShape,
+    has_fp8,
     key_columns,
     launch_target,
-    num_programs,
 )
 from radixkv.kernels.gpu.merge_parts import merge_parts
 from radixkv.kernels.gpu.tile import attend_tile
@@ -49,6 +50,8 @@ _FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8", torch.uint8: "int4"}
 """Cache dtypes other than q's."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_GRIDS = Grids()
 
 
 @triton.jit
@@ -98,7 +101,7 @@ def _store_rows(
     tl.store(p_rows[:, None] + b_column[None, :], b_out.to(p_rows.dtype.element_ty), mask=m_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])  # it differs by batch, and would be compiled for its multiples of 16
 def _attend_items_kernel(
     p_out,  # [T, Hq, DV]
     p_parts,  # [P, Hq, DV] fp32
@@ -262,7 +265,8 @@ def form_limits(shape: LayerShape, device: torch.device, *, is_steady: bool = Fa
     """Most entries of an item in a layer of this shape."""
     narrow, wide = shape.forms(launch_target(device))
     narrow_entries = 0 if is_steady else narrow.block_m // shape.group
-    return FormLimits(narrow_entries, wide.block_m // wide.heads(shape.group), is_steady)
+    heads = wide.heads(shape.group)
+    return FormLimits(narrow_entries, wide.block_m // heads, is_steady, -(-shape.group // heads))
 
 
 def attend_by_work(
@@ -297,7 +301,7 @@ def attend_by_work(
     if work.limits != limits:
         raise InvalidArgumentError("work.limits", work.limits, f"{limits}, those of this layer")
     target, num_heads = launch_target(q.device), q.shape[1]
-    if shape.cache_format == "fp8" and target == "sm_80":  # Triton has no fp8 for it
+    if shape.cache_format == "fp8" and not has_fp8(q.device):
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache if v_cache is None else v_cache.view(torch.uint8)
     values = k_cache if v_cache is None else v_cache
     scales = scales or KVScales(work.lse, work.lse)
@@ -329,21 +333,26 @@ def attend_by_work(
         *scales.k.stride()[:2],
         *(scales.k if v_cache is None else scales.v).stride()[:2],
     )
+    variants = {
+        "HAS_WINDOW": spec.sliding_window is not None,
+        "HAS_SOFTCAP": spec.softcap is not None,
+        "HAS_SINKS": spec.sinks is not None,
+    }
     for form, config in enumerate(shape.forms(target)):
         if form == 0 and not limits.narrow_entries:
             continue
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
-        _attend_items_kernel[(num_programs(num_units, q.device),)](
+        compiled_form = shape, config, form, *variants.values()
+        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device),)](
             *arguments,
             FORM=form,
             **shape.constants(config),
-            HAS_WINDOW=spec.sliding_window is not None,
-            HAS_SOFTCAP=spec.softcap is not None,
-            HAS_SINKS=spec.sinks is not None,
+            **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
             **config.options,
         )
+        _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
     merge_parts(work, spec.sinks, out)
     return out
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Hashable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,9 +99,9 @@ def carry_out(groups: Sequence[Sequence[KVCache]], ops: Sequence[Copy]) -> None:
         if not 0 <= op.num_tokens <= block_size:
             raise InvalidArgumentError("ops", op, f"copies of at most {block_size} tokens")
     for batch in conflict_free_batches(ops):
-        columns = torch.tensor(batch, dtype=torch.int64).T.contiguous()
+        columns = np.array(batch, dtype=np.int64).T.copy()
         for caches in groups:
-            copy_blocks(caches, *columns.to(caches[0].device))
+            copy_blocks(caches, *upload(columns, caches[0].device))
 
 
 def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:

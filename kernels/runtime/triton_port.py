@@ -30,7 +30,9 @@ class _MissingKernel:
 
 
 class _MissingTriton:
-    jit = _MissingKernel
+    @staticmethod
+    def jit(function: Any = None, **options: Any) -> Any:  # noqa: ARG004  # Triton's signature
+        return _MissingKernel if function is None else _MissingKernel(function)
 
 
 try:

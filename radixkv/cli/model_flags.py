@@ -68,9 +68,10 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--deterministic",
         action="store_true",
         help="bitwise the same reply for the same seed, whatever else runs, however prompts are cut into chunks, and whatever "
-        "of them is cached; on machines of one kind with as many threads. Branches then read a common prefix one by one, and "
-        "models without the native decoder run in tiles of a few sizes; a model whose logits still depend on the rest of a "
-        "batch is rejected",
+        "of them is cached; on machines of one kind. Branches then read a common prefix one by one. Models without the native "
+        "decoder run in tiles of a few sizes, and need as many threads each time: with fewer or more, a block store finds "
+        "nothing of theirs. A "
+        "model whose logits still depend on the rest of a batch is rejected",
     )
     flags.add_argument(
         "--tensor-parallel",
@@ -184,9 +185,9 @@ def _add_scheduling(command: argparse.ArgumentParser) -> None:
         default=_AUTO,
         choices=[_AUTO, "off"],
         help="auto guesses tokens of a reply from its own text and from recent replies of its namespace, runs them in one "
-        "step, and keeps those that are drawn: the same replies sooner, where measured times say that it pays. Not on a GPU, "
-        "for beams, adapters and lines of --layout arena, while branches read a long common prefix at once, for a model "
-        "without the native decoder unless in float32, nor with --deterministic where the bits differ at the start "
+        "step, and keeps those that are drawn: the same replies sooner, where measured times say that it pays. Not on a GPU "
+        "or several ranks, for beams, adapters and lines of --layout arena, while branches read a long common prefix at once, "
+        "for a model without the native decoder unless in float32, nor with --deterministic where the bits differ at the start "
         "(default %(default)s)",
     )
     flags.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import overload
 
 from radixkv.client.holder import RemoteHolder
@@ -42,7 +43,7 @@ def connect(
     on_notices: Callable[[], None] | None = ...,
     on_restart: Callable[[], None] | None = ...,
     on_freed: Callable[[array[int]], None] | None = ...,
-    on_journal: Callable[[Sequence[JournalEntry]], None] | None = ...,
+    on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = ...,
     load: Callable[[], WorkerLoad] | None = ...,
     patience_s: float | None = ...,
     credentials: Credentials | None = ...,
@@ -61,7 +62,7 @@ def connect(
     on_notices: Callable[[], None] | None = None,
     on_restart: Callable[[], None] | None = None,
     on_freed: Callable[[array[int]], None] | None = None,
-    on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
+    on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = None,
     load: Callable[[], WorkerLoad] | None = None,
     patience_s: float | None = None,
     credentials: Credentials | None = None,
@@ -85,7 +86,8 @@ def connect(
             for a holder that mirrors blocks elsewhere; see `PrefixCache.take_freed`. As `on_notices`, on any thread. After
             `on_restart`, each block that no open sequence has may have been freed.
         on_journal: called with the changes of the pool that others make: pins, quotas, retention, cleared namespaces, dropped
-            branches, each after the answers before it; for a holder that keeps copies elsewhere. As `on_notices`.
+            branches, each after the answers before it; for a holder that keeps copies elsewhere. As `on_notices`. It may return
+            futures that are done once copies of the cleared namespaces are erased: `clear` at the service waits for them.
         load: returns how busy the holder is, which it then reports to routers. As `on_notices`; see `RemoteHolder.announce`.
         patience_s: how long a holder tries to reach a lost service before it gives its lease up. A service that returns
             within it, restarted, gets the pool's contents, and the holder's sequences go on. None: the lease's TTL.

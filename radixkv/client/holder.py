@@ -67,7 +67,7 @@ class RemoteHolder(RemoteReader):
         on_notices: Callable[[], None] | None = None,
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
-        on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
+        on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = None,
         load: Callable[[], WorkerLoad] | None = None,
         patience_s: float | None = None,
         credentials: Credentials | None = None,

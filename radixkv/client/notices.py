@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,9 @@ from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.steps import notices_from_proto
 
 __all__ = ["NoticeBox"]
+
+LONGEST_DELAY_S = 10.0
+"""Longer than a service waits for it."""
 
 
 class NoticeBox:
@@ -30,6 +34,7 @@ class NoticeBox:
         self._lock = threading.Lock()
         self._num_received = 0
         self._num_answered = 0
+        self._delayed: dict[int, float] = {}  # messages that are not acknowledged until a time
         self._held: deque[tuple[int, list[Notice]]] = deque()
         self._ready: list[Notice] = []
         self._awaited: dict[Pending, None] = {}  # answers without a notice yet
@@ -42,8 +47,28 @@ class NoticeBox:
 
     @property
     def num_received(self) -> int:
-        """The number of the last message received, to be acknowledged."""
+        """The number of the last message received."""
         return self._num_received
+
+    @property
+    def num_handled(self) -> int:
+        """The number of the last message to be acknowledged: a delayed one keeps back itself and those after it."""
+        if not self._delayed:
+            return self._num_received
+        with self._lock:
+            now_s = time.monotonic()
+            delayed = (number for number, until_s in self._delayed.items() if now_s < until_s)
+            return min(delayed, default=self._num_received + 1) - 1
+
+    def delay(self, number: int) -> None:
+        """Have a message acknowledged once it is `handled`, or after `LONGEST_DELAY_S`: the service keeps it until then."""
+        with self._lock:
+            self._delayed[number] = time.monotonic() + LONGEST_DELAY_S
+
+    def handled(self, number: int) -> bool:
+        """A message may be acknowledged. Returns whether it was delayed."""
+        with self._lock:
+            return self._delayed.pop(number, None) is not None
 
     def hold(self, message: workers.Notices) -> None:
         """Take in a message, unless it is repeated; call `release` next.

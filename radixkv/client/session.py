@@ -110,17 +110,18 @@ class HolderSession:
         holder_name: str = "",
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
-        on_journal: Callable[[Sequence[JournalEntry]], None] | None = None,
+        on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = None,
         load: Callable[[], WorkerLoad] | None = None,
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
+        given = {"freed_blocks": on_freed is not None, "erasures": on_journal is not None}
         self._hello = workers.Hello(
             pool=SHAPE.to_proto(pool),
             incarnation=incarnation,
             holder_name=holder_name,
             can_adopt=True,
-            features=FEATURES if on_freed is not None else (name for name in FEATURES if name != "freed_blocks"),
+            features=[name for name in FEATURES if given.get(name, True)],
         )
         self._notices = notices
         self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
@@ -128,7 +129,10 @@ class HolderSession:
         self._sent_load: WorkerLoad | None = None
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
-        self._journal: deque[tuple[int, list[JournalEntry]]] = deque()  # changes, and the Step after which they apply
+        self._journal: deque[tuple[int, list[JournalEntry], int]] = (
+            deque()
+        )  # after which Step, changes, number of the message
+        self._erasing: deque[tuple[int, list[Future[None]]]] = deque()  # number of the message, what it waits for
         # Never held while a call is opened or cancelled: `receive` takes it inside gRPC's own.
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
@@ -186,7 +190,7 @@ class HolderSession:
                 raise LimitError(f"{num_pending} Steps wait for an answer; no more are taken")
             step.number = self._num_answered + num_pending + 1
             step.acknowledged_through = self._num_answered
-            step.notices_acknowledged_through = self._notices.num_received
+            step.notices_acknowledged_through = self._notices.num_handled
             if self._load is not None:
                 self._write_load(step)
             message = request.SerializeToString()
@@ -229,7 +233,7 @@ class HolderSession:
             request = unanswered[self._num_sent].request
             request.step.number = self._num_answered + self._num_sent + 1
             request.step.acknowledged_through = self._num_answered
-            request.step.notices_acknowledged_through = self._notices.num_received
+            request.step.notices_acknowledged_through = self._notices.num_handled
             self._write_load(request.step)
             send(request.SerializeToString())
             self._num_sent += 1
@@ -270,6 +274,8 @@ class HolderSession:
             self._take_notices(response.notices, send)
         elif response.HasField("attached"):
             self._take_attached(response.attached, send)
+        while self._erasing:  # without the lock
+            self._await_erasures(*self._erasing.popleft())
 
     def announce(self, generation_address: str, fingerprint: str) -> None:
         """From the next stream on, say where Generation is served, and what."""
@@ -297,7 +303,7 @@ class HolderSession:
         with self._lock:
             if self._send is not None:
                 heartbeat = workers.Heartbeat(
-                    acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_received
+                    acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_handled
                 )
                 self._write_load(heartbeat)
                 self._send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
@@ -371,7 +377,7 @@ class HolderSession:
                 if unknown_option(op, self._features) is not None:
                     proto.Clear()  # to an earlier version, which rejects an unset op, and would ignore the option
         while self._journal:
-            self._note(self._journal.popleft()[1])
+            self._note(*self._journal.popleft()[1:])
         self._telling.clear()
         self._adoption = self._adoption_steps(ledger)
 
@@ -424,7 +430,7 @@ class HolderSession:
             elif self._ledger is not None:
                 self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
             while self._journal and self._journal[0][0] <= answer.number:
-                self._note(self._journal.popleft()[1])
+                self._note(*self._journal.popleft()[1:])
             if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
         if answer.freed_block_ids and self._on_freed is not None:
@@ -450,19 +456,33 @@ class HolderSession:
                 return  # sent again, unless the service that sent it is gone
             if (notices.cleared or notices.journal) and notices.number > self._notices.num_received:
                 entries = journal_from_proto(notices)
+                if notices.cleared and self._on_journal is not None:
+                    self._notices.delay(notices.number)
                 if notices.after_step <= self._num_answered:
-                    self._note(entries)
+                    self._note(entries, notices.number)
                 else:
-                    self._journal.append((notices.after_step, entries))
+                    self._journal.append((notices.after_step, entries, notices.number))
             self._notices.hold(notices)
         self._notices.release()
 
-    def _note(self, entries: Sequence[JournalEntry]) -> None:
+    def _note(self, entries: Sequence[JournalEntry], number: int) -> None:
         if self._ledger is not None:
             for entry in entries:
                 self._ledger.noted(entry)
         if self._on_journal is not None:
-            self._on_journal(entries)
+            self._erasing.append((number, list(self._on_journal(entries) or ())))
+
+    def _await_erasures(self, number: int, erasing: list[Future[None]]) -> None:
+        """Acknowledge a message once all of these are done. One that fails leaves it to `NoticeBox.delay`."""
+
+        def go_on(done: Future[None]) -> None:
+            if done.exception() is None:
+                self._await_erasures(number, erasing[1:])
+
+        if erasing:
+            erasing[0].add_done_callback(go_on)
+        elif self._notices.handled(number):
+            self.heartbeat()
 
 
 def _is_frozen(op: StepOp) -> bool:

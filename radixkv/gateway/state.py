@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
+from radixkv.gateway.api.conversations.replies.live_text import LiveText
 from radixkv.gateway.api.jobs.batches import BatchStore
 from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
@@ -33,7 +34,7 @@ SWEEP_S = 300.0
 """How often expired entries are removed, in seconds. An expired entry is never returned, removed or not."""
 
 LOOK_S = 0.5
-"""How often followers are told what other gateways have changed, in seconds."""
+"""How often followers get the changes of other gateways, in seconds."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,6 +90,10 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         if database.is_shared:
             loops += [_share(app), _look_elsewhere(state.conversations)]
         await state.limits.start()
+        live_text = None
+        if config.shared_url is not None and database.is_shared:
+            live_text = LiveText(config.shared_url, state.conversations.lives, state.conversations.look_at)
+            state.conversations.lives.spread = live_text.send
         tasks = [asyncio.create_task(loop, name="radixkv-sweep") for loop in loops]
         try:
             yield
@@ -99,6 +104,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.jobs.aclose()
             await state.response_tasks.aclose()
             await state.conversations.aclose()
+            if live_text is not None:
+                await live_text.aclose()
             await state.transcripts.aclose()
             await state.limits.aclose()
 

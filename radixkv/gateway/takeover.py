@@ -45,8 +45,8 @@ async def release_left(app: FastAPI, before: Set[str | tuple[str, str]]) -> set[
     Returns what was found; only what was found the time `before`, too, is released, since a row comes before its task.
     """
     state = app.state
-    responses = await state.store.written() - set(state.response_tasks.stored_ids)
-    replies = await state.conversations.store.written() - state.conversations.message_tasks.written
+    responses: set[str] = await state.store.written() - set(state.response_tasks.stored_ids)
+    replies: set[tuple[str, str]] = await state.conversations.store.written() - state.conversations.message_tasks.written
     for response_id in responses & before:
         await state.store.release(response_id)
     for conversation_id, message_id in replies & before:

@@ -10,7 +10,7 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import CorruptionError, InvalidArgumentError, LimitError
+from radixkv.core.errors import CorruptionError, InvalidArgumentError, LimitError, UnavailableError
 from radixkv.net.calls.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
@@ -24,6 +24,11 @@ __all__ = ["PrefixCacheServicer"]
 
 CHUNK_BYTES = 256 * 1024
 MAX_ROUTED_POOLS = 64
+
+ERASED_WITHIN_S = 5.0
+"""Longest wait for the holder of a cleared pool."""
+
+_POLL_S = 0.005
 
 _Answer = TypeVar("_Answer")
 _Call = Callable[["PrefixCacheServicer", Any], _Answer]
@@ -113,8 +118,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
 
         return self._once("evict_branch", request.request_id, evict)
 
-    @_unary
-    def Clear(self, request: readers.ClearRequest) -> readers.ClearResponse:  # noqa: N802 the proto's name
+    async def Clear(self, request: readers.ClearRequest, _context: Any) -> readers.ClearResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
 
         def clear() -> readers.ClearResponse:
@@ -124,7 +128,16 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 answers.append(readers.PoolCleared(pool=pool.shape.name, num_blocks=num_blocks))
             return readers.ClearResponse(pools=answers)
 
-        return self._once("clear", request.request_id, clear)
+        response = self._once("clear", request.request_id, clear)
+        storing = [pool for pool in self._pools.select(request.pool) if pool.erases]
+        erased = await asyncio.gather(*map(_has_erased, storing)) if storing else ()
+        for pool, has_erased in zip(storing, erased, strict=True):
+            if not has_erased:
+                raise UnavailableError(
+                    f"pool {pool.shape.name!r} is cleared, but its worker has not confirmed that what it stores is erased; "
+                    "it goes on trying: clear again to find out"
+                )
+        return response
 
     @_unary
     def Pin(self, request: readers.PinRequest) -> readers.PinResponse:  # noqa: N802 the proto's name
@@ -269,6 +282,16 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 if stream.is_current and not request.follow:
                     return
                 await stream.wait()
+
+
+async def _has_erased(pool: Pool) -> bool:
+    """Wait until the holder has acknowledged all changes so far. False: it takes too long, or its stream ends."""
+    stream, next_notices, until_s = pool.stream, pool.next_notices, asyncio.get_running_loop().time() + ERASED_WITHIN_S
+    while pool.cache.journal.size_bytes or pool.next_notices - len(pool.notices) < next_notices:
+        await asyncio.sleep(_POLL_S)
+        if pool.stream is not stream or asyncio.get_running_loop().time() > until_s:
+            return False
+    return stream is not None
 
 
 def _namespace(request: Any) -> str:

@@ -2,15 +2,18 @@
 
     point of a namespace = BLAKE2b-56(secret, owner) · generation, 24 bits         generation: the first that is not erased
     leaf                 = value of the cover at that point (`cover.py`)
-    id = BLAKE2b(leaf)       name key, seal key = BLAKE2b(leaf, namespace)
+    id = AES(secret, point)       name key, seal key = BLAKE2b(leaf, namespace)
 
 Erasing replaces the file by one whose cover lacks the point. No copy of anything sealed under the leaf opens with the file as
 it is then; the namespace goes on with its next generation, which shares nothing with the last. Two hosts that start with copies
-of one file derive equal keys, until one of them erases: its point is then the tombstone for the other.
+of one file derive equal keys, until one of them erases: its point is then the tombstone for the other. After all generations of
+an owner its points come from another hash. With the file an id leads back to its point: a block of an erased generation is
+known by its id, and no list of them grows.
 
-    file:  magic | secret 32 | number of erased ids 4 | of nodes 4 | ids, 16 each | nodes: start 10, depth, seed 32 | digest 32
+    file:  magic | secret 32 | number of ids 4 | of nodes 4 | ids, 16 each | nodes: start 10, depth, seed 32 | digest 32
 
-An erased namespace adds up to 2.5 KiB, and repeated erasures of one namespace little more.
+The ids are of an earlier version; none is written. An erased namespace adds up to 2.5 KiB, and its further erasures next to
+nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import contextlib
 import hmac
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from filelock import FileLock, Timeout
 
 from radixkv.core.namespaces import owner_of
@@ -60,12 +64,11 @@ class NamespaceKeys(NamedTuple):
 class _State:
     """One content of the key file. Immutable but for the cache of what is derived from it."""
 
-    __slots__ = ("cache", "cover", "erased_ids", "secret", "stamp")
+    __slots__ = ("cache", "cover", "secret", "stamp")
 
-    def __init__(self, secret: bytes, cover: Cover, erased_ids: frozenset[bytes], stamp: tuple[int, ...] = ()) -> None:
+    def __init__(self, secret: bytes, cover: Cover, stamp: tuple[int, ...] = ()) -> None:
         self.secret = secret
         self.cover = cover
-        self.erased_ids = erased_ids
         self.stamp = stamp
         self.cache: dict[str, NamespaceKeys] = {}
 
@@ -78,22 +81,31 @@ class _State:
         return keys
 
     def _derive(self, owner: bytes, namespace: bytes) -> NamespaceKeys:
-        digest = blake2b(owner, digest_size=(DEPTH - GENERATION_BITS) // 8, key=self.secret, person=b"radixkv point")
-        start = int.from_bytes(digest.digest(), "big") << GENERATION_BITS
-        point = self.cover.first(start, start + (1 << GENERATION_BITS))
-        leaf = None if point is None else self.cover.leaf(point)
-        if point is None or leaf is None:
-            raise StoreKeyError(f"a namespace was erased {1 << GENERATION_BITS:,} times; begin a new --store-key")
+        point, turn = None, 0
+        while point is None:
+            digest = blake2b(
+                owner,
+                digest_size=(DEPTH - GENERATION_BITS) // 8,
+                key=self.secret,
+                salt=turn.to_bytes(blake2b.SALT_SIZE, "big"),
+                person=b"radixkv point",
+            ).digest()
+            start = int.from_bytes(digest, "big") << GENERATION_BITS
+            point, turn = self.cover.first(start, start + (1 << GENERATION_BITS)), turn + 1
+        leaf = self.cover.leaf(point)
+        assert leaf is not None, "a point that is not erased has a value"
         name_key, seal_key = (
             blake2b(namespace, digest_size=32, key=leaf, person=person).digest()
             for person in (b"radixkv name", b"radixkv seal")
         )
-        return NamespaceKeys(_id_of(leaf), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"))
+        return NamespaceKeys(_id_of(self.secret, point), name_key, seal_key, point.to_bytes(POINT_BYTES, "big"))
+
+    def is_erased(self, point: int) -> bool:
+        return self.cover.first(point, point + 1) is None
 
     def to_bytes(self) -> bytes:
         parts = [MAGIC, self.secret]
-        parts += [number.to_bytes(COUNT_BYTES, "big") for number in (len(self.erased_ids), len(self.cover.nodes))]
-        parts += sorted(self.erased_ids)
+        parts += [number.to_bytes(COUNT_BYTES, "big") for number in (0, len(self.cover.nodes))]
         parts += [
             node.start.to_bytes(POINT_BYTES, "big") + bytes((node.depth,)) + node.seed for node in self.cover.nodes
         ]
@@ -121,11 +133,7 @@ class StoreKeys:
         self._state = self._read()
 
     def of(self, namespace: str) -> NamespaceKeys:
-        """Keys of the namespace's generation that is not erased, by whichever process. Cached: about 2 µs.
-
-        Raises:
-            StoreKeyError: every generation is erased.
-        """
+        """Keys of the namespace's generation that is not erased, by whichever process. Cached: about 2 µs. Never raises."""
         return self._current().keys_of(namespace)
 
     def erase(self, namespace: str) -> NamespaceKeys:
@@ -141,33 +149,35 @@ class StoreKeys:
         with self._changing, self._locked():
             state = self._merged()
             keys = state.keys_of(namespace)
-            self._replace(state, int.from_bytes(keys.point, "big"), keys.id)
+            self._replace(state, int.from_bytes(keys.point, "big"))
         return keys
 
-    def erased(self, point: bytes) -> bool:
-        """Whether the keys of this point are destroyed."""
-        return self._current().cover.leaf(int.from_bytes(point, "big")) is None
+    def erased(self, ids: Iterable[bytes]) -> set[bytes]:
+        """Those of some ids whose keys are destroyed: a level may hold blocks of them from before, and deletes them."""
+        state = self._current()
+        points = {each: _point_of(state.secret, each) for each in ids}
+        return {each for each, point in points.items() if point is not None and state.is_erased(point)}
 
     def puncture(self, point: bytes) -> bytes | None:
         """Carry out a tombstone of another host: destroy the keys of a point, durably when it returns.
 
         Returns:
-            the id whose blocks are to be deleted; None: it is destroyed already, and its id is among `erased_ids`.
+            the id whose blocks are to be deleted; None: it is destroyed already.
 
         Raises:
             StoreKeyError: the tombstone has another length, or the file cannot be replaced; nothing is erased.
         """
         if len(point) != POINT_BYTES:
             raise StoreKeyError(f"a tombstone has {POINT_BYTES} bytes, and this one has {len(point)}")
-        if self.erased(point):
+        number = int.from_bytes(point, "big")
+        if self._current().is_erased(number):
             return None
         with self._changing, self._locked():
-            state, number = self._merged(), int.from_bytes(point, "big")
-            leaf = state.cover.leaf(number)
-            if leaf is None:
+            state = self._merged()
+            if state.is_erased(number):
                 return None
-            self._replace(state, number, _id_of(leaf))
-        return _id_of(leaf)
+            self._replace(state, number)
+        return _id_of(state.secret, number)
 
     def tombstone(self, point: bytes) -> bytes:
         """A point for other hosts with a copy of this file: without one, none can be made that `point_of` takes."""
@@ -180,10 +190,6 @@ class StoreKeys:
 
     def _tag(self, point: bytes) -> bytes:
         return blake2b(point, digest_size=ID_BYTES, key=self._state.secret, person=b"radixkv tomb").digest()
-
-    def erased_ids(self) -> frozenset[bytes]:
-        """Ids of all erased generations: a level may hold blocks of them from before, and deletes them."""
-        return self._current().erased_ids
 
     def _current(self) -> _State:
         """The state, read again where another process has replaced the file. A file that is gone or damaged changes nothing."""
@@ -200,12 +206,10 @@ class StoreKeys:
         read, known = self._read(), self._state
         if read.secret != known.secret:
             raise StoreKeyError(f"--store-key {self._path} was replaced by the key of another store; restart with it")
-        return _State(
-            read.secret, read.cover.intersect(known.cover), read.erased_ids | known.erased_ids, stamp=read.stamp
-        )
+        return _State(read.secret, read.cover.intersect(known.cover), stamp=read.stamp)
 
-    def _replace(self, state: _State, point: int, erased_id: bytes) -> None:
-        state = _State(state.secret, state.cover.puncture(point), state.erased_ids | {erased_id})
+    def _replace(self, state: _State, point: int) -> None:
+        state = _State(state.secret, state.cover.puncture(point))
         try:
             old = os.open(self._path, os.O_WRONLY)
             try:
@@ -226,7 +230,7 @@ class StoreKeys:
             raise FileExistsError
         root = CoverNode(0, 0, os.urandom(SEED_BYTES))
         try:
-            self._write(_State(os.urandom(SECRET_BYTES), Cover([root]), frozenset()))
+            self._write(_State(os.urandom(SECRET_BYTES), Cover([root])))
         except OSError as error:
             raise StoreKeyError(f"--store-key {self._path} cannot be created: {error.strerror}") from error
 
@@ -289,26 +293,36 @@ def _parse(content: bytes, stamp: tuple[int, ...]) -> _State | None:
     body, head = content[:-DIGEST_BYTES], len(MAGIC) + SECRET_BYTES + 2 * COUNT_BYTES
     if not body.startswith(MAGIC) or len(body) < head or _digest(body) != content[-DIGEST_BYTES:]:
         return None
-    num_erased = int.from_bytes(body[head - 2 * COUNT_BYTES : head - COUNT_BYTES], "big")
+    num_ids = int.from_bytes(body[head - 2 * COUNT_BYTES : head - COUNT_BYTES], "big")
     num_nodes = int.from_bytes(body[head - COUNT_BYTES : head], "big")
-    nodes_at = head + num_erased * ID_BYTES
+    nodes_at = head + num_ids * ID_BYTES
     if len(body) != nodes_at + num_nodes * NODE_BYTES:
         return None
-    ids = frozenset(body[at : at + ID_BYTES] for at in range(head, nodes_at, ID_BYTES))
     nodes = []
     for at in range(nodes_at, len(body), NODE_BYTES):
         depth_at = at + POINT_BYTES
         start = int.from_bytes(body[at:depth_at], "big")
         nodes.append(CoverNode(start, body[depth_at], body[depth_at + 1 : at + NODE_BYTES]))
-    return _State(body[len(MAGIC) : len(MAGIC) + SECRET_BYTES], Cover(nodes), ids, stamp)
+    return _State(body[len(MAGIC) : len(MAGIC) + SECRET_BYTES], Cover(nodes), stamp)
 
 
 def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=DIGEST_BYTES, person=b"radixkv key file").digest()
 
 
-def _id_of(leaf: bytes) -> bytes:
-    return blake2b(digest_size=ID_BYTES, key=leaf, person=b"radixkv id").digest()
+def _id_of(secret: bytes, point: int) -> bytes:
+    return _id_cipher(secret).encryptor().update(point.to_bytes(ID_BYTES, "big"))
+
+
+def _point_of(secret: bytes, id_: bytes) -> int | None:
+    """None: the id was made with another file."""
+    point = int.from_bytes(_id_cipher(secret).decryptor().update(id_), "big")
+    return point if point < 1 << DEPTH else None
+
+
+def _id_cipher(secret: bytes) -> Cipher[modes.ECB]:
+    """A permutation of single blocks."""
+    return Cipher(algorithms.AES(blake2b(digest_size=32, key=secret, person=b"radixkv id").digest()), modes.ECB())
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

@@ -19,8 +19,9 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.folder import LOCK, model_folders
 from radixkv.stores.disk.index import Index, Row
-from radixkv.stores.disk.level import ROW_BYTES, unlisted
+from radixkv.stores.disk.level import ROW_BYTES
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
+from radixkv.stores.disk.table import unlisted
 from radixkv.stores.errors import SealError, StoreError
 from radixkv.stores.keys import NamespaceKeys, StoreKeys
 from radixkv.stores.sealing import SEAL_BYTES, Sealer
@@ -92,10 +93,9 @@ def check(
     for namespace in namespaces if keys is not None else ():
         given = keys.of(namespace)  # type: ignore[union-attr]
         by_id.setdefault(given.id, []).append(given)
-    erased = keys.erased_ids() if keys is not None else frozenset()
     with _locked(folder) as path:
         described = [(model, _describe(model)) for model in model_folders(path)]
-        return [_check_model(model, stored, by_id, erased) for model, stored in described if stored.is_readable]
+        return [_check_model(model, stored, by_id, keys) for model, stored in described if stored.is_readable]
 
 
 def trim(folder: str | os.PathLike[str], size_bytes: int) -> list[StoredModel]:
@@ -133,7 +133,6 @@ def erase(folder: str | os.PathLike[str], keys: StoreKeys, namespace: str | None
     models = list_models(folder)
     if namespace is not None:
         keys.erase(namespace)
-    erased = keys.erased_ids()
     deleted: dict[str, int] = {}
     for model in models:
         if model.is_readable:
@@ -141,8 +140,7 @@ def erase(folder: str | os.PathLike[str], keys: StoreKeys, namespace: str | None
             room = sum(each.file_bytes for each in models) + num_slots * (slot_bytes_of(model.sealed_bytes) + ROW_BYTES)
             level = DiskLevel(folder, room, model.fingerprint, model.sealed_bytes)
             try:
-                ids = erased & level.namespace_ids()
-                if not level.erase(*ids):
+                if not level.erase(*keys.erased(level.namespace_ids())):
                     raise StoreError(f"the blocks in {folder} cannot be deleted; their keys are destroyed")
                 deleted[model.folder] = model.num_blocks - level.stats().num_blocks
             finally:
@@ -217,13 +215,14 @@ def _opened(model: Path, fingerprint: bytes, sealed_bytes: int) -> Iterator[tupl
 
 
 def _check_model(
-    model: Path, stored: StoredModel, by_id: Mapping[bytes, list[NamespaceKeys]], erased: frozenset[bytes]
+    model: Path, stored: StoredModel, by_id: Mapping[bytes, list[NamespaceKeys]], keys: StoreKeys | None
 ) -> CheckedModel:
     sealer = Sealer(stored.fingerprint)
     sealed = memoryview(bytearray(stored.sealed_bytes))
     out = memoryview(bytearray(stored.sealed_bytes - SEAL_BYTES))
     found: Counter[str] = Counter()
     with _opened(model, stored.fingerprint, stored.sealed_bytes) as (rows, slots, is_intact):
+        erased = keys.erased({row.namespace_id for row in rows}) if keys is not None else set()
         for row in rows:
             found[_verdict(row, slots, sealer, by_id, erased, sealed, out)] += 1
     return CheckedModel(
@@ -242,7 +241,7 @@ def _verdict(
     slots: SlotFile,
     sealer: Sealer,
     by_id: Mapping[bytes, list[NamespaceKeys]],
-    erased: frozenset[bytes],
+    erased: set[bytes],
     sealed: memoryview,
     out: memoryview,
 ) -> str:

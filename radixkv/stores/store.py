@@ -14,10 +14,12 @@ miss.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.block import SealedBlock
-from radixkv.stores.errors import SealError, StoreError
+from radixkv.stores.errors import SealError
 from radixkv.stores.host import HostLevel, Kept, Row
 from radixkv.stores.lane import Lane
 from radixkv.stores.names import root_name
@@ -51,7 +53,9 @@ _MEMORY_RATE = 1e9
 _WAKE_AT = 16
 """Landed blocks that wake the engine while more are to come: each time costs it a round."""
 
-_WRITE_BATCH = 32
+_WRITE_BATCH, _WRITE_BATCH_BYTES = 32, 32 << 20
+"""Most blocks in one write, and most bytes where that is less: one that takes long hangs."""
+
 _MAX_WAITING_PUTS = 64
 """Sealed blocks that wait for the remote level; beyond, the oldest are left out."""
 
@@ -61,7 +65,15 @@ _PUT_WAIT_S, _PUT_POLL_S = 2.0, 0.005
 _ROWS_KEPT_FOR_LOADS = 8
 _ROW_WAIT_S = 0.1
 _SAVES_END_S = 30.0
-"""Longest wait of a deletion for saves under way."""
+"""Longest wait of a deletion, or of the end, for saves under way."""
+
+_STALL_S = 5.0
+"""A write that takes longer hangs: nothing waits for it any more."""
+
+_REMOTE_ERASE_S = 30.0
+
+_FIRST_ERASURES_S = 5.0
+"""How long a start waits for the remote level to say what was erased meanwhile. Then the disk level is read all the same."""
 
 _PUT_LATELY = 65_536
 """Names put into the remote level that are not put again soon."""
@@ -207,7 +219,7 @@ class BlockStore:
         self.block_bytes = host.block_bytes
         self._rounding = rounding
         self._data_bytes = self.block_bytes if rounding is None else rounding.num_bytes
-        if disk is not None and (erased := keys.erased_ids() & disk.namespace_ids()):
+        if disk is not None and (erased := keys.erased(disk.namespace_ids())):
             disk.erase(*erased)  # by another process, or by this one right before it ended
         self._fingerprint = fingerprint
         self._adapters = adapters
@@ -218,9 +230,14 @@ class BlockStore:
         self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
         self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
         self._sealed_into: list[bytearray | None] = []  # memory that the writer uses again
+        self._batch_s = math.inf  # when the write under way began
         self._clearing: Counter[str] = Counter()
+        self._to_clear: dict[str, Future[None]] = {}  # whose erasure has not begun
+        self._unused: set[bytes] = set()  # ids of keys that came after an erasure here, under which nothing was saved
+        self._to_drop: dict[bytes, set[bytes]] = {}  # by namespace id: names below which nothing is to stay
         self._chores = Lane(1, "radixkv-store-chores")
         self._unput: deque[SealedBlock] = deque()
+        self._putting = threading.Lock()  # while blocks are taken out of it and put
         self._has_news = threading.Event()
         self._is_closing = False
         self._readers = Lane(_NUM_READERS, "radixkv-store-read")
@@ -233,6 +250,10 @@ class BlockStore:
             thread.start()
         if remote is not None:
             remote.follow_tombstones(self.take_tombstones)
+            if disk is not None and not remote.await_tombstones(_FIRST_ERASURES_S):
+                _LOG.warning(
+                    "%s: erasures since the last start are unknown; the disk level is read all the same", remote
+                )
 
     def root(self, keys: NamespaceKeys, adapter: str) -> bytes:
         """The parent of every first block of a namespace; `adapter`: its adapter, empty for none."""
@@ -281,6 +302,8 @@ class BlockStore:
 
     def save(self, blocks: Sequence[Unsaved]) -> None:
         """Save blocks. Their rows are given back once they are sealed."""
+        with self._lock:
+            self._unused.difference_update(block.keys.id for block in blocks)
         self.host.keep([Kept(block.name, block.parent, block.keys.id, block.row) for block in blocks])
         if not self.is_sealed:
             for block in blocks:
@@ -292,10 +315,14 @@ class BlockStore:
             self._unsaved.put(block)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all blocks given so far are saved. Returns whether they are."""
+        """Wait until all blocks given so far are saved, but for no write that hangs. Returns whether they are."""
         done = threading.Event()
         self._unsaved.put(done)
-        return done.wait(timeout_s)
+        until_s = self._clock() + timeout_s
+        while not done.wait(_ROW_WAIT_S):
+            if (now_s := self._clock()) > until_s or now_s - self._batch_s > _STALL_S:
+                return False
+        return True
 
     def _write(self) -> None:
         while True:
@@ -303,14 +330,16 @@ class BlockStore:
             item = self._unsaved.get()
             while isinstance(item, Unsaved):
                 batch.append(item)
-                if len(batch) == _WRITE_BATCH:
+                if len(batch) == min(_WRITE_BATCH, max(1, _WRITE_BATCH_BYTES // self.block_bytes)):
                     break
                 try:
                     item = self._unsaved.get_nowait()
                 except Empty:
                     break
             if batch:
+                self._batch_s = self._clock()
                 self._save(batch)
+                self._batch_s = math.inf
             if isinstance(item, threading.Event):
                 item.set()
                 if self._is_closing:
@@ -371,17 +400,22 @@ class BlockStore:
             self._has_news.wait()
             self._has_news.clear()
             is_last = self._is_closing
-            batch: list[SealedBlock] = []
-            with suppress(IndexError):
-                while True:
-                    batch.append(self._unput.popleft())
             try:
-                if self.remote.write_many(batch) == len(batch):
-                    self._was_put(batch)
+                with self._putting:
+                    batch = self._waiting_puts()
+                    if self.remote.write_many(batch) == len(batch):
+                        self._was_put(batch)
             except Exception:
                 _LOG.exception("blocks could not be put into the remote store")
             if is_last:
                 return
+
+    def _waiting_puts(self) -> list[SealedBlock]:
+        batch: list[SealedBlock] = []
+        with suppress(IndexError):
+            while True:
+                batch.append(self._unput.popleft())
+        return batch
 
     def _was_put(self, batch: Sequence[SealedBlock]) -> None:
         with self._lock:
@@ -541,6 +575,8 @@ class BlockStore:
             how many are stored, durably where there is a disk level; those of the end are left out first.
         """
         num_stored = 0
+        with self._lock:
+            self._unused.discard(keys.id)
         for start in range(0, len(blocks), _WRITE_BATCH):
             part = blocks[start : start + _WRITE_BATCH]
             names = chain[start + 1 :]
@@ -570,22 +606,39 @@ class BlockStore:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def erase(self, namespace: str) -> dict[str, bool]:
-        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether it could be reached.
+    def erase(
+        self, namespace: str, on_destroyed: Callable[[], object] = _at_once, remote_s: float = _REMOTE_ERASE_S
+    ) -> dict[str, bool]:
+        """Destroy a namespace's keys, durably, then delete its blocks. Returns each level, and whether all of it is deleted.
+
+        Args:
+            on_destroyed: called in between.
+            remote_s: longest wait for the remote level, which goes on by itself.
 
         Raises:
             StoreKeyError: the key file cannot be replaced; nothing is erased.
         """
         keys = self.keys.erase(namespace)
+        with self._lock:
+            self._unused -= {keys.id}
+            self._unused |= {self.keys.of(namespace).id}
+        on_destroyed()
         erased = self._forget(keys.id)
         if self.remote is not None:
-            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point))
+            erased["remote"] = self.remote.erase(keys.id, self.keys.tombstone(keys.point), remote_s)
         return erased
 
-    def begin_clear(self, namespace: str) -> None:
-        """Nothing of a namespace is found, and no block is named in it, from now on until `clear` is done."""
+    def begin_clear(self, namespace: str) -> tuple[Future[None], bool]:
+        """Nothing of a namespace is found, and no block is named in it, from now on until `clear` is done.
+
+        Returns:
+            a future that is done once what was stored cannot be read any more, or has the error, and whether `clear` is to be
+            called: if not, an erasure that has not begun includes this one.
+        """
         with self._lock:
-            self._clearing[namespace] += 1
+            is_first = namespace not in self._to_clear
+            self._clearing[namespace] += is_first
+            return self._to_clear.setdefault(namespace, Future()), is_first
 
     def clear(self, namespace: str) -> None:
         """Erase a namespace soon, on another thread, after the saves under way; `begin_clear` comes first."""
@@ -596,40 +649,64 @@ class BlockStore:
         return bool(self._clearing) and (namespace in self._clearing or owner_of(namespace) in self._clearing)
 
     def _clear(self, namespace: str) -> None:
+        keys = self.keys.of(namespace)
+        with self._lock:
+            erasing, is_unused = self._to_clear.pop(namespace), keys.id in self._unused
         try:
-            if is_derived(namespace):
-                self.flush(_SAVES_END_S)
-                self.forget_below([self.root(self.keys.of(namespace), adapter_of(namespace))])
+            if is_unused:
+                erasing.set_result(None)
+            elif is_derived(namespace):
+                self._forget_below({keys.id: {self.root(keys, adapter_of(namespace))}})
+                erasing.set_result(None)
             else:
-                self.erase(namespace)
-        except Exception:
+                self.erase(namespace, lambda: erasing.set_result(None), 0.0)
+        except Exception as error:
             _LOG.exception("a cleared namespace could not be erased")
-            self._forget(self.keys.of(namespace).id)
+            if not erasing.done():
+                erasing.set_exception(error)
+            self._forget(keys.id)
         finally:
             with self._lock:
                 self._clearing -= Counter([namespace])
 
-    def drop(self, parents: Sequence[bytes]) -> None:
-        """Delete the blocks below these names soon, on another thread."""
-        self._chores.submit(partial(self.forget_below, parents))
+    def drop(self, namespace_id: bytes, parents: Iterable[bytes]) -> None:
+        """Delete the blocks below these names of a namespace soon, on another thread, after the saves under way."""
+        with self._lock:
+            is_first = not self._to_drop
+            self._to_drop.setdefault(namespace_id, set()).update(parents)
+        if is_first:
+            self._chores.submit(self._drop)
 
-    def forget_below(self, parents: Sequence[bytes]) -> None:
-        """Delete the blocks below these names."""
-        self.host.forget_below(parents)
+    def _drop(self) -> None:
+        with self._lock:
+            to_drop, self._to_drop = self._to_drop, {}
+        self._forget_below(to_drop)
+
+    def _forget_below(self, parents: Mapping[bytes, set[bytes]]) -> None:
+        self.flush(_SAVES_END_S)
+        names = [name for below in parents.values() for name in below]
+        self.host.forget_below(names)
         if self.disk is not None:
-            self.disk.forget_below(parents)
+            self.disk.forget_below(names)
+        if self.remote is not None:
+            with self._putting:
+                self._unput.extend(block for block in self._waiting_puts() if block.namespace_id not in parents)
+            for namespace_id in parents:
+                self.remote.forget_below(namespace_id, parents[namespace_id])
+            with self._lock:
+                self._put_lately.clear()
 
     def take_tombstones(self, tombstones: Sequence[bytes]) -> None:
-        """Carry out erasures of other workers with this key file, found in the remote level."""
+        """Carry out erasures of other workers with this key file, found in the remote level.
+
+        Raises:
+            StoreKeyError: the key file cannot be replaced; those before are carried out.
+        """
         for tombstone in tombstones:
             point = self.keys.point_of(tombstone)
             if point is None:
                 continue
-            try:
-                namespace_id = self.keys.puncture(point)
-            except StoreError:
-                _LOG.exception("an erasure of another worker could not be carried out")
-                continue
+            namespace_id = self.keys.puncture(point)
             if namespace_id is not None:
                 self._forget(namespace_id)
 
@@ -642,16 +719,23 @@ class BlockStore:
             erased["disk"] = self.disk.erase(namespace_id)
         return erased
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Save what is under way, stop the threads, close the levels. A level that hangs is waited for `timeout_s` seconds."""
-        self._chores.close(timeout_s)
-        self._readers.close(timeout_s, drops=True)
-        self._fetchers.close(timeout_s, drops=True)
-        self.flush(timeout_s)
-        self._is_closing = True  # all saves are with the levels
-        self.flush(0)
+    def close(self, timeout_s: float = 8.0) -> None:
+        """Save what is under way, stop the threads, close the levels. What hangs is waited for `timeout_s` seconds in all."""
+        self.flush(_SAVES_END_S)
+        until_s = self._clock() + timeout_s
+
+        def left_s() -> float:
+            return max(0.0, until_s - self._clock())
+
+        self._chores.close(left_s())
+        self._readers.close(left_s(), drops=True)
+        self._fetchers.close(left_s(), drops=True)
+        self._is_closing = True
+        self._unsaved.put(threading.Event())
+        self._threads[0].join(left_s())  # all saves are with the levels
         self._has_news.set()
-        for thread in self._threads:
-            thread.join(timeout_s)
+        self._threads[-1].join(left_s())
+        last = Lane(1, "radixkv-store-close")
         for level in self._sealed_levels:
-            level.close()
+            last.submit(level.close)
+        last.close(left_s())

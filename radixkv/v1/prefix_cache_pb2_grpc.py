@@ -174,7 +174,9 @@ class PrefixCacheServicer:
 
     def Clear(self, request, context):
         """Drops all cached branches of a namespace and of those derived of it, for adapters and salts; the paths of open sequences go
-        when these end. The holder's record of them for a restarted service is dropped too. Errors: those of EvictBranch.
+        when these end. The holder's record of them for a restarted service is dropped too, and what it stores of them outside the
+        pool is erased before the answer. Errors: those of EvictBranch; UNAVAILABLE where a pool is cleared and its holder has not
+        confirmed that within five seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

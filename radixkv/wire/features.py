@@ -10,7 +10,15 @@ __all__ = ["FEATURES", "unknown_option"]
 
 _ACQUIRE_OPTIONS = {"at_least": "acquire.at_least", "whole_blocks": "acquire.whole_blocks"}
 
-FEATURES = ("unimplemented", "awaited", *_ACQUIRE_OPTIONS.values(), "freed_blocks", "insert.position", "load")
+FEATURES = (
+    "unimplemented",
+    "awaited",
+    *_ACQUIRE_OPTIONS.values(),
+    "freed_blocks",
+    "insert.position",
+    "erasures",
+    "load",
+)
 """Those of a service of this version."""
 
 

@@ -319,9 +319,16 @@ def _profile(runner: ModelRunner, limits: SchedulerLimits) -> None:
         prompts.append(_row(runner, 0, length))
         left -= length
     runner.forward(prompts)
-    # On CUDA long contexts are split over the chip, with memory for the parts. On a CPU a short context shows the whole peak.
-    start = runner.max_model_len - 1 if runner.device.type == "cuda" else 0
+    start = 0
+    if splits_contexts(runner.device):  # with memory for the parts; on a CPU a short context shows the whole peak
+        start = runner.max_model_len - 1
+        runner.forward([_row(runner, runner.max_model_len - len(prompts[0].token_ids), runner.max_model_len)])
     runner.forward([_row(runner, start, start + 1)] * limits.max_running)
+
+
+def splits_contexts(device: torch.device) -> bool:
+    """Whether the device's kernels split long contexts over the chip."""
+    return device.type == "cuda"
 
 
 def _row(runner: ModelRunner, start: int, end: int) -> ForwardRow:

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -395,7 +395,7 @@ def _keeps_replies(config: WorkerConfig, runner: ModelRunner) -> bool:
     The native decoder computes a token alike whatever else a step has, but for blocks that several branches read at once. Other
     code rounds by the shape of a step, which only float32 does too little to be seen.
     """
-    if config.speculation == "off" or runner.device.type != "cpu":
+    if config.speculation == "off" or runner.device.type != "cpu" or config.tensor_parallel > 1:
         return False
     if config.deterministic:
         return rows_agree(runner, 1 + config.draft_tokens)
@@ -423,7 +423,7 @@ class _Lease:
         self._pool = pool
         self._holder: RemoteHolder | None = None
         self.wake: Callable[[], None] = lambda: None
-        self.noted: Callable[[Sequence[JournalEntry]], None] = lambda _entries: None
+        self.noted: Callable[[Sequence[JournalEntry]], Sequence[Future[None]]] = lambda _entries: ()
         self._given_up = threading.Event()
         self.measured: Callable[[], WorkerLoad] = lambda: WorkerLoad(0, 0.0, 0, is_accepting=False)
         self._is_refusing = False
@@ -486,8 +486,8 @@ class _Lease:
     def _told(self) -> None:
         self.wake()
 
-    def _changed(self, entries: Sequence[JournalEntry]) -> None:
-        self.noted(entries)
+    def _changed(self, entries: Sequence[JournalEntry]) -> Sequence[Future[None]]:
+        return self.noted(entries)
 
     def stats(self) -> tuple[CacheStats, BlockTimes]:
         """The service's stats of the pool. Thread-safe.

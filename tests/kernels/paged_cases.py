@@ -62,8 +62,9 @@ class PagedCase:
     block_tables: list[array[int]]
     shape: Shape
 
-    def plan(self, device: str = "cpu") -> AttentionBatch:
-        return plan_attention(self.query_lens, self.context_lens, self.block_tables, self.shape.block_size, device)
+    def plan(self, device: str = "cpu", *, shares: bool = True) -> AttentionBatch:
+        lens = self.query_lens, self.context_lens
+        return plan_attention(*lens, self.block_tables, self.shape.block_size, device, shares=shares)
 
     def expected(self, spec: AttentionSpec) -> Tensor:
         return prefill_reference(self.q.double(), self.k_cache.double(), self.v_cache.double(), self.plan(), spec)
@@ -85,13 +86,13 @@ class PagedCase:
         scale = self.shape.head_dim**-0.5
         return paged_attention(self.q, self.cache(), self.plan(), scale=scale, **variant)
 
-    def by_triton(self, spec: AttentionSpec, device: str) -> Tensor:
+    def by_triton(self, spec: AttentionSpec, device: str, *, shares: bool = True) -> Tensor:
         q, sinks = self.q.to(device), spec.sinks if spec.sinks is None else spec.sinks.to(device)
         cache = self.cache(device, Layout.HEAD_MAJOR)
         return paged_attention(
             q,
             cache,
-            self.plan(device),
+            self.plan(device, shares=shares),
             scale=spec.scale,
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,

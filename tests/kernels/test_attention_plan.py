@@ -6,10 +6,12 @@ from array import array
 from typing import Any
 
 import pytest
+import torch
 
 from radixkv import kernels
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import plan_attention
+from radixkv.worker.placement import choose_device
 
 
 def test_a_plan_holds_what_the_kernels_read() -> None:
@@ -64,3 +66,11 @@ def test_the_public_surface_is_what_it_was() -> None:
         "write_kv",
         "write_latents",
     ]
+
+
+def test_a_device_is_named_as_tensors_there_name_it() -> None:
+    """`cpu:0` is to a CPU's tensors what `cuda` is to a GPU's."""
+    tensor = torch.zeros(1, device="cpu:0")
+    assert torch.device("cpu:0") != tensor.device
+    assert plan_attention([1], [1], [array("i", [0])], 16, "cpu:0").device == tensor.device
+    assert choose_device("cpu:0") == tensor.device

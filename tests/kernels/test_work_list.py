@@ -13,12 +13,18 @@ from paged_cases import Fork, PagedCase, Shape, make_case, make_forked_case, spe
 from radixkv.kernels import AttentionBatch, plan_attention
 from radixkv.kernels.cpu.native_attention import NATIVE_LIMITS
 from radixkv.kernels.spec import AttentionSpec
-from radixkv.kernels.work_list import WorkList, make_work_list
+from radixkv.kernels.work_list import SplitRule, WorkLimits, WorkList, make_work_list
 
 SHAPE = Shape()
 GROUP = SHAPE.num_heads // SHAPE.num_kv_heads
 LIMITS = NATIVE_LIMITS._replace(min_saved_tokens=16)
 SPLIT_KEYS = LIMITS.split_keys
+
+RULE = LIMITS._replace(
+    item_rows=64,
+    rule=SplitRule(narrow_entries=5, target_items=(40, 20), least_keys=(64, 128), most_keys=512, full_items=9),
+)
+"""Of a small chip with tiles of 64 rows."""
 
 Forks = list[tuple[int, int, int, int]]
 FORKS = st.lists(
@@ -34,8 +40,8 @@ def forked(forks: Forks) -> PagedCase:
     return make_forked_case([Fork(min(parent, index), *rest) for index, (parent, *rest) in enumerate(forks)], SHAPE)
 
 
-def work_of(case: PagedCase, window: int | None = None) -> WorkList:
-    return make_work_list(case.plan(), spec_of(case.shape, sliding_window=window), GROUP, LIMITS)
+def work_of(case: PagedCase, window: int | None = None, limits: WorkLimits = LIMITS) -> WorkList:
+    return make_work_list(case.plan(), spec_of(case.shape, sliding_window=window), GROUP, limits)
 
 
 def keys_read(work: WorkList) -> int:
@@ -76,10 +82,44 @@ def test_a_long_context_is_cut_for_the_threads() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(FORKS, st.sampled_from([None, 20, 200]))
-def test_every_key_that_an_entry_sees_is_read_for_it_once(forks: Forks, window: int | None) -> None:
+@given(FORKS, st.sampled_from([None, 20, 200]), st.sampled_from([LIMITS, RULE]))
+def test_every_key_that_an_entry_sees_is_read_for_it_once(forks: Forks, window: int | None, limits: WorkLimits) -> None:
     case = forked(forks)
-    assert_complete(work_of(case, window), case)
+    assert_complete(work_of(case, window, limits), case)
+
+
+@pytest.mark.parametrize(("batch", "context"), [(1, 1000), (1, 9000), (4, 3000), (30, 700), (3, 20)])
+def test_few_long_sequences_are_cut_for_a_whole_chip_and_many_less_often(batch: int, context: int) -> None:
+    work = work_of(make_case([(1, context)] * batch, SHAPE), limits=RULE)
+    ideal = -(-batch * context // 40)
+    assert work.split_keys == min(512, max(64, -(-ideal // 64) * 64))
+    assert len(work.items) == batch * -(-context // work.split_keys)
+
+
+def test_branches_are_cut_by_the_form_that_reads_them() -> None:
+    work = work_of(make_forked_case([Fork(0, 256, 100) for _ in range(12)], SHAPE), limits=RULE)
+    sizes = {(int(end - first), int(past - begin)) for first, end, _, begin, past, _ in work.items}
+    assert sizes == {(12, 256), (1, 64)}  # 4,096 tokens of a prefix in 20 wide items at most, 1,200 of branches in 40
+
+
+@pytest.mark.parametrize(("queries", "context"), [(300, 300), (300, 130_000), (100, 130_000), (2000, 130_000)])
+def test_the_parts_of_a_prompt_do_not_grow_with_its_context(queries: int, context: int) -> None:
+    work = work_of(make_case([(queries, context)], SHAPE, consecutive=True), limits=RULE)
+    num_tiles = -(-queries // 21) + 1
+    if num_tiles - 1 > 9:
+        assert len(work.items) <= num_tiles
+        assert work.num_part_rows == 0
+    else:
+        assert 9 < len(work.items) <= 20 + 2 * num_tiles
+        assert work.num_part_rows <= 21 * len(work.items)
+
+
+def test_a_batch_that_shares_nothing_is_cut_at_the_same_keys_whoever_is_in_it() -> None:
+    case = make_case([(1, 3000), (40, 2000)], SHAPE)
+    batch = plan_attention(case.query_lens, case.context_lens, case.block_tables, 16, "cpu", shares=False)
+    work = make_work_list(batch, spec_of(SHAPE), GROUP, RULE)
+    assert {int(past) % SPLIT_KEYS for past in work.items[:, 4] if past < 1900} <= {0}
+    assert work.split_keys == SPLIT_KEYS
 
 
 def assert_complete(work: WorkList, case: PagedCase) -> None:
@@ -149,14 +189,15 @@ class Growing:
         return before, self.last
 
 
+@pytest.mark.parametrize("limits", [LIMITS, RULE], ids=["constant", "rule"])
 @pytest.mark.parametrize("window", [None, 70])
-def test_work_goes_on_from_step_to_step(window: int | None) -> None:
+def test_work_goes_on_from_step_to_step(window: int | None, limits: WorkLimits) -> None:
     spec = AttentionSpec(1.0, sliding_window=window)
     growing = Growing([65, 90, 70])
-    work = make_work_list(growing.last, spec, GROUP, LIMITS)
-    for _ in range(40):
-        assert work.advance(*growing.step(), spec, SPLIT_KEYS)
-        fresh = make_work_list(growing.last, spec, GROUP, LIMITS)
+    work = make_work_list(growing.last, spec, GROUP, limits)
+    for _ in range(37):
+        assert work.advance(*growing.step(), spec)
+        fresh = make_work_list(growing.last, spec, GROUP, limits)
         for name in ("positions", "first_keys"):
             by_token = getattr(work, name)[np.argsort(work.tokens)]
             np.testing.assert_array_equal(by_token, getattr(fresh, name)[np.argsort(fresh.tokens)])
@@ -171,7 +212,7 @@ def test_a_sequence_that_outgrows_its_split_is_planned_anew(lens: list[int]) -> 
     growing = Growing(lens)
     work = make_work_list(growing.last, spec, GROUP, LIMITS)
     positions = work.positions.copy()
-    assert not work.advance(*growing.step(), spec, SPLIT_KEYS)
+    assert not work.advance(*growing.step(), spec)
     np.testing.assert_array_equal(work.positions, positions)
 
 
@@ -179,7 +220,7 @@ def test_work_of_another_tree_or_of_other_branches_is_not_kept() -> None:
     spec = AttentionSpec(1.0)
 
     def goes_on(growing: Growing, batch: AttentionBatch) -> bool:
-        return make_work_list(growing.last, spec, GROUP, LIMITS).advance(growing.last, batch, spec, SPLIT_KEYS)
+        return make_work_list(growing.last, spec, GROUP, LIMITS).advance(growing.last, batch, spec)
 
     def planned(lens: list[int], tables: list[array[int]], queries: int = 1) -> AttentionBatch:
         return plan_attention([queries] * len(lens), lens, tables, SHAPE.block_size, "cpu")

@@ -10,7 +10,8 @@ import torch
 __all__ = ["DEVICE", "needs_triton_device"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
+DEVICE = "cpu:0" if INTERPRETED else "cuda"
+"""Written otherwise than tensors there have it, `cpu` and `cuda:0`, as callers may."""
 
 needs_triton_device: list[pytest.MarkDecorator] = (
     []

@@ -35,7 +35,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "what was cleared matches again after a restart that comes before the answer it stands behind",
         "client/session.py",
-        "        while self._journal:\n            self._note(self._journal.popleft()[1])\n",
+        "        while self._journal:\n            self._note(*self._journal.popleft()[1:])\n",
         "        self._journal.clear()\n",
         (
             "stateful/test_clear_at_restart.py::"
@@ -319,8 +319,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block that a verification has overwritten is saved under its old name",
         "worker/storing/stored_blocks.py",
-        "                self._held[block_id] = None\n        return self._runner.forward(rows)",
-        "                pass\n        return self._runner.forward(rows)",
+        "            self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])",
+        "            pass",
         (
             "integration/engine/test_engine_store.py::test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name",
         ),
@@ -352,8 +352,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a namespace's leaf is found again after its erasure",
         "stores/keys.py",
-        "state.cover.puncture(point), state.erased_ids | {erased_id}",
-        "state.cover, state.erased_ids | {erased_id}",
+        "_State(state.secret, state.cover.puncture(point))",
+        "_State(state.secret, state.cover)",
         ("unit/stores/test_keys.py",),
     ),
     PlantedBug(

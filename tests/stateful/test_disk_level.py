@@ -31,9 +31,10 @@ from hypothesis.stateful import (
 from sealed_blocks import BlockMaker
 
 from radixkv.stores.block import SealedBlock
-from radixkv.stores.disk import DiskLevel, index, level
+from radixkv.stores.disk import DiskLevel, index, table
 from radixkv.stores.disk.index import Index
 from radixkv.stores.disk.slots import SlotFile
+from radixkv.stores.disk.table import BlockTable
 from radixkv.stores.errors import SealError
 from radixkv.stores.keys import NamespaceKeys, _State
 from radixkv.stores.leaf_first import Entry, LeafFirst
@@ -110,9 +111,9 @@ class DiskLevelMachine(RuleBasedStateMachine):
 
     def open(self) -> DiskLevel:
         disk = self.maker.level(self.folder, NUM_SLOTS)
-        self.slots: UnsyncedSlots = disk._slots  # type: ignore[assignment]
+        self.slots: UnsyncedSlots = disk._table.slots  # type: ignore[assignment]
         self.slots.crashed = self.copy_as_a_crash_leaves_it
-        disk._index.reach = self.slots.reach  # type: ignore[attr-defined]
+        disk._table.index.reach = self.slots.reach  # type: ignore[attr-defined]
         return disk
 
     def teardown(self) -> None:
@@ -142,11 +143,11 @@ class DiskLevelMachine(RuleBasedStateMachine):
         return evicted
 
     def stored(self) -> set[bytes]:
-        return set(self.disk._tree.entries)
+        return set(self.disk._table.tree.entries)
 
     def adopt_order(self) -> None:
         """After a crash the last uses may be lost: the order is the level's."""
-        self.used = {name: number for number, name in enumerate(self.disk._tree.entries)}
+        self.used = {name: number for number, name in enumerate(self.disk._table.tree.entries)}
         self.now = len(self.used)
 
     def chain(self, tokens: list[int], namespace: str) -> list[SealedBlock]:
@@ -190,7 +191,7 @@ class DiskLevelMachine(RuleBasedStateMachine):
     def damage(self, data: st.DataObject) -> None:
         """Change a byte of a slot, or exchange two of them."""
         names = data.draw(st.lists(st.sampled_from(list(self.used)), min_size=1, max_size=2, unique=True))
-        slots = [self.disk._tree.entries[name].slot for name in names]
+        slots = [self.disk._table.tree.entries[name].slot for name in names]
         content = [os.pread(self.slots._fd, self.maker.sealed_bytes, slot * self.slots.slot_bytes) for slot in slots]
         if len(slots) == 1:
             position = data.draw(st.integers(24, self.maker.sealed_bytes - 1))
@@ -214,11 +215,11 @@ class DiskLevelMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        order = list(self.disk._tree.entries)
+        order = list(self.disk._table.tree.entries)
         self.disk.close()
         self.disk = self.open()
         self.forgotten = set()
-        assert list(self.disk._tree.entries) == order, "the order of use was lost"
+        assert list(self.disk._table.tree.entries) == order, "the order of use was lost"
 
     @rule()
     def crash(self) -> None:
@@ -254,7 +255,7 @@ class DiskLevelMachine(RuleBasedStateMachine):
 
     def begin_again(self, before: set[bytes], on_their_way: set[bytes]) -> None:
         self.slots.crash_at = ""
-        self.disk._index.reach = lambda _: None  # type: ignore[attr-defined]
+        self.disk._table.index.reach = lambda _: None  # type: ignore[attr-defined]
         self.disk.close()
         self.folder = self.root / str(self.num_folders)
         self.disk = self.open()
@@ -318,8 +319,8 @@ def run(num_examples: int) -> None:
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level, "SlotFile", UnsyncedSlots)
-    monkeypatch.setattr(level, "Index", CrashingIndex)
+    monkeypatch.setattr(table, "SlotFile", UnsyncedSlots)
+    monkeypatch.setattr(table, "Index", CrashingIndex)
 
 
 def test_random_histories() -> None:
@@ -374,15 +375,15 @@ def touch_no_parents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_slots_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evict(self: DiskLevel, num_blocks: int, keep: set[bytes]) -> None:
-        self._slots.free += [entry.slot for _, entry in self._tree.evict(num_blocks, keep)]
+    def evict(self: BlockTable, num_blocks: int, keep: set[bytes]) -> None:
+        self.slots.free += [entry.slot for _, entry in self.tree.evict(num_blocks, keep)]
 
-    monkeypatch.setattr(DiskLevel, "_evict", evict)
+    monkeypatch.setattr(BlockTable, "_evict", evict)
 
 
 def evict_what_is_being_extended(monkeypatch: pytest.MonkeyPatch) -> None:
-    evict = DiskLevel._evict
-    monkeypatch.setattr(DiskLevel, "_evict", lambda self, num_blocks, _: evict(self, num_blocks, set()))
+    evict = BlockTable._evict
+    monkeypatch.setattr(BlockTable, "_evict", lambda self, num_blocks, _: evict(self, num_blocks, set()))
 
 
 def read_labels_of_past_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +391,7 @@ def read_labels_of_past_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_no_labels_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level, "unlisted", lambda *_: [])
+    monkeypatch.setattr(table, "unlisted", lambda *_: [])
 
 
 def leave_the_log_after_an_erasure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,9 +410,10 @@ def leave_deleted_rows_readable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def erase_from_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def erase(self: DiskLevel, namespace_id: bytes) -> bool:
-        for name in [name for name, entry in self._tree.entries.items() if entry.namespace_id == namespace_id]:
-            self._slots.free.append(self._tree.entries[name].slot)
-            self._tree.remove(name)
+        table = self._table
+        for name in [name for name, entry in table.tree.entries.items() if entry.namespace_id == namespace_id]:
+            table.slots.free.append(table.tree.entries[name].slot)
+            table.tree.remove(name)
         return True
 
     monkeypatch.setattr(DiskLevel, "erase", erase)

@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from radixkv.core.errors import InvalidArgumentError, LimitError, RateLimit
+from radixkv.core.errors import LimitError, RateLimit
+from radixkv.gateway.storage.shared_server import connect
 from radixkv.net.limits import Limiter, Slot, Standing, duration
 from radixkv.net.tenants import LIMITS, Tenant
 
@@ -111,7 +112,6 @@ _KEPT = 0.5
 """The part of a minute's limits that background requests of a tenant may not use."""
 
 _GATEWAYS = "radixkv:gateways"
-_SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
 _LOG = logging.getLogger(__name__)
 
 
@@ -161,10 +161,11 @@ class SharedLimiter:
         self._tasks: list[asyncio.Task[None]] = []
         self._redis: Any = None
         self._scripts: dict[str, Any] = {}
-        self._failures: tuple[type[Exception], ...] = (OSError, TimeoutError)
+        self._failures: tuple[type[Exception], ...] = ()
         if url is not None:
-            self._redis, self._scripts, failure = _client(url)
-            self._failures = (*self._failures, failure)
+            self._redis, self._failures = connect(url, TIMEOUT_S)
+            scripts = (_ADMIT, _CHARGE, _CLOSE, _BEAT)
+            self._scripts = {text: self._redis.register_script(text) for text in scripts}
 
     async def start(self) -> None:
         """Begin to renew the lease and to charge."""
@@ -306,32 +307,6 @@ class SharedLimiter:
 
     async def _run(self, script: str, keys: Sequence[str], *values: Any) -> Any:
         return await self._scripts[script](keys=keys, args=values)
-
-
-def _client(url: str) -> tuple[Any, dict[str, Any], type[Exception]]:
-    """Return a client of a server, its scripts by their text, and what its failures are.
-
-    Raises:
-        InvalidArgumentError: not a URL of a server, or redis is not installed.
-    """
-    if not url.startswith(_SCHEMES):
-        raise InvalidArgumentError(
-            "shared", url.rpartition("@")[2], f"a URL that begins with one of {', '.join(_SCHEMES)}"
-        )
-    try:
-        from redis.asyncio import Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-        from redis.exceptions import RedisError
-    except ImportError as error:
-        raise InvalidArgumentError(
-            "shared", "a server", "absent without redis: pip install 'radixkv[shared]'"
-        ) from error
-    waits: dict[str, Any] = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-    client = Redis.from_url(
-        url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, retry=Retry(NoBackoff(), 0), **waits
-    )
-    return client, {text: client.register_script(text) for text in (_ADMIT, _CHARGE, _CLOSE, _BEAT)}, RedisError
 
 
 def _keys(name: str) -> list[str]:

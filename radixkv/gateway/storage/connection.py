@@ -1,6 +1,6 @@
 """The part of a database connection that jobs use: the same statements for SQLite and PostgreSQL.
 
-Values are `?` or `:name`. A statement keeps to what both understand; what they spell differently is a function of both:
+Values are `?` or `:name`. A statement has only what both understand; other spellings are functions of both:
 
     epoch_s()               seconds since 1970 on the database's clock
     has_tag(tags, quoted)   whether a JSON list of texts has this text, in JSON

@@ -34,7 +34,10 @@ TAKEABLE = f"((owner IS NULL OR owner <> ?) AND {LOST})"
 
 
 class Lost(NamedTuple):
-    """What a gateway left unfinished. key: its id; of replies, their request. request: JSON with tenant, path and body."""
+    """A response, or replies, that a gateway left unfinished.
+
+    key: its id; of replies, their request. request: JSON with tenant, path and body.
+    """
 
     key: str
     namespace: str

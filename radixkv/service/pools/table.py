@@ -95,6 +95,7 @@ class Pool:
         "answers",
         "cache",
         "config",
+        "erases",
         "expires_at_s",
         "first_step",
         "follows_freed",
@@ -125,6 +126,7 @@ class Pool:
         self.stream: HolderStream | None = None
         self.stream_number = hello.stream_number
         self.follows_freed = "freed_blocks" in hello.features
+        self.erases = "erasures" in hello.features
         self.identity: tuple[str, str] | None = None  # of the credential that attached it
         self.expires_at_s = 0.0
         self.worker = WorkerReport()

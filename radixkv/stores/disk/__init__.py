@@ -3,6 +3,7 @@
 folder    the folder with its lock and size, shared by the files of several models
 index     the index: which block lies in which slot
 level     the level itself
+table     which block lies in which slot, in memory and on disk
 slots     the slot file
 """
 

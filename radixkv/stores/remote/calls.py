@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from radixkv.stores.block import SealedBlock
 from radixkv.stores.remote.server import Server
 from radixkv.stores.remote.wire import ClosedError, DeadlineError, ReplyError, TooLongError, Wire, WireError, command
 from radixkv.stores.stats import LevelCounters
@@ -18,10 +19,11 @@ _CLOSED_TRIES = 3
 
 
 class ReadCall:
-    """Reads blocks of `sealed_bytes`; misses are counted by cause.
+    """Reads values; misses are counted by cause.
 
     Args:
-        keys: each with the index by which `receive` knows it. receive: gets an index and a block, valid during that call.
+        keys: each with the index by which `receive` knows it. receive: gets an index and a value, valid during that call.
+        value_bytes: of every value; one of another length is a miss.
         window: blocks on their way at most.
     """
 
@@ -29,13 +31,13 @@ class ReadCall:
         self,
         keys: list[tuple[int, bytes]],
         receive: Callable[[int, memoryview], None],
-        sealed_bytes: int,
+        value_bytes: int,
         window: int,
         counters: LevelCounters,
     ) -> None:
         self._keys = keys
         self._receive = receive
-        self._sealed_bytes = sealed_bytes
+        self._value_bytes = value_bytes
         self._window = window
         self._counters = counters
         self._position = 0  # of the next reply
@@ -89,7 +91,7 @@ class ReadCall:
             self._num_replies += 1
             if reply is None:
                 self._counters.miss("absent")
-            elif len(reply) != self._sealed_bytes:
+            elif len(reply) != self._value_bytes:
                 self._counters.miss("length")
             else:
                 self._receive(index, reply)
@@ -114,10 +116,13 @@ def _fetch(wire: Wire, keys: Sequence[bytes], until_s: float, window: int) -> It
 
 
 class WriteCall:
-    """Writes values under their keys; those that are lost are counted by cause. `rejection`: cause of the server's refusal."""
+    """Writes blocks under their keys, each after the name of its parent; those that are lost are counted by cause.
 
-    def __init__(self, values: Sequence[tuple[bytes, bytes | bytearray]], window: int, counters: LevelCounters) -> None:
-        self._values = values
+    `rejection`: cause of the server's refusal.
+    """
+
+    def __init__(self, blocks: list[tuple[bytes, SealedBlock]], window: int, counters: LevelCounters) -> None:
+        self._blocks = blocks
         self._window = window
         self._counters = counters
         self._num_done = 0  # answered by the server
@@ -127,7 +132,7 @@ class WriteCall:
     def run(self, server: Server, until_s: float) -> None:
         """Write until all is answered, the server refuses a value, or `until_s`."""
         num_closed = 0
-        while self._num_done < len(self._values) and not self.rejection:
+        while self._num_done < len(self._blocks) and not self.rejection:
             wire = server.borrow(min(until_s, time.monotonic() + STALL_S))
             if wire is None:
                 self._lose_rest("deadline" if server.is_usable else "unavailable")
@@ -151,10 +156,11 @@ class WriteCall:
     def _write(self, wire: Wire, until_s: float) -> None:
         num_sent = self._num_done
         while True:
-            while num_sent < len(self._values) and num_sent - self._num_done < self._window and not self.rejection:
-                key, value = self._values[num_sent]
-                head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, len(value))
-                wire.send([head, value, b"\r\n"], until_s, STALL_S)
+            while num_sent < len(self._blocks) and num_sent - self._num_done < self._window and not self.rejection:
+                key, block = self._blocks[num_sent]
+                size = len(block.parent) + len(block.sealed)
+                head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(key), key, size, block.parent)
+                wire.send([head, block.sealed, b"\r\n"], until_s, STALL_S)
                 num_sent += 1
             if self._num_done == num_sent:
                 return
@@ -167,5 +173,5 @@ class WriteCall:
             self._num_done += 1
 
     def _lose_rest(self, cause: str) -> None:
-        if num_lost := len(self._values) - self._num_done:
+        if num_lost := len(self._blocks) - self._num_done:
             self._counters.unwritten(cause, num_lost)

@@ -1,17 +1,21 @@
-"""Tombstones on the remote level, and the deletion of an erased namespace's blocks.
+"""Tombstones on the remote level, and the deletion of an erased namespace's blocks, or of branches.
 
 A tombstone is left before anything is deleted, so that a worker that was away erases too. Tombstones that a flush or an
 eviction lost are put back by every worker that has seen them. The server is not trusted: the owner of the key file checks
-a tombstone before it acts on it.
+a tombstone before it acts on it. A branch has no tombstone: its worker tries to delete it until it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from radixkv.stores.names import NAME_BYTES
 from radixkv.stores.remote.cluster import Servers
+from radixkv.stores.remote.server import Server
 from radixkv.stores.remote.wire import ProtocolError, Reply, ReplyError, WireError
 from radixkv.stores.stats import LevelCounters
 
@@ -20,8 +24,11 @@ __all__ = ["CALL_TIMEOUT_S", "MAX_TOMBSTONE_BYTES", "Erasures"]
 CALL_TIMEOUT_S = 2.0
 REFRESH_TIMEOUT_S = 20.0
 MAX_TOMBSTONES = 100_000
+"""With more the level is not used: an erasure would be missed."""
 MAX_TOMBSTONE_BYTES = 64
 MAX_PENDING = 10_000
+"""Erasures, and names of a namespace below which blocks are to go; of more, all of the namespace goes."""
+_ALL = b"all"
 _PAGE = 1000
 _KEY = b"radixkv:erased"
 
@@ -35,6 +42,8 @@ class Erasures:
         self._follower = _Follower(lambda _: None, set())
         self._known: dict[bytes, None] = {}
         self._pending: dict[bytes, bytes] = {}  # namespace id -> tombstone
+        self._lock = threading.Lock()
+        self._dropped: dict[bytes, set[bytes]] = {}  # prefix of keys -> names below which all goes
 
     def tombstones(self) -> list[bytes]:
         return list(self._known)
@@ -59,10 +68,29 @@ class Erasures:
             self._pending.pop(namespace_id, None)
         return True
 
+    def forget_below(self, prefix: bytes, parents: Iterable[bytes]) -> None:
+        """Have `retry` delete the blocks below these names, whose keys begin with `prefix`."""
+        with self._lock:
+            names = self._dropped.setdefault(prefix, set())
+            if _ALL not in names:
+                names.update(parents)
+            if len(names) > MAX_PENDING:
+                self._dropped[prefix] = {_ALL}
+
     def retry(self, timeout_s: float) -> None:
         """Try what is pending again, up to the first that fails."""
         for namespace_id, point in list(self._pending.items()):
             if not self.erase(namespace_id, point, time.monotonic() + timeout_s):
+                return
+        for prefix in list(self._dropped):
+            with self._lock:
+                names = self._dropped.pop(prefix)
+            try:
+                self._delete_below(prefix, names, time.monotonic() + timeout_s)
+            except (WireError, ReplyError) as error:
+                if isinstance(error, ReplyError):
+                    self._counters.fault(error.cause)
+                self.forget_below(prefix, names)
                 return
 
     def refresh(self, is_first: bool) -> None:
@@ -80,16 +108,18 @@ class Erasures:
         found: set[bytes] = set()
         cursor = b""
         until_s = time.monotonic() + REFRESH_TIMEOUT_S
-        while cursor != b"0" and len(found) < MAX_TOMBSTONES:
+        while cursor != b"0" and len(found) <= MAX_TOMBSTONES:
             if time.monotonic() > until_s:
                 raise ProtocolError
             cursor, points = _page(self._call(b"SSCAN", _KEY, cursor or b"0", b"COUNT", b"%d" % _PAGE))
             found.update(point for point in points if 0 < len(point) <= MAX_TOMBSTONE_BYTES)
+        if len(found | self._known.keys()) > MAX_TOMBSTONES:
+            raise ProtocolError
         lost = [point for point in list(self._known) if point not in found]
         for first in range(0, len(lost), _PAGE):
             self._call(b"SADD", _KEY, *lost[first : first + _PAGE])
         new = sorted(point for point in found if point not in self._known)
-        self._known.update(dict.fromkeys(new[: max(0, MAX_TOMBSTONES - len(self._known))]))
+        self._known.update(dict.fromkeys(new))
         follower = self._follower
         if unreported := [point for point in list(self._known) if point not in follower.reported]:
             follower.on_tombstones(unreported)
@@ -98,7 +128,28 @@ class Erasures:
     def _delete(self, namespace_id: bytes, point: bytes, until_s: float) -> None:
         self._call(b"SADD", _KEY, point)
         self._known[point] = None
-        pattern = b"radixkv:*:%s:*" % namespace_id.hex().encode()
+        for server, keys in self._scan(b"radixkv:*:%s:*" % namespace_id.hex().encode(), until_s):
+            _each(server, keys, b"UNLINK")
+
+    def _delete_below(self, prefix: bytes, parents: set[bytes], until_s: float) -> None:
+        """Delete all blocks below these names. O(blocks of the namespace), in memory, too."""
+        below: dict[bytes, list[tuple[Server, bytes]]] = {}
+        for server, keys in self._scan(prefix + b"*", until_s):
+            for key, parent in zip(keys, _each(server, keys, b"GETRANGE", b"0", b"%d" % (NAME_BYTES - 1)), strict=True):
+                if isinstance(parent, bytes):
+                    below.setdefault(_ALL if _ALL in parents else parent, []).append((server, key))
+        gone, unlinked = list(parents), dict[Server, list[bytes]]()
+        for name in gone:
+            for server, key in below.pop(name, ()):
+                unlinked.setdefault(server, []).append(key)
+                with contextlib.suppress(ValueError):  # no key of ours
+                    gone.append(bytes.fromhex(key[len(prefix) :].decode()))
+        for server, keys in unlinked.items():
+            for first in range(0, len(keys), _PAGE):
+                _each(server, keys[first : first + _PAGE], b"UNLINK")
+
+    def _scan(self, pattern: bytes, until_s: float) -> Iterator[tuple[Server, list[bytes]]]:
+        """The keys of a pattern, on every server. Raises `WireError` where that takes too long."""
         for server in self._servers.all():
             cursor = b""
             while cursor != b"0":
@@ -108,8 +159,8 @@ class Erasures:
                     now_s + CALL_TIMEOUT_S, b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"%d" % _PAGE
                 )
                 cursor, keys = _page(reply)
-                if keys:  # one command each: a cluster takes no keys of several slots in one
-                    server.call_all(now_s + CALL_TIMEOUT_S, [(b"UNLINK", key) for key in keys])
+                if keys:
+                    yield server, keys
 
     def _call(self, *parts: bytes) -> Reply:
         server = self._servers.of(_KEY)
@@ -121,6 +172,11 @@ class Erasures:
 class _Follower(NamedTuple):
     on_tombstones: Callable[[list[bytes]], None]
     reported: set[bytes]
+
+
+def _each(server: Server, keys: list[bytes], command: bytes, *arguments: bytes) -> list[Reply]:
+    """The replies to one command for each key: a cluster takes no keys of several slots in one."""
+    return server.call_all(time.monotonic() + CALL_TIMEOUT_S, [(command, key, *arguments) for key in keys])
 
 
 def _page(reply: Reply) -> tuple[bytes, list[bytes]]:

@@ -1,6 +1,6 @@
 """The remote level: reads and writes of sealed blocks with deadlines, erasure, tombstones, counters.
 
-    radixkv:{fingerprint}:{namespace id}:{name}   one sealed block, all in hexadecimal
+    radixkv:{fingerprint}:{namespace id}:{name}   in hexadecimal: the name of a block's parent, and the sealed block
     radixkv:erased                                a set of tombstones: points of the key file that were erased
 
 Nothing is believed about what the server holds: each read asks, and a block that is computed is written again. No fault of the
@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.breaker import Breaker, BreakerState
+from radixkv.stores.errors import StoreError
+from radixkv.stores.names import NAME_BYTES
 from radixkv.stores.remote.calls import ReadCall, WriteCall
 from radixkv.stores.remote.cluster import Servers
 from radixkv.stores.remote.erasure import CALL_TIMEOUT_S, MAX_TOMBSTONE_BYTES, Erasures
@@ -38,6 +40,7 @@ TOMBSTONES_S = 3.0
 """Time between two reads of the tombstones."""
 STALE_S = 30.0
 """Without a new read for this time the level is not used."""
+_POLL_S = 0.01
 
 
 class RemoteLevel:
@@ -59,6 +62,7 @@ class RemoteLevel:
         self._place = parsed.place
         self._prefix = b"radixkv:%s:" % fingerprint[:8].hex().encode()
         self._sealed_bytes = sealed_bytes
+        value_bytes = NAME_BYTES + sealed_bytes
         self._counters = LevelCounters("remote")
         num_calls = max(1, min(MAX_CALLS, MAX_IN_FLIGHT_BYTES // sealed_bytes))
         self._window = max(1, MAX_IN_FLIGHT_BYTES // num_calls // sealed_bytes)  # blocks of one call on their way
@@ -71,7 +75,7 @@ class RemoteLevel:
         self._is_closed = False
 
         def open_server(at: RemoteUrl) -> Server:
-            return Server(at, sealed_bytes, self._counters, num_calls, self._connected)
+            return Server(at, value_bytes, self._counters, num_calls, self._connected)
 
         self._servers = Servers(parsed, open_server)
         self._erasures = Erasures(self._servers, self._counters)
@@ -119,13 +123,17 @@ class RemoteLevel:
             self._counters.miss("deadline", len(names))
             return 0
         num_hits = 0
+
+        def receive_value(index: int, value: memoryview) -> None:
+            receive(index, value[NAME_BYTES:])
+
         try:
-            prefix = self._prefix + _hex(namespace_id) + b":"
+            prefix = self._prefix_of(namespace_id)
             for server, keys in self._by_server([prefix + _hex(name) for name in names]):
                 if server is None:
                     self._counters.miss("unavailable", len(keys))
                     continue
-                call = ReadCall(keys, receive, self._sealed_bytes, self._window, self._counters)
+                call = ReadCall(keys, receive_value, NAME_BYTES + self._sealed_bytes, self._window, self._counters)
                 try:
                     call.run(server, until_s)
                 finally:
@@ -157,13 +165,12 @@ class RemoteLevel:
             return 0
         num_written = 0
         try:
-            keys = [self._prefix + b"%s:%s" % (_hex(block.namespace_id), _hex(block.name)) for block in fitting]
+            keys = [self._prefix_of(block.namespace_id) + _hex(block.name) for block in fitting]
             for server, group in self._by_server(keys):
                 if server is None:
                     self._counters.unwritten("unavailable", len(group))
                     continue
-                values: list[tuple[bytes, bytes | bytearray]] = [(key, fitting[index].sealed) for index, key in group]
-                call = WriteCall(values, self._window, self._counters)
+                call = WriteCall([(key, fitting[index]) for index, key in group], self._window, self._counters)
                 call.run(server, until_s)
                 num_written += call.num_written
                 if call.rejection:
@@ -202,6 +209,20 @@ class RemoteLevel:
         assert 0 < len(point) <= MAX_TOMBSTONE_BYTES
         return self._erasures.erase(namespace_id, point, time.monotonic() + deadline_s)
 
+    def forget_below(self, namespace_id: bytes, parents: Iterable[bytes]) -> None:
+        """Delete soon, once the server answers, all blocks of a namespace and this model that follow blocks of these names.
+
+        The next reading of the tombstones does it, so that many calls are one scan.
+        """
+        self._erasures.forget_below(self._prefix_of(namespace_id), parents)
+
+    def await_tombstones(self, timeout_s: float) -> bool:
+        """Wait until the tombstones have been read and reported; returns whether they have."""
+        until_s = time.monotonic() + timeout_s
+        while not self._knows_tombstones and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return self._knows_tombstones
+
     def stats(self) -> LevelStats:
         """The counters; `breaker` is the worst state of a cluster's servers."""
         states = {server.breaker.state for server in self._servers.all()}
@@ -221,6 +242,9 @@ class RemoteLevel:
     @property
     def _knows_tombstones(self) -> bool:
         return self._read_epoch == self._epoch and not self._is_closed
+
+    def _prefix_of(self, namespace_id: bytes) -> bytes:
+        return self._prefix + _hex(namespace_id) + b":"
 
     def _by_server(self, keys: Sequence[bytes]) -> Iterator[tuple[Server | None, list[tuple[int, bytes]]]]:
         groups: dict[Server | None, list[tuple[int, bytes]]] = {}
@@ -261,6 +285,9 @@ class RemoteLevel:
                 cause = error.cause if is_reply else ""  # else the server has counted it
                 if cause or time.monotonic() - read_s > STALE_S:
                     self._read_epoch = -1
+            except StoreError:  # the key file cannot be replaced, so erased blocks could be read
+                self._read_epoch = -1
+                cause = "key file"
             except Exception:  # whatever happens, the thread goes on
                 self._read_epoch = -1
                 cause = "internal"

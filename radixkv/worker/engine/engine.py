@@ -370,9 +370,13 @@ class Engine:
             with suppress(UnavailableError):
                 self._post(lambda: stored.erased(namespace_id))
 
-    def noted(self, entries: Sequence[JournalEntry]) -> None:
-        """Others have changed the pool: cleared namespaces and dropped branches leave the block store, too. Never blocks."""
-        store, stored = self._store, self._loop.stored
+    def noted(self, entries: Sequence[JournalEntry]) -> list[Future[None]]:
+        """Others have changed the pool: cleared namespaces and dropped branches leave the block store, too. Never blocks.
+
+        Returns:
+            a future for each cleared namespace: done once nothing stored of it can be read.
+        """
+        store, stored, erasing = self._store, self._loop.stored, list[Future[None]]()
         for entry in entries:
             if isinstance(entry, (ClearOp, Dropped)):
                 with suppress(UnavailableError):
@@ -380,13 +384,16 @@ class Engine:
             if store is None or stored is None:
                 continue
             if isinstance(entry, ClearOp):
-                store.begin_clear(entry.namespace)
+                erased, is_first = store.begin_clear(entry.namespace)
+                erasing.append(erased)
                 try:
-                    self._post(partial(stored.cleared, entry.namespace))
+                    if is_first:
+                        self._post(partial(stored.cleared, entry.namespace))
                 except UnavailableError:  # closed: it saves nothing more
                     store.clear(entry.namespace)
             elif isinstance(entry, Dropped):
                 self._inbox.put(partial(stored.dropped, entry))
+        return erasing
 
     def stats(self) -> WorkerStats:
         """Gauges and counters of the engine, of its cache and of its block store."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels import AttentionBatch, KVCache, paged_attention, write_kv, write_latents
+from radixkv.kernels.gpu.glue import HeadEmbedding, embed_heads
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
@@ -30,6 +31,11 @@ class AttentionSite(Protocol):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """`query` [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv]; returns [T, Hq, Dv]."""
+
+    def attend_unembedded(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
+    ) -> Tensor:
+        """As `attend`, of queries and keys that are not normed and turned by their positions yet."""
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         """`query` [T, Hq, D], `latents` [T, D], whose first `value_dim` columns are the values; returns [T, Hq, value_dim]."""
@@ -87,6 +93,12 @@ class ShapeProbe:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         return self._note(layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), query, spec)
 
+    def attend_unembedded(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
+    ) -> Tensor:
+        del how
+        return self.attend(layer, query, key, value, spec)
+
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         return self._note(layer, LayerShape(1, latents.shape[1], value_dim, is_latent=True), query, spec)
 
@@ -123,6 +135,12 @@ class StepAttention:
         cache = self._pool.caches[layer]
         write_kv(key, value, cache, self._slot_mapping)
         return self._attend(query, cache, spec)
+
+    def attend_unembedded(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
+    ) -> Tensor:
+        cache = self._pool.caches[layer]
+        return self._attend(embed_heads(query, key, value, how, cache, self._slot_mapping), cache, spec)
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         cache = self._pool.caches[layer]

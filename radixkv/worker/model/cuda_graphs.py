@@ -6,7 +6,8 @@
     captured once per size           the model's own code over these, the logits into a buffer, every list advanced by a token
 
 A row past the batch writes nothing, is in no work list, and its output is not read. Without CUDA the same step runs without a
-graph. A model whose code cannot be captured, because it waits for the device, then runs without graphs.
+graph. A size that cannot be captured, because the model's code waits for the device or memory is short, runs without a graph;
+others keep theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, KVCache, write_kv, write_latents
 from radixkv.kernels.attention import attend_loaded
-from radixkv.kernels.gpu.device_work import SPLIT_KEYS, DeviceWork, WorkCapacity, advance, plan_work
+from radixkv.kernels.gpu.device_work import DeviceWork, WorkCapacity, advance, plan_work
+from radixkv.kernels.gpu.glue import HeadEmbedding, embed_heads
 from radixkv.kernels.gpu.tree_attention import form_limits, layer_shape
 from radixkv.kernels.runtime.upload import upload
 from radixkv.kernels.spec import AttentionSpec
@@ -90,6 +92,7 @@ class DecodeSteps:
 
     Attributes:
         pool: KV that steps write and read.
+        failed_sizes: batch sizes that could not be captured.
     """
 
     def __init__(self, pool: KVPool, compute: Compute, *, vocab_size: int, max_model_len: int) -> None:
@@ -98,7 +101,7 @@ class DecodeSteps:
         self._compute = compute
         self._vocab_size = vocab_size
         self._captures = pool.device.type == "cuda"
-        self._has_failed = False
+        self.failed_sizes: set[int] = set()
         self._steps: dict[int, _Step] = {}
         self._graph_memory: Any = None  # a handle; torch does not export its type
         self._kinds: dict[tuple[object, ...], _Kind] = {}
@@ -111,18 +114,15 @@ class DecodeSteps:
             self._kept = torch.arange(shape[0], device=pool.device)
             self._logits = torch.empty((0, vocab_size), dtype=torch.float32, device=pool.device)
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether a step can be run; False once a capture has failed."""
-        return not self._has_failed
-
     def prepare(self, num_rows: int) -> None:
         """Make the steps of all sizes up to that of `num_rows` now, not at first use."""
         started_s = time.monotonic()
         largest = padded_size(num_rows) or BATCH_SIZES[-1]
         sizes = [size for size in reversed(BATCH_SIZES) if size <= largest]  # the largest's memory suffices
-        if all(self._take(size) for size in sizes) and self._captures:
-            _LOG.info("captured CUDA graphs for %d batch sizes in %.1f s", len(sizes), time.monotonic() - started_s)
+        num_made = sum(self._take(size) is not None for size in sizes)
+        if self._captures:
+            seconds = time.monotonic() - started_s
+            _LOG.info("captured CUDA graphs for %d of %d batch sizes in %.1f s", num_made, len(sizes), seconds)
 
     def run(self, inputs: npt.NDArray[np.int64], batch: AttentionBatch) -> Tensor | None:
         """Compute one step, without waiting for the device except for the first of a size.
@@ -132,7 +132,7 @@ class DecodeSteps:
             batch: of the same sequences.
 
         Returns:
-            float32 [B, vocab_size], until the next call overwrites it; None: the model cannot be captured, and nothing was
+            float32 [B, vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing was
             computed.
 
         Raises:
@@ -203,9 +203,9 @@ class DecodeSteps:
         has_grown = False
         for kind in self._kinds.values():
             known = kind.work_list if before is not None and kind.is_loaded else None
-            if known is not None and before is not None and known.advance(before, batch, kind.spec, SPLIT_KEYS):
+            if known is not None and before is not None and known.advance(before, batch, kind.spec):
                 continue
-            kind.work_list = plan_work(batch, kind.spec, kind.group, kind.work.limits)
+            kind.work_list = plan_work(batch, kind.spec, kind.group, kind.work.limits, kind.part_shape[0])
             kind.is_loaded = False
             needed = WorkCapacity.of(kind.work_list)
             if not kind.work.capacity.holds(needed):
@@ -218,17 +218,17 @@ class DecodeSteps:
 
     def _take(self, size: int) -> _Step | None:
         """The step of a batch size, made at its first use; None: it cannot be made."""
-        if self._has_failed:
+        if size in self.failed_sizes:
             return None
         if size not in self._steps:
             try:
                 self._steps[size] = self._make(size)
-            except RuntimeError as error:  # torch's, for unsupported operations or too little memory
+            except Exception as error:  # torch's, Triton's or the driver's: unsupported operations, too little memory
                 if not self._captures:
                     raise
-                self._forget_steps()
-                self._has_failed = True
-                _LOG.warning("decode runs without CUDA graphs, since the model cannot be captured: %s", error)
+                self.failed_sizes.add(size)
+                torch.cuda.empty_cache()
+                _LOG.warning("decode steps of %d run without a CUDA graph: %s", size, error)
                 return None
         return self._steps[size]
 
@@ -290,6 +290,12 @@ class _Site:
         cache = self._steps.pool.caches[layer]
         write_kv(key, value, cache, self._slots)
         return self._steps.attend(query, cache, spec)
+
+    def attend_unembedded(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
+    ) -> Tensor:
+        cache = self._steps.pool.caches[layer]
+        return self._steps.attend(embed_heads(query, key, value, how, cache, self._slots), cache, spec)
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         cache = self._steps.pool.caches[layer]

@@ -14,6 +14,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.verification import BlockDifference
 from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents
 from radixkv.kernels.kv.block_copy import carry_out, copied_together
+from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.huge_pages import take_soon
 from radixkv.worker.errors import ModelError
@@ -55,8 +56,11 @@ class KVPool:
         device: torch.device,
         num_host_blocks: int = 0,
         kv_format: KVFormat | None = None,
+        layout: Layout | None = None,
     ) -> None:
         """Allocate the caches, with K and V stored in `kv_format`, and host memory for `num_host_blocks` blocks.
+
+        `layout`: of the caches; None: the device's own.
 
         Raises:
             InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
@@ -73,7 +77,8 @@ class KVPool:
         self.device = device
         try:
             with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
-                self.caches = [_allocate(layer, num_blocks, block_size, dtype, device, kv_format) for layer in layers]
+                how = (num_blocks, block_size, dtype, device, kv_format, layout)
+                self.caches = [_allocate(layer, *how) for layer in layers]
         except (RuntimeError, MemoryError) as error:  # of either device
             needed = pool_token_bytes(layers, dtype, kv_format) * block_size * num_blocks
             raise ModelError(
@@ -174,8 +179,9 @@ def _allocate(
     dtype: torch.dtype,
     device: torch.device,
     kv_format: KVFormat | None,
+    layout: Layout | None,
 ) -> KVCache:
     if layer.is_latent:
-        return allocate_latents(num_blocks, block_size, layer.key_dim, layer.value_dim, dtype, device)
+        return allocate_latents(num_blocks, block_size, layer.key_dim, layer.value_dim, dtype, device, layout=layout)
     sizes = (num_blocks, block_size, layer.num_kv_heads, layer.key_dim, dtype, device)
-    return allocate_kv(*sizes, v_head_dim=layer.value_dim, format=kv_format)
+    return allocate_kv(*sizes, v_head_dim=layer.value_dim, format=kv_format, layout=layout)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, distributed
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.packed_linear import RoundedLinear
 from radixkv.worker.model.lora_file import AdapterFile, read_adapter
@@ -130,16 +131,18 @@ class Adapters:
             raise ModelError(f"adapters on {odd[0]} cannot be served: the model does not run it once on every token")
 
     @contextmanager
-    def step(self, row_adapters: Sequence[str], row_lens: Sequence[int], kept: Tensor) -> Iterator[None]:
+    def step(
+        self, row_adapters: Sequence[str], row_lens: Sequence[int], kept: Sequence[int], device: torch.device
+    ) -> Iterator[None]:
         """Apply each row's adapter within. `row_lens`: tokens of each row of the batch; `kept`: tokens with logits."""
         named = [name for name in dict.fromkeys(row_adapters) if name]
         if not named:
             yield
             return
         of_token = np.repeat(np.array(row_adapters, dtype=object), row_lens)
-        of_kept = of_token[kept.cpu().numpy()]
-        self._rows = {name: _positions(of_token == name, kept.device) for name in named}
-        self._kept = {name: _positions(of_kept == name, kept.device) for name in named}
+        of_kept = of_token[np.asarray(kept, dtype=np.int64)]
+        self._rows = {name: _positions(of_token == name, device) for name in named}
+        self._kept = {name: _positions(of_kept == name, device) for name in named}
         try:
             yield
         finally:
@@ -189,7 +192,7 @@ def _share(update: _Update, num_inputs: int, num_outputs: int) -> _Update:
 
 
 def _positions(mask: Any, device: torch.device) -> Tensor | None:
-    return None if mask.all() else torch.from_numpy(np.flatnonzero(mask)).to(device)
+    return None if mask.all() else upload(np.flatnonzero(mask), device)
 
 
 def _widths(module: torch.nn.Module | None) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +27,9 @@ from radixkv.worker.model.batch_invariant import (
     agreeing_sizes,
     use_steady_experts,
 )
+from radixkv.worker.model.capturable_experts import reads_group_sizes, use_capturable_experts
 from radixkv.worker.model.cuda_graphs import DecodeSteps, is_decode
+from radixkv.worker.model.fused_decoder import fuse_decoder
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
@@ -52,6 +55,9 @@ if TYPE_CHECKING:
 __all__ = ["ForwardRow", "ModelRunner"]
 
 _LOG = logging.getLogger(__name__)
+
+_WARM_TOKENS = 40
+"""A prompt with tiles of both forms."""
 
 
 class ModelRunner:
@@ -166,6 +172,8 @@ class ModelRunner:
     ) -> None:
         """Load the model with its own code, and the native decoder where both compute the same."""
         self._model = self._load(model, quantization if rounds else "none", progress)
+        if reads_group_sizes(self.device, self.dtype):
+            use_capturable_experts(self._model)
         self.num_parameters = num_parameters_of(self._model)
         self._adapters.check(self._model)
         if not self._adapters.changes("kv_b_proj"):  # absorbed projections do not run, so no update can be added
@@ -186,6 +194,9 @@ class ModelRunner:
         self._specs = [probe.specs[layer] for layer in range(len(self._layers))]
         if self.quantization != "none":
             self._native = find_native_model(self._model, self._layers, self._specs, self._run, self.kv_format)
+        elif self.device.type == "cuda" and not is_steady and self._num_ranks == 1:
+            joins = not self._adapters.names
+            fuse_decoder(self._model, self._layers, self._specs, self._run, self.device, joins=joins)
 
     def _load(self, model: str | PreTrainedModel, quantization: str, progress: bool) -> Any:
         return load_model(model, self.dtype, self.device, quantization, progress, self._num_ranks)
@@ -271,9 +282,12 @@ class ModelRunner:
         del self.pool
 
     def prepare(self, num_rows: int) -> None:
-        """Capture the CUDA graphs for decoding up to so many rows at once now, not at first use."""
+        """Capture the CUDA graphs for decoding up to so many rows at once now, not at first use, and compile for prompts."""
         if steps := self._take_steps():
             steps.prepare(num_rows)
+            length = min(_WARM_TOKENS, self.max_model_len)
+            table = array("i", bytes(4 * -(-length // self.pool.block_size)))
+            self.forward([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
         """Compute all rows in one pass over the weights. On CUDA the host does not wait for it.
@@ -303,10 +317,10 @@ class ModelRunner:
         wanted = upload(kept, self.device, torch.int64)
         site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
         if self._steady is None or not kept:
-            with self._adapters.step(row_adapters, row_lens, wanted):
+            with self._adapters.step(row_adapters, row_lens, kept, self.device):
                 return self._run(ids, at, wanted, site)
         everything = torch.arange(batch.num_tokens, device=self.device)
-        with self._adapters.step(row_adapters, row_lens, everything):
+        with self._adapters.step(row_adapters, row_lens, range(batch.num_tokens), self.device):
             return self._run(ids, at, everything, site)[wanted]
 
     def _plan(self, rows: Sequence[ForwardRow], before: AttentionBatch | None) -> AttentionBatch:
@@ -329,7 +343,7 @@ class ModelRunner:
         if self._steps is None or self._steps.pool is not self.pool:
             sizes = {"vocab_size": self.vocab_size, "max_model_len": self.max_model_len}
             self._steps = DecodeSteps(self.pool, self._answer, **sizes)
-        return self._steps if self._steps.is_usable else None
+        return self._steps
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
         """Pack the linear layers' weights for a CPU's kernels. Returns the resulting `quantization`."""

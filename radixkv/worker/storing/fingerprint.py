@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from radixkv.util.folders import cache_folder
 from radixkv.worker.model.model import ModelRunner
 
 __all__ = ["fingerprint_of", "served_fingerprint", "weights_digest"]
+
+_LOG = logging.getLogger(__name__)
 
 _VERSION = 1
 """Of the meaning of a block's bytes; a change of kernels that changes them raises it."""
@@ -40,8 +45,20 @@ _TEXTS = {
 _KNOWN = "weight-digests.json"
 _MAX_KNOWN = 256
 
+_PART_BYTES = 16 << 20
+"""A file is read in parts by several threads; its digest is that of the parts' digests."""
 
-def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool, rounding: str = "") -> bytes:
+_REPORT_S = 1.0
+
+
+def fingerprint_of(
+    runner: ModelRunner,
+    model: Path,
+    *,
+    is_deterministic: bool,
+    rounding: str = "",
+    report: Callable[[str], None] = lambda _line: None,
+) -> bytes:
     """32 bytes for the blocks of a runner whose pool is allocated. Reads weights once; see `weights_digest`.
 
     Args:
@@ -51,7 +68,7 @@ def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool, 
     caches = [(str(cache.layout), [(list(t.shape[1:]), str(t.dtype)) for t in cache.tensors]) for cache in pool.caches]
     facts: dict[str, object] = {
         "version": _VERSION,
-        "weights": weights_digest(model).hex(),
+        "weights": weights_digest(model, report).hex(),
         "quantization": runner.quantization,
         "dtype": str(runner.dtype),
         "kv_dtype": runner.kv_dtype,
@@ -65,7 +82,9 @@ def fingerprint_of(runner: ModelRunner, model: Path, *, is_deterministic: bool, 
     if is_deterministic:  # what changes the last bits, too
         library = native_library()
         is_cpu = runner.device.type == "cpu"
-        facts["threads"] = torch.get_num_threads()
+        if not runner.is_native:  # torch's libraries may sum differently; the native decoder does not
+            facts["threads"] = torch.get_num_threads()
+            _LOG.info("deterministic: blocks are found again by workers with %d threads", facts["threads"])
         facts["kernels"] = None if library is None else Path(library._name).name
         facts["torch"] = torch.__version__
         facts["processor"] = (
@@ -91,8 +110,9 @@ def served_fingerprint(model: Path, adapters: Mapping[str, Path], facts: Mapping
     return digest.hexdigest()[:32]
 
 
-def weights_digest(model: Path) -> bytes:
-    """SHA-256 of a model's files. `model`: a folder, a GGUF file, or the id of a model that the hub's cache has.
+def weights_digest(model: Path, report: Callable[[str], None] = lambda _line: None) -> bytes:
+    """SHA-256 of a model's files. `model`: a folder, a GGUF file, or the id of a model that the hub's cache has. `report` gets
+    a line each second that reading them takes.
 
     A file is read again only if it is another file, or its size or a time of it differs from the last time. Times of writing
     alone would not do: in many images all are the same.
@@ -104,13 +124,30 @@ def weights_digest(model: Path) -> bytes:
     known = _read_known()
     for path in _files(model):
         status = path.stat()
-        key = f"{path.resolve()}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+        key = (
+            f"{path.resolve()}|{_PART_BYTES}|{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}"
+        )
         if key not in known:
-            with path.open("rb") as file:
-                known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            known[key] = _digest_of(path, status.st_size, report)
             _keep_known(known)
         digest.update(path.name.encode() + b"\0" + bytes.fromhex(known[key]))
     return digest.digest()
+
+
+def _digest_of(path: Path, size_bytes: int, report: Callable[[str], None]) -> str:
+    digest, reported_s = hashlib.sha256(), time.monotonic()
+    with path.open("rb") as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+
+        def digest_part(start: int) -> bytes:
+            return hashlib.sha256(os.pread(file.fileno(), _PART_BYTES, start)).digest()
+
+        starts = range(0, size_bytes, _PART_BYTES)
+        for start, part in zip(starts, threads.map(digest_part, starts), strict=True):
+            digest.update(part)
+            if time.monotonic() - reported_s > _REPORT_S:
+                reported_s = time.monotonic()
+                report(f"digest of {path.name}, once: {start / size_bytes:.0%}")
+    return digest.hexdigest()
 
 
 def _files(model: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -24,13 +24,16 @@ __all__ = ["open_store"]
 
 
 class Served(Protocol):
-    """The part of a worker's settings that its blocks depend on."""
+    """The part of a worker's settings that its blocks depend on. `on_stage` gets a line each second that reading them takes."""
 
     @property
     def adapters(self) -> Mapping[str, Path]: ...
 
     @property
     def deterministic(self) -> bool: ...
+
+    @property
+    def on_stage(self) -> Callable[[str], None]: ...
 
 
 def open_store(
@@ -45,15 +48,15 @@ def open_store(
     keys = StoreKeys(settings.key_file or state_folder() / "store.key")
     try:
         stored = f"{settings.kv_dtype}, {rounding.layout}" if rounding else ""
-        fingerprint = fingerprint_of(runner, model, is_deterministic=served.deterministic, rounding=stored)
-        adapters = {name: weights_digest(folder) for name, folder in served.adapters.items()}
+        fingerprint = fingerprint_of(
+            runner, model, is_deterministic=served.deterministic, rounding=stored, report=served.on_stage
+        )
+        adapters = {name: weights_digest(folder, served.on_stage) for name, folder in served.adapters.items()}
     except OSError as error:
         raise StoreError(f"the files of {model}, which blocks are named by, cannot be read: {error}") from error
     host = HostLevel([Row(slot, memory) for slot, memory in enumerate(runner.pool.host_rows())], num_kept)
     sealed_bytes = (rounding.num_bytes if rounding else host.block_bytes) + SEAL_BYTES
     disk = None if settings.disk is None else DiskLevel(*settings.disk, fingerprint, sealed_bytes)
-    if disk is not None and (away := keys.erased_ids() & disk.namespace_ids()):
-        disk.erase(*away)  # by another worker with this key file, while the folder was not open
     remote = None
     if settings.remote is not None:
         from radixkv.stores.remote import RemoteLevel  # its client only where it is used

@@ -90,20 +90,19 @@ class _Loading(NamedTuple):
 
 
 class StoringRunner:
-    """A runner whose writes take the names of blocks away."""
+    """A runner that reports which blocks it is going to write."""
 
-    def __init__(self, runner: Runner, held: list[_Held | None]) -> None:
+    def __init__(self, runner: Runner, overwritten: Callable[[Sequence[int]], None]) -> None:
         self.vocab_size = runner.vocab_size
         self.max_model_len = runner.max_model_len
         self.eos_token_ids = runner.eos_token_ids
         self.pool = runner.pool
         self._runner = runner
-        self._held = held
+        self._overwritten = overwritten
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out block copies."""
-        for op in ops:
-            self._held[op.dst] = None
+        self._overwritten([op.dst for op in ops])
         self._runner.carry_out(ops)
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
@@ -111,8 +110,7 @@ class StoringRunner:
         size = self.pool.block_size
         for row in rows:
             end = row.start + len(row.token_ids)
-            for block_id in row.block_table[max(row.start, row.num_stored) // size : -(-end // size)]:
-                self._held[block_id] = None
+            self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])
         return self._runner.forward(rows)
 
 
@@ -145,7 +143,7 @@ class StoredBlocks:
         self._own: set[int] = set()  # blocks of the last answer
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
-        self.runner = StoringRunner(runner, self._held)
+        self.runner = StoringRunner(runner, self._overwritten)
         self._unsaved: dict[int, None] = {}  # blocks, the oldest first
         self._loading: list[_Loading] = []
         self._next_save_s = -math.inf
@@ -222,6 +220,9 @@ class StoredBlocks:
     def handed_out(self, block_ids: Sequence[int]) -> None:
         """Sequences are going to write these blocks: save what they hold, before anything queued later on the device."""
         self._own = set(block_ids)
+        self._overwritten(block_ids)
+
+    def _overwritten(self, block_ids: Sequence[int]) -> None:
         unsaved: list[tuple[int, _Held]] = []
         for block_id in block_ids:
             held = self._held[block_id]
@@ -256,8 +257,8 @@ class StoredBlocks:
             self._store.host.give_back([block.row for block in one.load.take()])
         until_s = self._clock() + _DRAIN_S
         while self._store.is_sealed and self._unsaved and self._clock() < until_s:
-            if not self._save(self._take_unsaved(_SAVED_AT_ONCE)):
-                self._store.flush(max(0.0, until_s - self._clock()))
+            if not self._save(self._take_unsaved(_SAVED_AT_ONCE)) and not self._store.flush(until_s - self._clock()):
+                return
 
     def _take_unsaved(self, count: int) -> list[tuple[int, _Held]]:
         """The next blocks to save, as many as there are rows."""
@@ -304,20 +305,20 @@ class StoredBlocks:
         Where it ends within a block, what is stored of its siblings in that block goes, too.
         """
         keys = self._store.keys.of(entry.namespace)
-        parent = self._store.root(keys, adapter_of(entry.namespace))
-        names = [parent, *names_of(keys, parent, entry.tokens, self._block_bytes)]
+        root = self._store.root(keys, adapter_of(entry.namespace))
+        names = [root, *names_of(keys, root, entry.tokens, self._block_bytes)]
         is_whole = len(names) > 1 and len(entry.tokens) % self._block_bytes == 0
         kept = {held.name for block_id in entry.kept if (held := self._held[block_id]) is not None}
-        gone = {names[-2] if is_whole and names[-1] not in kept else names[-1]}
-        below = {held.name: held for held in self._held if held is not None and held.name not in kept}
-        while found := [name for name, held in below.items() if held.parent in gone]:
-            gone.update(found)
-            for name in found:
-                del below[name]
+        gone = [names[-2] if is_whole and names[-1] not in kept else names[-1]]
+        below: dict[bytes, list[tuple[int, bytes]]] = {}
         for block_id, held in enumerate(self._held):
-            if held is not None and held.parent in gone and held.name not in kept:
+            if held is not None and held.name not in kept:
+                below.setdefault(held.parent, []).append((block_id, held.name))
+        for parent in gone:
+            for block_id, name in below.pop(parent, ()):
                 self._held[block_id] = None
-        self._store.drop(list(gone))
+                gone.append(name)
+        self._store.drop(keys.id, gone)
 
     # -- exports ------------------------------------------------------------------------------------------------------
 

@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from answers import Answers, collect, start_together
+from drafts import LyingSource
 from tiny_models import VOCAB_SIZE, save_model, save_wide
 
+from radixkv import pack_tokens
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.engine.engine import Engine
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import SpeculationSettings
 
 BLOCK_SIZE, MAX_TOKENS = 4, 24
 
@@ -40,7 +44,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(save_model("deepseek_v2", where), "bfloat16", "none")
 
 
-def engine(model: Model, num_blocks: int, preemption: str = "recompute", chunk_tokens: int = 16) -> Engine:
+def engine(
+    model: Model, num_blocks: int, preemption: str = "recompute", chunk_tokens: int = 16, **settings: Any
+) -> Engine:
     limits = SchedulerLimits(
         max_batch_tokens=32,
         chunk_tokens=chunk_tokens,
@@ -57,7 +63,7 @@ def engine(model: Model, num_blocks: int, preemption: str = "recompute", chunk_t
     )
     assert runner.is_native == (model.quantization == "int8")
     runner.allocate_pool(num_blocks, BLOCK_SIZE, limits.swap_blocks)
-    return Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits)
+    return Engine(runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits, **settings)
 
 
 def requests() -> list[GenerateParams]:
@@ -108,3 +114,26 @@ def test_preempted_replies_are_those_of_a_request_alone(model: Model, alone: lis
         streams = start_together(crowded, requests())
         assert [told(collect(stream)) for stream in streams] == alone
         assert crowded.stats().engine.num_preemptions > 0
+
+
+@pytest.mark.parametrize("lies", [0.0, 0.4])
+def test_drafts_change_no_bit(model: Model, alone: list[Any], lies: float) -> None:
+    known = {
+        (pack_tokens(params.token_ids or ()), index): tokens
+        for params, branches in zip(requests(), alone, strict=True)
+        for index, (tokens, _) in enumerate(branches)
+    }
+
+    def knows(branch: Branch) -> list[int]:
+        generation = branch.generation
+        tokens: list[int] = known[generation.prompt, branch.index]
+        return tokens[len(branch.tokens) - generation.num_prompt_tokens :]
+
+    drafts = {
+        "speculation": SpeculationSettings(num_tokens=5, always=True),
+        "sources": [LyingSource(knows, lies, VOCAB_SIZE)],
+    }
+    with engine(model, 200, **drafts) as drafted:
+        streams = start_together(drafted, requests())
+        assert [told(collect(stream)) for stream in streams] == alone
+        assert sum(drafted.stats().engine.accepted_tokens.values()) > 50

@@ -6,7 +6,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,13 @@ from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tree.journal import JournalEntry
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.verification import BlockVerdict
-from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.service import ServiceConfig, ServiceThread, reading
 from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.keys import StoreKeys
@@ -303,7 +305,7 @@ def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(
         assert engine.verify_block(prompts[2]).verdict is BlockVerdict.AGREES
     with serving(tmp_path) as engine:
         for prompt in prompts:
-            assert ask(engine, prompt, 4).usage.num_cached_tokens >= 76
+            assert ask(engine, prompt, 4).usage.num_cached_tokens == 79, "it is saved first"
 
 
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
@@ -367,17 +369,23 @@ def _check(prompt: list[int], sampling: SamplingParams, stream: Any) -> int:
 
 
 @contextmanager
-def serving_apart(folder: Path, num_blocks: int = 64) -> Iterator[tuple[Engine, RemoteReader, BlockStore]]:
+def serving_apart(
+    folder: Path, num_blocks: int = 64, **options: Any
+) -> Iterator[tuple[Engine, RemoteReader, BlockStore]]:
     """As `serving`, with the pool's tree in a cache service, and a reader of it."""
     runner = HashRunner(num_blocks, BLOCK)
-    store = open_store(folder, runner)
-    noted: list[Callable[..., None]] = []
+    store = open_store(folder, runner, **options)
+    noted: list[Callable[..., Any]] = []
+
+    def note(entries: Sequence[JournalEntry]) -> Any:
+        return noted[0](entries)
+
     try:
         with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
             [address] = service.addresses
             shape = PoolShape(num_blocks, BLOCK)
             with (
-                connect(address, shape, on_journal=lambda entries: [each(entries) for each in noted]) as holder,
+                connect(address, shape, on_journal=note) as holder,
                 Engine(runner, holder, limits=LIMITS, store=store) as engine,
                 connect(address) as reader,
             ):
@@ -393,11 +401,51 @@ def test_a_cleared_namespace_does_not_come_back_and_others_stay(tmp_path: Path) 
         for namespace in ("one", "two"):
             ask(engine, prompt, namespace=namespace)
         wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 2 * 11)
+        before = store.keys.of("one")
         reader.clear("one")
+        assert store.keys.of("one") != before, "the keys are destroyed before the answer"
         wait_until(lambda: not store.is_clearing("one"))
     with serving_apart(tmp_path) as (engine, _, _):
         assert ask(engine, prompt, namespace="one").usage.num_cached_tokens == 0
         assert ask(engine, prompt, namespace="two").usage.num_cached_tokens == 39
+
+
+def test_a_clearing_says_so_where_it_cannot_erase_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "ERASED_WITHIN_S", 0.5)
+    erase, may_erase = StoreKeys.erase, threading.Event()
+
+    def erase_late(keys: StoreKeys, namespace: str) -> Any:
+        may_erase.wait(30)
+        return erase(keys, namespace)
+
+    monkeypatch.setattr(StoreKeys, "erase", erase_late)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        ask(engine, draw(20, 40), 1)
+        before = store.keys.of("default")
+        with pytest.raises(UnavailableError, match="pool 'default' is cleared, but its worker has not confirmed"):
+            reader.clear()
+        assert ask(engine, draw(20, 40), 1).usage.num_cached_tokens == 0
+        may_erase.set()
+        assert reader.clear() >= 0
+        assert store.keys.of("default") != before
+
+
+def test_an_erasure_with_its_clearing_destroys_one_generation_of_keys(tmp_path: Path) -> None:
+    prompt = draw(20, 40)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        ask(engine, prompt, 1)
+        engine.erase()
+        after = store.keys.of("default")
+        for _ in range(3):
+            reader.clear()
+        assert store.keys.of("default") == after
+        wait_until(lambda: not store.is_clearing("default"))
+        ask(engine, prompt, 1)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 10)
+        reader.clear()
+        assert store.keys.of("default") != after
 
 
 @pytest.mark.parametrize("position", [20, 22])
@@ -413,6 +461,42 @@ def test_a_dropped_branch_does_not_come_back(tmp_path: Path, position: int) -> N
     with serving_apart(tmp_path) as (engine, _, _):
         assert ask(engine, kept, 1).usage.num_cached_tokens >= 20
         assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
+
+
+@needs_redis
+def test_a_dropped_branch_and_a_cleared_salt_leave_the_remote_level_and_others_stay(tmp_path: Path) -> None:
+    base, server = draw(21, 20), RedisServer(tmp_path)
+    kept, dropped = base + draw(22, 20), base + draw(23, 20)
+
+    def num_stored() -> int:
+        return int(server.command("DBSIZE").split()[0][1:]) - 1  # the tombstones
+
+    def num_cached(engine: Engine, prompt: list[int], **options: Any) -> int:
+        return ask(engine, prompt, 1, **options).usage.num_cached_tokens
+
+    try:
+        server.command("SADD", "radixkv:erased", "of another key file")
+        with serving_apart(tmp_path, remote=server.url, has_disk=False) as (engine, reader, store):
+            for prompt in (kept, dropped):
+                ask(engine, prompt, 1)
+            ask(engine, base, 1, cache_salt="salt")
+            wait_until(lambda: num_stored() == 15 + 5)
+            reader.evict_branch(dropped[:21])
+            wait_until(lambda: num_stored() <= 10 + 5)
+            reader.clear(derived_namespace("default", salt="salt"))
+            wait_until(lambda: num_stored() <= 10)
+            assert num_cached(engine, dropped) == 20
+            wait_until(lambda: num_stored() >= 10)  # what is computed again is put again
+            reader.evict_branch(dropped[:21])
+            wait_until(lambda: num_stored() <= 10)
+        with serving_apart(tmp_path, remote=server.url, has_disk=False) as (engine, _, store):
+            assert store.remote is not None
+            assert store.remote.await_tombstones(10)
+            assert num_cached(engine, kept) >= 20
+            assert num_cached(engine, dropped) <= 20
+            assert num_cached(engine, base, cache_salt="salt") == 0
+    finally:
+        server.stop()
 
 
 def test_an_erased_namespace_is_gone_with_its_derived_ones_and_new_blocks_are_kept(tmp_path: Path) -> None:

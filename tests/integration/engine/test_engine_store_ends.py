@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,17 @@ import pytest
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, ask, draw, open_store, serving
 
-from radixkv import PrefixCache
+from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import ClearOp
 from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tree.journal import Dropped
+from radixkv.stores import store as stores
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.keys import StoreKeys
 from radixkv.stores.remote import RemoteLevel
+from radixkv.stores.remote.erasure import Erasures
 from radixkv.stores.sealing import Sealer
 from radixkv.stores.store import BlockStore, Row
 from radixkv.testing.hash_model import HashRunner
@@ -182,3 +188,110 @@ def test_a_cleared_salt_is_not_saved_afterwards(tmp_path: Path) -> None:
     with serving(tmp_path) as engine:
         assert ask(engine, prompt, 1, namespace="team", cache_salt="salt").usage.num_cached_tokens == 0
         assert ask(engine, prompt, 1, namespace="team").usage.num_cached_tokens == 39
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, owner: type, call: str) -> threading.Event:
+    """A call waits until the event is set."""
+    real, may_go = getattr(owner, call), threading.Event()
+
+    def wait(*given: Any, **more: Any) -> Any:
+        may_go.wait(60)
+        return real(*given, **more)
+
+    monkeypatch.setattr(owner, call, wait)
+    return may_go
+
+
+def test_a_write_that_hangs_holds_up_the_end_for_seconds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_STALL_S", 1.0)
+    runner = HashRunner(64, BLOCK)
+    store = open_store(tmp_path, runner)
+    may_go = hold(monkeypatch, SlotFile, "sync")
+    try:
+        with Engine(runner, PrefixCache(64, BLOCK), store=store) as engine:
+            ask(engine, draw(16, 200), 1)
+            begin_s = time.monotonic()
+        assert time.monotonic() - begin_s < 10
+        closing = threading.Thread(target=store.close, args=(1.0,), daemon=True)
+        closing.start()
+        closing.join(15)
+        assert not closing.is_alive(), f"closing hangs since {time.monotonic() - begin_s:.0f} s"
+    finally:
+        may_go.set()
+
+
+def test_a_dropped_branch_that_is_being_saved_is_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = draw(17, 40)
+    may_go = hold(monkeypatch, SlotFile, "write")
+    with serving(tmp_path) as engine:
+        store: BlockStore = engine.store  # type: ignore[attr-defined]
+        ask(engine, prompt, 1)
+        wait_until(lambda: store.num_in_flight == 10)
+        engine.noted([Dropped(pack_tokens(prompt[:1]), "default", array("i"))])
+        engine.call(lambda holder: holder.stats())
+        may_go.set()
+    with serving(tmp_path) as engine:
+        assert ask(engine, prompt, 1).usage.num_cached_tokens == 0
+
+
+def test_many_clearings_of_a_namespace_are_one_erasure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    erase, erased = StoreKeys.erase, list[str]()
+
+    def count(keys: StoreKeys, namespace: str) -> Any:
+        erased.append(namespace)
+        return erase(keys, namespace)
+
+    monkeypatch.setattr(StoreKeys, "erase", count)
+    with serving(tmp_path) as engine:
+        store: BlockStore = engine.store  # type: ignore[attr-defined]
+        may_go = threading.Event()
+        store._chores.submit(may_go.wait)
+        for namespace in ("one", "two") * 50:
+            engine.noted([ClearOp(namespace)])
+        assert store.is_clearing("one")
+        may_go.set()
+        wait_until(lambda: not store.is_clearing("one") and not store.is_clearing("two"))
+        assert erased == ["one", "two"]
+        engine.noted([ClearOp("one")])
+        wait_until(lambda: not store.is_clearing("one"))
+        assert erased == ["one", "two"], "nothing was stored in it since"
+
+
+@needs_redis
+def test_a_worker_that_was_away_erases_before_it_serves(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, keys = draw(18, 40), []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    StoreKeys(tmp_path / "a" / "store.key")
+    shutil.copy(tmp_path / "a" / "store.key", tmp_path / "b" / "store.key")
+    with serving(tmp_path / "b", remote=redis_server.url) as engine:
+        ask(engine, prompt, 1)
+        keys.append(engine.store.keys.of("default"))  # type: ignore[attr-defined]
+    with serving(tmp_path / "a", remote=redis_server.url) as engine:
+        assert ("remote", True) in [tuple(level) for level in engine.erase()]
+    refresh = Erasures.refresh
+
+    def refresh_late(erasures: Erasures, is_first: bool) -> None:
+        time.sleep(0.5)
+        refresh(erasures, is_first)
+
+    monkeypatch.setattr(Erasures, "refresh", refresh_late)
+    with serving(tmp_path / "b", remote=redis_server.url) as engine:
+        assert engine.store.keys.of("default") not in keys  # type: ignore[attr-defined]
+        assert ask(engine, prompt, 1).usage.num_cached_tokens == 0
+
+
+@needs_redis
+def test_a_worker_waits_for_a_remote_level_that_is_away_for_a_bounded_time(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stores, "_FIRST_ERASURES_S", 0.5)
+    prompt = draw(19, 40)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt, 1)
+    redis_server.stop()
+    with serving(tmp_path, remote=redis_server.url) as engine:
+        assert ask(engine, prompt, 1).usage.num_cached_tokens == 39
+    assert "erasures since the last start are unknown" in caplog.text

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 from resp_servers import RedisServer, SlowLink, free_port, needs_redis, wait_until
-from stores_calls import BLOCK_BYTES, FINGERPRINT, NAMESPACE, block, names, reads_again, timed_read
+from stores_calls import BLOCK_BYTES, FINGERPRINT, NAMESPACE, VALUE_BYTES, block, names, reads_again, timed_read
 
+from radixkv.stores.block import SealedBlock
 from radixkv.stores.breaker import BreakerState
-from radixkv.stores.remote import RemoteLevel
+from radixkv.stores.errors import StoreKeyError
+from radixkv.stores.remote import RemoteLevel, erasure
 
 pytestmark = needs_redis
 
@@ -101,7 +103,7 @@ def test_values_altered_in_length_or_type_are_misses_and_the_rest_is_read(
     remote.write_many([block(number) for number in range(6)])
     keys = stored_keys(6)
     server.command("SET", keys[1], b"short")
-    server.command("SET", keys[2], bytes(BLOCK_BYTES + 1))
+    server.command("SET", keys[2], bytes(VALUE_BYTES + 1))
     server.command("SETRANGE", keys[3], str(20_000_000), b"x")
     server.command("DEL", keys[4])
     server.command("LPUSH", keys[4], b"x")
@@ -334,6 +336,36 @@ def test_a_clock_set_back_changes_nothing(
     reads_again(remote)
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_the_blocks_below_a_dropped_one_are_deleted_whoever_wrote_them(
+    redis_server: Start, open_level: Open, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    monkeypatch.setattr(erasure, "_PAGE", 7)
+    server = redis_server()
+    remote, other = open_level(server.url), open_level(server.url)
+
+    def chain(first: int, parent: int, namespace: bytes = NAMESPACE) -> list[SealedBlock]:
+        parents = [parent, *range(first, first + 19)]
+        return [
+            block(first + at, namespace_id=namespace)._replace(parent=block(before).name)
+            for at, before in enumerate(parents)
+        ]
+
+    stays, goes = chain(1, 0) + chain(100, 10), chain(200, 11) + chain(300, 205)
+    assert other.write_many(stays + goes) == 80
+    assert other.write_many(chain(1, 0, b"another one here")) == 20
+    if is_away:
+        server.pause()
+    remote.forget_below(NAMESPACE, [block(11).name])
+    if is_away:
+        time.sleep(0.3)
+        server.resume()
+    goes += stays[11:20]
+    wait_until(lambda: server.command("DBSIZE") == b":%d\r\n" % (20 + 31))
+    assert timed_read(other, [each.name for each in goes], 5.0) == [None] * len(goes)
+    assert None not in timed_read(other, [each.name for each in stays[:11] + stays[20:]], 5.0)
+
+
 def test_erasing_leaves_a_tombstone_and_deletes_the_namespace_of_every_model(
     redis_server: Start, open_level: Open
 ) -> None:
@@ -376,6 +408,41 @@ def test_a_worker_that_was_away_learns_of_tombstones_before_it_reads(redis_serve
     wait_until(lambda: seen[-1] == b"one more")
     server.command("FLUSHALL")
     wait_until(lambda: server.command("SCARD", "radixkv:erased") == b":2501\r\n")  # put back by those that know them
+
+
+def test_an_erasure_that_cannot_be_carried_out_keeps_the_level_from_use_and_is_tried_again(
+    redis_server: Start, open_level: Open
+) -> None:
+    server = redis_server()
+    open_level(server.url).write_many([block(0)])
+    server.command("SADD", "radixkv:erased", "point")
+    may_erase, seen = threading.Event(), list[bytes]()
+
+    def erase(new: list[bytes]) -> None:
+        if not may_erase.is_set():
+            raise StoreKeyError("the disk is read-only")
+        seen.extend(new)
+
+    late = open_level(server.url)
+    late.follow_tombstones(erase)
+    assert not late.await_tombstones(0.3)
+    assert timed_read(late, names(1), 0.3) == [None]
+    assert late.stats().faults["key file"]
+    may_erase.set()
+    assert late.await_tombstones(10)
+    assert timed_read(late, names(1), 5.0) == [block(0).sealed]
+    assert seen == [b"point"]
+
+
+def test_a_level_with_more_tombstones_than_can_be_followed_is_not_used(
+    redis_server: Start, open_level: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "MAX_TOMBSTONES", 10)
+    server = redis_server()
+    server.command("SADD", "radixkv:erased", *(b"point %d" % number for number in range(11)))
+    remote = open_level(server.url)
+    assert not remote.await_tombstones(0.3)
+    assert remote.write_many([block(0)], 0.3) == 0
 
 
 def test_an_erasure_that_fails_is_completed_later(redis_server: Start, open_level: Open) -> None:

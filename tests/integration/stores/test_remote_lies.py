@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from resp_servers import LyingServer, wait_until
-from stores_calls import BLOCK_BYTES, block, names, reads_again, timed_read
+from stores_calls import BLOCK_BYTES, VALUE_BYTES, block, names, reads_again, timed_read
 
 from radixkv.stores.remote import RemoteLevel, server
 
 Open = Callable[..., RemoteLevel]
-HEAD = b"$%d\r\n" % BLOCK_BYTES
+HEAD = b"$%d\r\n" % VALUE_BYTES
 SECRET = b"a-secret-of-the-url"
 
 
@@ -46,19 +46,19 @@ LIES: dict[str, Callable[[], Iterable[bytes]]] = {
     "no length": lambda: [b"$\r\n"],
     "a length of 30 digits": lambda: [b"$" + b"9" * 30 + b"\r\n"],
     "a length of 1 GB": lambda: [b"$1000000000\r\n"],
-    "a longer value": lambda: [b"$%d\r\n%s\r\n" % (BLOCK_BYTES + 1, bytes(BLOCK_BYTES + 1))],
+    "a longer value": lambda: [b"$%d\r\n%s\r\n" % (VALUE_BYTES + 1, bytes(VALUE_BYTES + 1))],
     "a longer value without end": lambda: head_then(endless(bytes(65536))),
     "a shorter value": lambda: [b"$3\r\nabc\r\n"],
-    "a wrong end": lambda: [HEAD, bytes(BLOCK_BYTES), b"xx"],
-    "a cut value": lambda: [HEAD, bytes(BLOCK_BYTES // 2), b""],
+    "a wrong end": lambda: [HEAD, bytes(VALUE_BYTES), b"xx"],
+    "a cut value": lambda: [HEAD, bytes(VALUE_BYTES // 2), b""],
     "a cut head": lambda: [b"$20", b""],
-    "half a value and silence": lambda: [HEAD, bytes(BLOCK_BYTES // 2)],
+    "half a value and silence": lambda: [HEAD, bytes(VALUE_BYTES // 2)],
     "nothing": lambda: [],
     "the end": lambda: [b""],
     "a line without end": lambda: endless(b"x" * 65536),
     "a value byte by byte": lambda: head_then(endless(b"x", 0.01)),
     "lines without end": lists,
-    "two replies": lambda: [HEAD + bytes(BLOCK_BYTES) + b"\r\n", HEAD + bytes(BLOCK_BYTES) + b"\r\n"],
+    "two replies": lambda: [HEAD + bytes(VALUE_BYTES) + b"\r\n", HEAD + bytes(VALUE_BYTES) + b"\r\n"],
     "an error": lambda: [b"-ERR unknown command, with args beginning with: '%s'\r\n" % SECRET],
     "an error without text": lambda: [b"-\r\n"],
     "an error without end": lambda: head_then(endless(b"-ERR " + b"x" * 65536)),

@@ -30,6 +30,9 @@ VARIANTS: list[dict[str, Any]] = [
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several splits and several merge steps within the short contexts that the interpreter can afford."""
     monkeypatch.setattr(device_work, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(device_work, "LEAST_SPLITS", (64, 64))
+    monkeypatch.setattr(device_work, "MOST_SPLIT", 64)
+    monkeypatch.setattr(device_work, "UNITS_PER_PROCESSOR", (100, 100))
     monkeypatch.setattr(merge_parts, "_STEP_ELEMENTS", 2)
 
 
@@ -69,7 +72,7 @@ def test_branches_that_share_blocks_agree_with_the_reference() -> None:
 def test_a_decode_row_is_the_same_to_the_bit_in_any_batch(window: int | None) -> None:
     batch = make_case([(1, 150), (1, 70), (1, 10), (4, 90)], SMALL)
     spec = spec_of(SMALL, sliding_window=window)
-    together = batch.by_triton(spec, DEVICE)
+    together = batch.by_triton(spec, DEVICE, shares=False)
     for row in range(3):
         alone = replace(
             batch,
@@ -78,7 +81,7 @@ def test_a_decode_row_is_the_same_to_the_bit_in_any_batch(window: int | None) ->
             context_lens=batch.context_lens[row : row + 1],
             block_tables=batch.block_tables[row : row + 1],
         )
-        assert torch.equal(alone.by_triton(spec, DEVICE)[0], together[row])
+        assert torch.equal(alone.by_triton(spec, DEVICE, shares=False)[0], together[row])
 
 
 @pytest.mark.parametrize("cut", [3, 33])
@@ -87,8 +90,8 @@ def test_a_prompt_in_chunks_gives_the_rows_of_the_whole_prompt(cut: int) -> None
     first = replace(whole, q=whole.q[:cut], query_lens=[cut], context_lens=[cut])
     second = replace(whole, q=whole.q[cut:], query_lens=[70 - cut])
     spec = spec_of(SMALL)
-    parts = torch.cat([first.by_triton(spec, DEVICE), second.by_triton(spec, DEVICE)])
-    assert torch.equal(parts, whole.by_triton(spec, DEVICE))
+    parts = torch.cat([chunk.by_triton(spec, DEVICE, shares=False) for chunk in (first, second)])
+    assert torch.equal(parts, whole.by_triton(spec, DEVICE, shares=False))
 
 
 def test_a_tree_that_grows_is_planned_once_and_each_step_agrees_with_the_reference() -> None:

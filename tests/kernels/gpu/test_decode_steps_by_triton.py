@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import random
 from array import array
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from tiny_models import CONFIGS, VOCAB_SIZE, reference_logits, reference_model, save_model
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton_device import DEVICE, needs_triton_device
 
-from radixkv.kernels import allocate_kv, allocate_latents
 from radixkv.kernels.gpu import device_work
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.worker.model import cuda_graphs as decode_steps
 from radixkv.worker.model import model
+from radixkv.worker.model.capturable_experts import use_capturable_experts
 from radixkv.worker.model.cuda_graphs import BATCH_SIZES, padded_size
+from radixkv.worker.model.fused_decoder import fuse_decoder
+from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = needs_triton_device
@@ -73,29 +79,22 @@ class Branches:
         return logits
 
 
-def load(family: str, folder: Path, **arguments: Any) -> tuple[ModelRunner, Any]:
-    """A runner whose pool is laid out as on a GPU, and transformers' own model."""
+def load(family: str, folder: Path, *, is_fused: bool = False, **arguments: Any) -> tuple[ModelRunner, Any]:
+    """A runner as on a GPU, and transformers' own model."""
     torch.set_num_threads(1)
     path = save_model(family, folder)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
-    runner = ModelRunner(path, **sizes, dtype="float32", device=DEVICE, **arguments)
-    for index, cache in enumerate(runner.pool.caches):
-        widths = cache.head_dim, cache.v_head_dim
-        if cache.is_latent:
-            moved = allocate_latents(*sizes.values(), *widths, cache.dtype, DEVICE, layout=Layout.HEAD_MAJOR)
-        else:
-            moved = allocate_kv(
-                *sizes.values(),
-                cache.num_kv_heads,
-                widths[0],
-                cache.dtype,
-                DEVICE,
-                v_head_dim=widths[1],
-                format=cache.format,
-                layout=Layout.HEAD_MAJOR,
-            )
-        runner.pool.caches[index] = moved
+    with patch.object(model, "pack_linears") if is_fused else nullcontext():  # as a GPU does not
+        runner = ModelRunner(path, **sizes, dtype="float32", device=DEVICE, **arguments)
+    how = {"kv_format": runner.kv_format, "layout": Layout.HEAD_MAJOR}
+    runner.pool = KVPool(runner._layers, *sizes.values(), runner.dtype, runner.device, **how)
+    if is_fused and runner.device.type == "cpu":  # a GPU's runner has done it
+        assert fuse(runner)
     return runner, reference_model(path)
+
+
+def fuse(runner: ModelRunner, *, joins: bool = True) -> bool:
+    return fuse_decoder(runner._model, runner._layers, runner._specs, runner._run, runner.device, joins=joins)
 
 
 @pytest.fixture
@@ -111,10 +110,16 @@ def only_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("only_steps")
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "gpt_oss", "deepseek_v3"])
-def test_branches_that_come_and_go_get_what_transformers_answers(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "is_fused"),
+    [
+        *((family, False) for family in ("llama", "gemma3", "gpt2", "gpt_oss", "deepseek_v3")),
+        *((family, True) for family in ("llama", "qwen2", "qwen3")),
+    ],
+)
+def test_branches_that_come_and_go_get_what_transformers_answers(family: str, is_fused: bool, tmp_path: Path) -> None:
     assert family in CONFIGS
-    branches = Branches(*load(family, tmp_path))
+    branches = Branches(*load(family, tmp_path, is_fused=is_fused))
     for own_tokens in (6, 3, 9):
         branches.begin(own_tokens)
     for _ in range(3):
@@ -130,8 +135,8 @@ def test_branches_that_come_and_go_get_what_transformers_answers(family: str, tm
 def test_lists_are_made_anew_where_items_end_and_buffers_where_they_are_outgrown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in (device_work, decode_steps):
-        monkeypatch.setattr(module, "SPLIT_KEYS", 8)
+    monkeypatch.setattr(device_work, "LEAST_SPLITS", (8, 8))
+    monkeypatch.setattr(device_work, "MOST_SPLIT", 8)
     monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(256, 3, 2, 4, 4))
     branches = Branches(*load("llama", tmp_path))
     for own_tokens in (7, 1):
@@ -205,4 +210,60 @@ def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.Mon
     branches.begin(5)
     for _ in range(3):
         branches.decode(0)
-    assert runner._take_steps() is None
+    steps = runner._take_steps()
+    assert steps is not None
+    assert steps.failed_sizes == {1}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), Exception("out of resource: shared memory")])
+def test_a_size_that_cannot_be_captured_runs_without_a_graph_and_the_others_keep_theirs(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    branches = Branches(*load("llama", tmp_path))
+    for own_tokens in (6, 3, 4):
+        branches.begin(own_tokens)
+    steps = branches.runner._take_steps()
+    assert steps is not None
+    captured, outcomes = [], [None, error, None]
+
+    def capture(body: Any) -> SimpleNamespace:
+        captured.append(body)
+        if failure := outcomes.pop(0):
+            raise failure
+        return SimpleNamespace(replay=body)
+
+    monkeypatch.setattr(steps, "_captures", True)
+    monkeypatch.setattr(steps, "_capture", capture)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for rows in ((0,), (0, 1, 2), (0, 1), (2, 0, 1), (1,)):
+        branches.decode(*rows)
+    assert steps.failed_sizes == {4}
+    assert len(captured) == 3
+
+
+def test_what_is_prepared_is_made_and_no_slot_is_written(tmp_path: Path) -> None:
+    runner, _ = load("llama", tmp_path)
+    tensors = [tensor for cache in runner.pool.caches for tensor in cache.tensors]
+    for tensor in tensors:
+        tensor.fill_(7.0)
+    runner.prepare(3)
+    steps = runner._take_steps()
+    assert steps is not None
+    assert set(steps._steps) == {1, 2, 4}
+    assert all(bool((tensor == 7.0).all()) for tensor in tensors)
+
+
+def test_the_experts_of_a_small_step_are_run_without_reading_a_number_on_the_host(tmp_path: Path) -> None:
+    """Emulated: a tensor without values has no number to read."""
+    model = reference_model(save_model("qwen3_moe", tmp_path))
+    experts = next(module for module in model.modules() if hasattr(module, "_is_expert_parallel"))
+    use_capturable_experts(model)
+    hidden = torch.randn(2, model.config.hidden_size)
+    chosen, weights = torch.tensor([[0, 1], [1, 2]]), torch.rand(2, 2)
+    found = experts(hidden, chosen, weights)
+    model.set_experts_implementation("eager")
+    torch.testing.assert_close(found, experts(hidden, chosen, weights))
+    use_capturable_experts(model)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        faked = experts(*(mode.from_tensor(tensor) for tensor in (hidden, chosen, weights)))
+    assert faked.shape == hidden.shape

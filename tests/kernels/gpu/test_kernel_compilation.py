@@ -14,7 +14,7 @@ from triton_device import INTERPRETED
 from bench.gpu import compile_gate  # only where Triton is installed
 from bench.gpu.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
-from radixkv.kernels.gpu import device_work, launch
+from radixkv.kernels.gpu import device_work, glue, launch, tree_attention
 from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
@@ -24,7 +24,7 @@ WIDE = Configuration("D 128", "bf16", LLAMA, "wide")
 NARROW = Configuration("D 128", "bf16", LLAMA, "narrow")
 MERGE = Configuration("D 128", "bf16", LLAMA, None)
 EXACT = Configuration("D 128", "fp32", LLAMA, "wide")
-GOOD = Measured(128, 0, 0, 0, 1024, {"wgmma": 4}, 1.0)
+GOOD = Measured(128, 0, 0, 0, 1024, {"wgmma": 4}, 1.0, programs=3, buffers=2, waits=3)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *((WIDE, target, {"shared_bytes": limit + 1}, "shared memory") for target, limit in SHARED_LIMITS.items()),
         (WIDE, "sm_90", {"instructions": {"mma.sync": 64}}, "no wgmma"),
         (NARROW, "gfx1201", {"instructions": {}}, "no matrix instruction"),
+        (NARROW, "sm_90", {"buffers": 1}, "1 buffers"),
+        (WIDE, "sm_120", {"waits": 0}, "waits for all but 0"),
     ],
 )
 def test_a_flaw_is_a_fault(configuration: Configuration, target: str, flaw: dict[str, Any], fault: str) -> None:
@@ -58,7 +60,9 @@ def test_a_flaw_is_a_fault(configuration: Configuration, target: str, flaw: dict
         (WIDE, "sm_80", GOOD._replace(instructions={"mma.sync": 16}, shared_bytes=SHARED_LIMITS["sm_80"])),
         (WIDE, "gfx942", GOOD._replace(instructions={"mfma": 16}, scalar_spills=4)),
         (EXACT, "sm_90", GOOD._replace(instructions={})),
-        (MERGE, "sm_90", GOOD._replace(instructions={})),
+        (EXACT, "sm_90", GOOD._replace(instructions={}, buffers=1, waits=0)),
+        (WIDE, "gfx942", GOOD._replace(buffers=0, waits=0)),
+        (MERGE, "sm_90", GOOD._replace(instructions={}, buffers=0)),
     ],
 )
 def test_what_is_as_it_should_be_is_none(configuration: Configuration, target: str, measured: Measured) -> None:
@@ -88,6 +92,7 @@ def test_the_full_gate_has_every_row_of_the_table_in_both_forms() -> None:
     [
         (WIDE, "sm_90", (64, 256, 4, 2), "stack"),
         (WIDE, "sm_90", (16, 64, 4, 2), "no wgmma"),
+        (NARROW, "sm_90", (16, 64, 4, 4), "1 buffers, waits for all but 0"),
         (WIDE, "gfx1201", (64, 128, 4, 1), "spilled"),
     ],
 )
@@ -115,6 +120,13 @@ def test_a_configuration_of_each_kind_passes(configuration: Configuration, targe
 
 
 @compiles
+def test_batches_of_any_number_of_blocks_are_one_compiled_kernel() -> None:
+    """Triton compiles an integer that is 1, or a multiple of 16, anew."""
+    kernel = tree_attention._attend_items_kernel
+    assert [each.name for each in kernel.params if each.do_not_specialize] == ["stride_table"]
+
+
+@compiles
 @pytest.mark.parametrize("target", launch.TARGETS)
 def test_block_movement_and_advance_compile(target: str) -> None:
     element = dict.fromkeys(("p_k", "p_v", "p_k_cache", "p_v_cache"), "*bf16")
@@ -128,3 +140,19 @@ def test_block_movement_and_advance_compile(target: str) -> None:
     ]
     for kernel, types, constants in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
+
+
+@compiles
+@pytest.mark.parametrize("target", launch.TARGETS)
+def test_kernels_between_products_compile(target: str) -> None:
+    norm = {"WIDTH": 4096, "BLOCK": 4096, "HAS_DELTA": True}
+    heads = {"HQ": 32, "HKV": 8, "D": 128, "DV": 128, "BLOCK_SIZE": 16, "BLOCK_H": 8, "BLOCK_HALF": 64, "BLOCK_DV": 128}
+    kernels: list[tuple[Any, dict[str, Any], set[str]]] = [
+        (glue._add_norm_kernel, norm, set()),
+        (glue._embed_heads_kernel, {**heads, "HAS_NORM": True, "WRITES": True}, {"p_slots"}),
+        (glue._gate_kernel, {"WIDTH": 14336, "BLOCK": 1024}, set()),
+    ]
+    for kernel, constants, ids in kernels:
+        types = {name: "*i64" if name in ids else "*bf16" for name in kernel.arg_names if name.startswith("p_")}
+        measured = measure(kernel, target, {**types, "epsilon": "fp32"}, constants, {**PLAIN_OPTIONS, "num_warps": 8})
+        assert faults(MERGE, target, measured) == []

@@ -88,6 +88,7 @@ def test_latents_agree_with_the_reference(dtype: torch.dtype, cache_dtype: torch
 
 def test_fp8_is_decoded_from_its_bits_for_a_chip_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_attention, "launch_target", lambda _: "sm_80")
+    monkeypatch.setattr(tree_attention, "has_fp8", lambda _: False)
     run = start_run(make_forked_case(BUSHY, SMALL), spec_of(SMALL), cache_dtype=torch.float8_e4m3fn)
     assert_near(run.attend(), expected_of(run.case, run.spec))
 

@@ -9,9 +9,12 @@ from resp_servers import oversleep, wait_until
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.remote import RemoteLevel
 
-__all__ = ["BLOCK_BYTES", "FINGERPRINT", "NAMESPACE", "block", "names", "reads_again", "timed_read"]
+__all__ = ["BLOCK_BYTES", "FINGERPRINT", "NAMESPACE", "VALUE_BYTES", "block", "names", "reads_again", "timed_read"]
 
 BLOCK_BYTES = 20_000
+VALUE_BYTES = 16 + BLOCK_BYTES
+"""After the name of a block's parent."""
+
 FINGERPRINT = b"fingerprint of a model, 32 bytes"
 NAMESPACE = bytes(range(16))
 

@@ -15,12 +15,16 @@ import torch
 
 from bench.common.report import Report
 from bench.gpu import compile_gate
+from bench.gpu.all import PARTS, TINY, Part, Runs
 from bench.gpu.clock import Clock
 from bench.gpu.compile_gate import Configuration, faults
+from bench.gpu.compiled_kernels import Measured
 from bench.gpu.inputs import numbered_tables
 from bench.gpu.launch import VARIANTS, Variant
+from bench.gpu.predict import Assumptions, Form, predict_case
 from bench.gpu.run import TINY_SIZES, Run
 from bench.gpu.workloads import LATENTS, LLAMA, Machine, Tree, branches_of, sequences
+from radixkv.kernels.gpu.launch import TileConfig
 
 pytestmark = pytest.mark.thorough
 
@@ -117,22 +121,98 @@ def test_without_a_gpu_it_says_so_in_a_line(module: str) -> None:
     assert ended.stdout.count("\n") == 1
 
 
+def test_a_part_that_fails_or_hangs_changes_no_other_and_its_output_is_kept(tmp_path: Path) -> None:
+    def part(name: str, code: str, seconds: float = 60.0) -> Part:
+        return Part(name, seconds, ((sys.executable, "-c", code, "{json}"),))
+
+    write = "import sys, json; json.dump({'figures': {'x': 1}}, open(sys.argv[1], 'w'))"
+    runs = Runs(tmp_path)
+    for each in (
+        part("broken", "raise ValueError('a long story')"),
+        part("hanging", "import time; print('begun', flush=True); time.sleep(600)", 3.0),
+        Part("absent", 5.0, (("no-such-program",),)),
+        part("late", f"{write}; raise SystemExit(1)"),
+        part("good", write),
+    ):
+        runs.run(each)
+    parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    codes = {name: found["exit_codes"] for name, found in parts.items()}
+    assert codes == {"broken": [1], "hanging": [124], "absent": [127], "late": [1], "good": [0]}
+    assert [name for name, found in parts.items() if found["figures"] == {"x": 1}] == ["late", "good"]
+    logs = {name: (tmp_path / f"{name}.log").read_text(encoding="utf-8") for name in codes}
+    assert "Traceback" in logs["broken"]
+    assert "a long story" in logs["broken"]
+    assert "begun" in logs["hanging"]
+    assert "KeyboardInterrupt" in logs["hanging"]
+
+
+def test_kernels_after_one_that_ends_its_context_are_run_all_the_same(tmp_path: Path) -> None:
+    """Emulated: the second of four ends it, and fails again alone."""
+    script = tmp_path / "smoke.py"
+    script.write_text(
+        "import json, sys\n"
+        "words = sys.argv[1:]\n"
+        "names = ['a', 'b', 'c', 'd']\n"
+        "if '--after' in words: names = names[names.index(words[words.index('--after') + 1]) + 1 :]\n"
+        "if '--only' in words: names = [words[words.index('--only') + 1]]\n"
+        "found = {}\n"
+        "for name in names:\n"
+        "    print('ran', name)\n"
+        "    found[name] = {'failure': 'CUDA error'} if name == 'b' else {'error': 0.0}\n"
+        "    if name == 'b': break\n"
+        "if '--json' in words: json.dump({'kernels': found}, open(words[words.index('--json') + 1], 'w'))\n"
+        "sys.exit(3 if 'b' in found else 0)\n"
+    )
+    runs = Runs(tmp_path / "out")
+    runs.run(Part("smoke", 60.0, ((sys.executable, str(script), "--json", "{json}"),)))
+    kernels = runs.parts["smoke"]["figures"]["kernels"]
+    assert {name: "failure" in found for name, found in kernels.items()} == {
+        "a": False,
+        "b": True,
+        "c": False,
+        "d": False,
+    }
+    log = (tmp_path / "out" / "smoke.log").read_text(encoding="utf-8")
+    assert [line.split()[1] for line in log.splitlines() if line.startswith("ran")] == ["a", "b", "c", "d", "b"]
+
+
+def predicted(tree: Tree, buffers: int = 2, programs: int = 3, **chip: Any) -> float:
+    measured = Measured(168, 0, 0, 0, 72192, {}, 0.0, programs=programs, buffers=buffers, loop_instructions=600)
+    forms = (Form(TileConfig(16, 64, 4, 5), measured), Form(TileConfig(64, 64, 4, 5), measured))
+    return predict_case(tree, LLAMA, forms, Assumptions(**chip)).us
+
+
+def test_a_prediction_is_above_the_roofline_and_falls_with_what_makes_a_chip_faster() -> None:
+    few, many = sequences(1, 4096), sequences(64, 8192)
+    for tree in (few, many, branches_of(32, 8192, 128), sequences(1, 4096, queries=512)):
+        assert predicted(tree) >= tree.num_bytes(LLAMA) / H200.copy * 1e6
+    assert predicted(few, buffers=1) > predicted(few)
+    assert predicted(few, processors=20) > predicted(few)
+    assert predicted(many, copy=2e12) == pytest.approx(predicted(many) * 4.3 / 2, rel=0.05)
+    assert predicted(branches_of(32, 8192, 128)) < predicted(branches_of(32, 8192, 128).paged) / 2
+
+
+def test_every_part_of_the_whole_run_has_its_tiny_one() -> None:
+    assert [part.name for part in TINY] == [part.name for part in PARTS]
+    assert sum(part.seconds for part in PARTS) < 11 * 60
+
+
 def test_all_sections_run_interpreted_and_what_has_no_time_is_named(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     ended = bench("--interpret", "--json", str(path), TRITON_INTERPRET="1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
-    sections = ["decode", "trees", "formats", "latents", "prefill", "peers", "launches", "planning", "sweep"]
+    sections = ["decode", "trees", "formats", "latents", "prefill", "peers", "launches", "planning", "cases"]
     assert [name for name in sections if not figures[name]] == []
     assert figures["wrong"] == figures["skipped"] == []
     assert "SDPA" in figures["peers"][0]["us"]
     assert figures["missing_peers"]["FI cascade"]
-    assert len(figures["sweep"][0]["us"]) > 1
+    assert len(figures["cases"][0]["us"]) > 1
     hurried = bench("--interpret", "--minutes", "0", "--json", str(path), TRITON_INTERPRET="1")
     figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
     assert hurried.returncode == 0, hurried.stdout + hurried.stderr
     assert [name for name in sections if figures[name]] == []
-    assert {line.split()[0] for line in figures["skipped"]} >= {"decode", "tree", "fp8", "peers", "sweep"}
+    assert {line.split()[0] for line in figures["skipped"]} >= {"decode", "tree", "fp8", "peers", "cases"}
 
 
 def test_a_model_s_steps_run_tiny_on_a_cpu_and_are_right(tmp_path: Path) -> None:
@@ -143,7 +223,7 @@ def test_a_model_s_steps_run_tiny_on_a_cpu_and_are_right(tmp_path: Path) -> None
     assert figures["wrong"] == figures["skipped"] == []
     assert set(figures["steps"]) == set(figures["transformers"]) == {"1", "2", "4"}
     assert all(found.keys() == {"dynamic", "static"} for found in figures["transformers"].values())
-    assert figures["fan_out"]["64"].keys() == {"floor", "tree", "paged"}
+    assert figures["fan_out"]["64"].keys() == {"floor", "tree", "paged", "error"}
     assert sum(figures["breakdown"]["2"]["kinds"].values()) > 0
     hurried = bench("--tiny", "--minutes", "0", "--json", str(path), module="gpu.model")
     assert hurried.returncode == 0, hurried.stdout + hurried.stderr

@@ -16,8 +16,9 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.planner import PlanError
+from radixkv.worker import pool_size
 from radixkv.worker.memory import DeviceMemory
-from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.pool_size import CPU_MOST_BYTES, PoolWish, plan_pool
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -96,6 +97,22 @@ def test_a_larger_batch_takes_more_activations(runner: ModelRunner) -> None:
     # 65,536 positions: residual of 32, gate, up and product of 48 elements, in fp32
     assert large > small
     assert large > 65_536 * (32 + 2 * 48) * 4
+
+
+def test_where_contexts_are_split_over_the_chip_the_longest_ones_are_measured(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ModelRunner(folder, num_blocks=None, dtype="float32", device="cpu")
+    seen = []
+
+    def forward(rows: list[ForwardRow]) -> None:
+        seen.append([(len(row.token_ids), row.start + len(row.token_ids)) for row in rows])
+
+    monkeypatch.setattr(runner, "forward", forward)
+    monkeypatch.setattr(pool_size, "splits_contexts", lambda _: True)
+    monkeypatch.setattr(pool_size, "peak_of", lambda run, _: run() or 0)
+    plan_pool(runner, PoolWish(), limits(), having(8000 * MIB, 7600 * MIB))
+    assert seen == [[(64, 64)], [(64, MODEL_LEN)], [(1, MODEL_LEN)] * 4]
 
 
 def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunner) -> None:

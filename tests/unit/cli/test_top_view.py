@@ -10,8 +10,9 @@ from rich.console import Console
 
 from radixkv.cli.views.top_view import Rates, Reading, View
 from radixkv.core.api import CacheStats
+from radixkv.generation.metrics import worker_metrics
 from radixkv.generation.request import ModelInfo
-from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
+from radixkv.generation.stats import EngineCounters, EngineStats, Percentiles, WorkerStats
 from radixkv.stores.breaker import BreakerState
 from radixkv.stores.stats import LevelStats
 
@@ -193,3 +194,32 @@ def test_a_block_store_has_a_line_and_each_of_its_levels_another() -> None:
     assert [(level["level"], level["breaker"]) for level in told] == [("disk", "closed"), ("remote", "open")]
     assert told[0]["misses"] == {"resting": 5, "cut": 1}
     assert not any(line.startswith("block store") for line in view(reading(0)).lines())
+
+
+def test_speculation_is_summed_up_once_there_is_any() -> None:
+    assert not [line for line in view(reading(1)).lines() if line.startswith("speculation")]
+    drafted = {
+        "num_generated_tokens": 300,
+        "num_draws": 200,
+        "drafted_tokens": {"own": 100, "recent": 100},
+        "accepted_tokens": {"own": 75, "recent": 25},
+        "drafted_by_depth": (120, 80),
+        "accepted_by_depth": (90, 10),
+        "draft_s": 1.5,
+    }
+    (line,) = (line for line in view(reading(1, **drafted)).lines() if line.startswith("speculation"))
+    assert "1.50 tokens a step; 100 of 200 guesses drawn (own 75 of 100, recent 25 of 100), by depth 75 12 %" in line
+
+
+def test_metrics_tell_guesses_by_source_and_depth() -> None:
+    counters = EngineCounters()
+    counters.count_draft("own", 5, 3)
+    counters.count_draft("recent", 20, 0)
+    gauges = dict.fromkeys(EngineStats._fields, 0)
+    metrics = list(worker_metrics(WorkerStats(EngineStats(**(gauges | counters.told())), None)))
+    samples = {(sample.name, *sample.labels.values()): sample.value for metric in metrics for sample in metric.samples}
+    assert samples["radixkv:draft_tokens_total", "own"] == 5
+    assert samples["radixkv:accepted_draft_tokens_total", "own"] == 3
+    assert samples["radixkv:draft_tokens_by_depth_total", "1"] == 2
+    assert samples["radixkv:draft_tokens_by_depth_total", "16"] == 5
+    assert samples["radixkv:accepted_draft_tokens_by_depth_total", "3"] == 1

@@ -60,7 +60,7 @@ def crashed(maker: BlockMaker, folder: Path, copy: Path, num_blocks: int = 64) -
     disk = maker.level(folder, num_blocks)
     for tokens in CHAINS[:6]:
         disk.write(maker.chain(tokens))
-    disk._index.truncate_log()
+    disk._table.index.truncate_log()
     for tokens in CHAINS[6:]:
         disk.write(maker.chain(tokens))
     shutil.copytree(folder, copy)
@@ -308,8 +308,8 @@ def test_a_failing_commit_rests_and_recovers(opened: DiskLevel, maker: BlockMake
 
     opened.use(maker.names([1, 2, 3]))
     opened.forget(maker.names([1, 2, 3])[2])
-    connection = opened._index._connection
-    opened._index._connection = Failing(connection)  # type: ignore[assignment]
+    connection = opened._table.index._connection
+    opened._table.index._connection = Failing(connection)  # type: ignore[assignment]
     assert opened.write(maker.chain([5, 6])) == 0
     opened.check()
     assert opened.stats().breaker == "open"
@@ -322,10 +322,10 @@ def test_an_index_that_is_damaged_in_use_is_written_again(maker: BlockMaker, tmp
     disk = maker.level(tmp_path / "disk", clock=clock)
     for tokens in CHAINS:
         disk.write(maker.chain(tokens))
-    disk._index.truncate_log()
+    disk._table.index.truncate_log()
     index = tmp_path / "disk" / FINGERPRINT.hex()[:32] / "index"
     index.write_bytes(bytes(index.stat().st_size))
-    disk._index._connection.execute("PRAGMA shrink_memory")
+    disk._table.index._connection.execute("PRAGMA shrink_memory")
     for turn in range(4):
         disk.write(maker.chain([50, turn]))
         clock.now_s += 5

@@ -79,7 +79,7 @@ def test_a_worker_that_was_away_finds_what_to_erase(maker: BlockMaker, tmp_path:
     erased = maker.keys.erase("alice")
     keys = StoreKeys(tmp_path / "key")
     disk = maker.level(tmp_path / "disk")
-    away = keys.erased_ids() & disk.namespace_ids()
+    away = keys.erased(disk.namespace_ids())
     assert away == {erased.id}
     assert disk.erase(*away)
     assert disk.namespace_ids() == {keys.of("bob").id}
@@ -93,15 +93,15 @@ def test_an_erasure_that_fails_is_finished_by_the_next_write(
     disk = maker.level(tmp_path / "disk", clock=lambda: now_s)
     disk.write(maker.chain([1, 2, 3]))
     erased = maker.keys.erase("alice")
-    truncate = disk._index.truncate_log
+    truncate = disk._table.index.truncate_log
 
     def fail() -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(disk._index, "truncate_log", fail)
+    monkeypatch.setattr(disk._table.index, "truncate_log", fail)
     assert not disk.erase(erased.id)
     assert disk.stats().num_blocks == 0
-    monkeypatch.setattr(disk._index, "truncate_log", truncate)
+    monkeypatch.setattr(disk._table.index, "truncate_log", truncate)
     now_s += 60
     assert disk.write(maker.chain([1], "bob")) == 1
     for path in (tmp_path / "disk" / FINGERPRINT.hex()[:32]).iterdir():

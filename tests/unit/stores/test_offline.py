@@ -48,7 +48,7 @@ def test_a_check_opens_the_blocks_of_given_namespaces_and_counts_damage(folder: 
     checked = {each.folder: each for each in offline.check(folder)}[FINGERPRINT.hex()[:32]]
     assert (checked.num_blocks, checked.num_unopened, checked.num_damaged) == (5, 5, 0)
     level = maker.level(folder)
-    slot = level._tree.entries[maker.names([1, 2, 3])[1]].slot
+    slot = level._table.tree.entries[maker.names([1, 2, 3])[1]].slot
     level.close()
     with (folder / FINGERPRINT.hex()[:32] / "slots").open("r+b") as file:
         file.seek(slot * 1536 + 300)
@@ -66,7 +66,7 @@ def test_an_erasure_destroys_the_keys_and_deletes_the_blocks(folder: Path, maker
     erased = maker.keys.of("bob").id
     assert offline.erase(folder, StoreKeys(tmp_path / "key"), "bob") == {"ee" * 16: 1, FINGERPRINT.hex()[:32]: 2}
     assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3]
-    assert maker.keys.erased_ids() == {erased}
+    assert maker.keys.erased([erased]) == {erased}
     maker.keys.erase("alice")
     assert offline.erase(folder, maker.keys) == {"ee" * 16: 0, FINGERPRINT.hex()[:32]: 3}
 

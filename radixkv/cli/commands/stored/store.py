@@ -27,7 +27,7 @@ Look after a disk cache (--disk-cache DIR:SIZE) that no worker has open.
 """
 
 ERASE = """\
-Clear a namespace in the pools of a cache service, and erase it in the block stores of workers.
+Erase a namespace in the block stores of workers, and clear it in the pools of a cache service.
 
 Each worker destroys the namespace's keys first, durably. From then on no copy of its stored blocks can be read with that key
 file, in whatever level, snapshot or backup. Then it deletes the blocks. Workers that share a remote level find the erasure
@@ -116,15 +116,6 @@ def _erase(options: argparse.Namespace) -> int:
     from radixkv.generation.client import GenerationClient
 
     credentials, is_complete = client_credentials(options), True
-    try:
-        with connect(options.service, credentials=credentials) as reader:
-            pools = list(reader.stats_all())
-        for pool in pools:
-            with connect(options.service, pool_name=pool, credentials=credentials) as reader:
-                say(f"pool {pool}: cleared, {reader.clear(options.namespace):,} blocks freed")
-    except RadixKVError as error:
-        say(f"service {options.service}: {error}")
-        is_complete = False
     for address in options.worker or [DEFAULT_WORKER_ADDRESS]:
         try:
             with GenerationClient(address, credentials=credentials) as worker:
@@ -139,4 +130,13 @@ def _erase(options: argparse.Namespace) -> int:
             outcome = "erased" if level.is_erased else "unreachable; without their key its blocks cannot be read"
             say(f"worker {address} {level.level}: {outcome}")
             is_complete &= level.is_erased
+    try:
+        with connect(options.service, credentials=credentials) as reader:
+            pools = list(reader.stats_all())
+        for pool in pools:
+            with connect(options.service, pool_name=pool, credentials=credentials) as reader:
+                say(f"pool {pool}: cleared, {reader.clear(options.namespace):,} blocks freed")
+    except RadixKVError as error:
+        say(f"service {options.service}: {error}")
+        is_complete = False
     return 0 if is_complete else EXIT_INCOMPLETE

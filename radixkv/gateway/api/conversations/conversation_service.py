@@ -212,14 +212,18 @@ class ConversationService:
     async def look_elsewhere(self) -> None:
         """Send followers what other gateways have changed. Call periodically where the database is shared."""
         for conversation_id in self.lives.followed:
-            async with self.lives.changing(conversation_id) as live:
-                if live.followers:
-                    await self._catch_up(live)
+            await self.look_at(conversation_id)
+
+    async def look_at(self, conversation_id: str) -> None:
+        """As `look_elsewhere`, for one conversation."""
+        async with self.lives.changing(conversation_id) as live:
+            if live.followers:
+                await self._catch_up(live)
 
     async def _catch_up(self, live: Live) -> None:
         if not live.is_shared:
             return
-        seqs = {message_id: each.seq for message_id, each in live.told.items() if message_id not in live.growing}
+        seqs = {message_id: each.seq for message_id, each in live.sent.items() if message_id not in live.growing}
         try:
             conversation, changed, gone = await self.store.changed(live.namespace, live.conversation_id, seqs)
         except ApiError:  # deleted, or in the trash

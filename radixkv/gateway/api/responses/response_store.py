@@ -243,7 +243,7 @@ class ResponseStore:
         return await self._database.run(lambda c: {row["id"] for row in c.execute(query, (self._database.owner,))})
 
     async def release(self, response_id: str) -> None:
-        """Let another gateway, or this one, write a response of this one anew."""
+        """Let another gateway, or this one, write a response of this one again."""
         query = "UPDATE responses SET owner = NULL WHERE id = ? AND owner = ?"
         await self._database.run(lambda c: c.execute(query, (response_id, self._database.owner)).rowcount)
 

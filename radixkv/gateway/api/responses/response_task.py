@@ -224,7 +224,7 @@ class ResponseTasks(ReplyTasks[ResponseTask]):
         return task if task is not None and task.namespace == namespace else None
 
     def stop(self, ids: Collection[str]) -> None:
-        """End the tasks of these responses soon; what they have stays."""
+        """End the tasks of these responses soon; their output so far stays."""
         for response_id in ids:
             if response_id in self._running:
                 self._running[response_id].stop()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 import pytest
 from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine, wait_until
 from postgres_server import PostgresServer
+from resp_servers import RedisServer, needs_redis
 from talk import Talk
 
 from radixkv.gateway.config import GatewayConfig
@@ -118,6 +121,28 @@ def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
         there.call("DELETE", f"/{conversation}")
         for follower in (near, far):
             follower.wait(lambda follower=follower: follower.has_ended)  # type: ignore[misc]
+
+
+@needs_redis
+def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(pair: Pair) -> None:
+    with tempfile.TemporaryDirectory(prefix="radixkv-redis-") as folder, ExitStack() as stack:
+        server = RedisServer(Path(folder))
+        stack.callback(server.stop)
+        config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, state_file=pair.state, shared_url=server.url)
+        gateways = [stack.enter_context(gateway(pair.engine, config)) for _ in range(2)]
+        here, there = (stack.enter_context(Talk(each.url)) for each in gateways)
+        conversation = here.begin()
+        with there.following(conversation) as far:
+            pair.runner.gate.close_after(6)
+            _, begun = here.say(conversation, "Count", max_tokens=60)
+            far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
+            assert server.command("XLEN", f"radixkv:live:{conversation}")[:2] != b":0"
+            server.command("FLUSHALL")
+            pair.runner.gate.open()
+            whole = here.ended(conversation, begun["id"])
+            assert far.wait_end(begun["id"])["text"] == whole["text"]
+            _, begun = here.say(conversation, "Again", begun["id"], max_tokens=60)
+            assert far.wait_end(begun["id"])["text"] == here.ended(conversation, begun["id"])["text"]
 
 
 def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> None:

@@ -17,6 +17,8 @@ OF_NO_BOUND = {"ignore_eos", "include_stop", "keep_special_tokens", "early_stopp
 TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("max_tokens", 0, {}),
     ("max_tokens", 1, SEARCH),
+    ("speculation", "none", {}),
+    ("prediction", "x" * 1_048_576, {}),
     ("temperature", 0.0, {}),
     ("temperature", 100.0, {}),
     ("temperature", 0.0, SEARCH),
@@ -63,6 +65,8 @@ TAKEN: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 REFUSED: list[tuple[str, Any, dict[str, Any]]] = [
+    ("speculation", "some", {}),
+    ("prediction", "x" * 1_048_577, {}),
     ("max_tokens", -1, {}),
     ("max_tokens", 0, SEARCH),
     ("temperature", -0.1, {}),

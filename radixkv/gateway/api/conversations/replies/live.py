@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from radixkv.gateway.protocol.follower import Follower, Followers
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.transcripts import Transcript
 
-__all__ = ["Growing", "Live", "Lives"]
+__all__ = ["Growing", "Live", "Lives", "Piece"]
 
 MAX_WAITING_BYTES = 1024 * 1024
 """Unread events of a follower, in bytes; a follower over this bound is ended."""
@@ -50,11 +50,22 @@ class Growing(Protocol):
         """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
 
 
-class Told(NamedTuple):
-    """What followers have of a message: its version, and the characters of its text."""
+class Sent(NamedTuple):
+    """What followers have of a message: its version, the characters of its text, whether it grows."""
 
     seq: int
     num_characters: int
+    is_running: bool
+
+
+class Piece(NamedTuple):
+    """Text that a reply has grown by. position: of its first character. seq: the conversation's version then."""
+
+    conversation_id: str
+    message_id: str
+    position: int
+    text: str
+    seq: int
 
 
 class Live:
@@ -67,7 +78,8 @@ class Live:
         growing: replies being written, by id.
         followers: receivers of its events.
         is_shared: other gateways may change it, too.
-        told: what followers have of each message, by id.
+        spread: sends a piece of a reply to other gateways; None: they read the database.
+        sent: the state of each message at the followers, by id.
         namespace: of its followers.
     """
 
@@ -79,8 +91,9 @@ class Live:
         self.version = 0
         self.growing: dict[str, Growing] = {}
         self.num_holders = 0
+        self.spread: Callable[[Piece], None] | None = None
         self.namespace = ""
-        self.told: dict[str, Told] = {}
+        self.sent: dict[str, Sent] = {}
         self._told_conversation: dict[str, Any] = {}
         self.followers = Followers()
 
@@ -99,38 +112,51 @@ class Live:
     def _note(self, kind: str, data: Any) -> None:
         match kind:
             case "message":
-                self.told[data["id"]] = Told(data["seq"], len(data["text"]))
+                self.sent[data["id"]] = Sent(data["seq"], len(data["text"]), data["status"] == "running")
             case "delta":
-                self.told[data["id"]] = Told(data["seq"], self.told[data["id"]].num_characters + len(data["text"]))
+                self.sent[data["id"]] = Sent(
+                    data["seq"], self.sent[data["id"]].num_characters + len(data["text"]), is_running=True
+                )
             case "removed":
                 for message_id in data["ids"]:
-                    self.told.pop(message_id, None)
+                    self.sent.pop(message_id, None)
             case "conversation":
                 self._told_conversation = data
 
     def note_snapshot(self, namespace: str, conversation: Conversation, messages: Sequence[Message]) -> None:
-        """Remember what a first follower is told at once."""
+        """Remember the snapshot of a first follower."""
         self.namespace = namespace
-        self.told.clear()
+        self.sent.clear()
         for message in messages:
             self._note("message", message.body())
         self._note("conversation", conversation.body())
 
+    def grow(self, piece: Piece) -> None:
+        """Send what followers lack of a piece of a reply that another gateway writes, if nothing before it is missing."""
+        told = self.sent.get(piece.message_id)
+        if told is None or not told.is_running or piece.message_id in self.growing:
+            return
+        num_known = told.num_characters - piece.position
+        if 0 <= num_known < len(piece.text):
+            self.version = max(self.version, piece.seq)
+            seq = max(piece.seq, told.seq + 1)
+            self.tell("delta", {"id": piece.message_id, "text": piece.text[num_known:], "seq": seq})
+
     def unlike(self, messages: Sequence[Message]) -> list[Message]:
         """Return those that followers have otherwise."""
-        return [each for each in messages if each.id not in self.told or self.told[each.id].seq != each.seq]
+        return [each for each in messages if each.id not in self.sent or self.sent[each.id].seq != each.seq]
 
     def gone(self, there: Collection[str]) -> list[str]:
         """Return ids of messages that followers have and that are not `there`."""
-        return [message_id for message_id in self.told if message_id not in there]
+        return [message_id for message_id in self.sent if message_id not in there]
 
     def catch_up(self, conversation: Conversation, changed: Sequence[Message], gone: Sequence[str]) -> None:
-        """Send what other gateways have changed: messages whose `seq` differs from `told`, and those that are gone."""
+        """Send what other gateways have changed: messages whose `seq` differs from that in `sent`, and those that are gone."""
         self.version = max(self.version, conversation.version)
         for message in changed:
-            before = self.told.get(message.id)
+            before = self.sent.get(message.id)
             if message.id in self.growing:
-                continue  # what is stored of it is older
+                continue  # its stored text is older
             if before is None or message.status != "running":
                 self.tell("message", message.body())
             elif len(message.text) > before.num_characters:
@@ -171,11 +197,12 @@ class Live:
 class Lives:
     """All conversations that are followed or written now, by id. The event loop owns it.
 
-    `is_shared`: other gateways may change them, too.
+    `is_shared`: other gateways may change them, too. `spread`: see `Live`.
     """
 
     def __init__(self, *, is_shared: bool = False) -> None:
         self.is_shared = is_shared
+        self.spread: Callable[[Piece], None] | None = None
         self._lives: dict[str, Live] = {}
         self._followers = Followers()
         self._num_followers: Counter[str] = Counter()
@@ -202,6 +229,7 @@ class Lives:
         live = self._lives.get(conversation_id)
         if live is None:
             live = self._lives[conversation_id] = Live(conversation_id, is_shared=self.is_shared)
+            live.spread = self.spread
         live.num_holders += 1
         return live
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Message
-from radixkv.gateway.api.conversations.replies.live import Live
+from radixkv.gateway.api.conversations.replies.live import Live, Piece
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
@@ -231,6 +231,7 @@ class MessageTask(ReplyTask):
         if branch.first_text_s is None:
             branch.first_text_s = self.clock()
         message = branch.message
+        position = len(message.text)
         message.text += growth.text
         told = {"id": message.id, "text": growth.text}
         if growth.thinking:
@@ -238,6 +239,8 @@ class MessageTask(ReplyTask):
             told["thinking"] = growth.thinking
         message.seq = self.live.next_version()
         self.live.tell("delta", told | {"seq": message.seq})
+        if self.live.spread is not None and growth.text:
+            self.live.spread(Piece(self.live.conversation_id, message.id, position, growth.text, message.seq))
 
     def finish(self, branch: Branch, status: str, error: str | None = None) -> None:
         """Fill in the end of a reply."""

@@ -322,16 +322,16 @@ class ConversationStore:
         return await self._database.run(update, namespace)
 
     async def changed(
-        self, namespace: str, conversation_id: str, told: Mapping[str, int]
+        self, namespace: str, conversation_id: str, sent: Mapping[str, int]
     ) -> tuple[Conversation, list[Message], list[str]]:
-        """Return the messages that have another `seq` than `told` says, by id, and the ids of those that are gone."""
+        """Return the messages that have another `seq` than in `sent`, by id, and the ids of those that are gone."""
 
         def read(connection: Connection) -> tuple[Conversation, list[Message], list[str]]:
             row = find(connection, namespace, conversation_id)
             query = "SELECT id, seq FROM messages WHERE conversation = ? ORDER BY number"
             there = {each["id"]: each["seq"] for each in connection.execute(query, (conversation_id,))}
-            new = [message_id for message_id, seq in there.items() if told.get(message_id) != seq]
-            gone = [message_id for message_id in told if message_id not in there]
+            new = [message_id for message_id, seq in there.items() if sent.get(message_id) != seq]
+            gone = [message_id for message_id in sent if message_id not in there]
             return read_conversation(row), find_messages(connection, conversation_id, new), gone
 
         return await self._database.read(read, namespace)

@@ -1,0 +1,39 @@
+"""A connection to the Valkey or Redis server that gateways share; it may be gone at any moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from radixkv.core.errors import InvalidArgumentError
+
+__all__ = ["connect"]
+
+_SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
+
+
+def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return an asyncio client of a server, connected at its first command, and the kinds of its failures.
+
+    Raises:
+        InvalidArgumentError: not a URL of a server, or redis is not installed.
+    """
+    if not url.startswith(_SCHEMES):
+        raise InvalidArgumentError(
+            "shared", url.rpartition("@")[2], f"a URL that begins with one of {', '.join(_SCHEMES)}"
+        )
+    try:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+        from redis.exceptions import RedisError
+    except ImportError as error:
+        raise InvalidArgumentError(
+            "shared", "a server", "absent without redis: pip install 'radixkv[shared]'"
+        ) from error
+    client = Redis.from_url(
+        url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+    )
+    return client, (OSError, TimeoutError, RedisError)
