@@ -10,7 +10,7 @@ from typing import overload
 
 from radixkv.client.holder import RemoteHolder
 from radixkv.client.reader import RemoteReader
-from radixkv.core.api import PoolShape
+from radixkv.core.api import PoolShape, WorkerLoad
 from radixkv.core.errors import InvalidArgumentError, PoolHeldError
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.channel import Credentials
@@ -44,6 +44,7 @@ def connect(
     on_restart: Callable[[], None] | None = ...,
     on_freed: Callable[[array[int]], None] | None = ...,
     on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = ...,
+    load: Callable[[], WorkerLoad] | None = ...,
     patience_s: float | None = ...,
     credentials: Credentials | None = ...,
 ) -> RemoteHolder: ...
@@ -62,6 +63,7 @@ def connect(
     on_restart: Callable[[], None] | None = None,
     on_freed: Callable[[array[int]], None] | None = None,
     on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = None,
+    load: Callable[[], WorkerLoad] | None = None,
     patience_s: float | None = None,
     credentials: Credentials | None = None,
 ) -> RemoteHolder | RemoteReader:
@@ -86,6 +88,7 @@ def connect(
         on_journal: called with the changes of the pool that others make: pins, quotas, retention, cleared namespaces, dropped
             branches, each after the answers before it; for a holder that keeps copies elsewhere. As `on_notices`. It may return
             futures that are done once copies of the cleared namespaces are erased: `clear` at the service waits for them.
+        load: returns how busy the holder is, which it then reports to routers. As `on_notices`; see `RemoteHolder.announce`.
         patience_s: how long a holder tries to reach a lost service before it gives its lease up. A service that returns
             within it, restarted, gets the pool's contents, and the holder's sequences go on. None: the lease's TTL.
         credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
@@ -119,6 +122,7 @@ def connect(
                 on_restart=on_restart,
                 on_freed=on_freed,
                 on_journal=on_journal,
+                load=load,
                 patience_s=patience_s,
                 credentials=credentials,
             )

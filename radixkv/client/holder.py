@@ -30,6 +30,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
     Tier,
+    WorkerLoad,
 )
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownPoolError
 from radixkv.core.tokens import TokensLike, pack_tokens
@@ -52,8 +53,8 @@ class RemoteHolder(RemoteReader):
     `UnavailableError`): the pool's sequences are gone then.
 
     Args:
-        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, on_freed, on_journal, patience_s,
-            credentials: see `connect`.
+        address, pool, incarnation, holder_name, timeout_s, on_notices, on_restart, on_freed, on_journal, load,
+            patience_s, credentials: see `connect`.
 
     Beyond the errors of `PrefixCache`, calls raise `LimitError` for a Step over the service's limits.
     """
@@ -70,6 +71,7 @@ class RemoteHolder(RemoteReader):
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
         on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = None,
+        load: Callable[[], WorkerLoad] | None = None,
         patience_s: float | None = None,
         credentials: Credentials | None = None,
     ) -> None:
@@ -82,7 +84,7 @@ class RemoteHolder(RemoteReader):
         self._notices = NoticeBox(on_notices)
         try:
             self._session = HolderSession(
-                pool, incarnation, self._notices, holder_name, on_restart, on_freed, on_journal
+                pool, incarnation, self._notices, holder_name, on_restart, on_freed, on_journal, load
             )
             self._steps = StepStream(self._channel, address, self._session, timeout_s, patience_s)
         except BaseException:
@@ -160,6 +162,19 @@ class RemoteHolder(RemoteReader):
             LeaseError, UnavailableError: the lease was lost before.
         """
         return self._steps.submit(ops)
+
+    def announce(self, generation_address: str, fingerprint: str = "") -> None:
+        """Report where Generation is served, and the model, on a new stream, which is opened now and resumes.
+
+        Args:
+            generation_address: as clients reach it. fingerprint: stands for model, tokenizer, template and adapters.
+        """
+        self._session.announce(generation_address, fingerprint)
+        self._steps.interrupt()
+
+    def report_load(self) -> None:
+        """Report the present load now; it also goes with every Step, and within 0.1 s of a change."""
+        self._session.report_load()
 
     def interrupt(self) -> None:
         """Break the stream, as a network would. The holder reattaches and resumes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -22,8 +22,10 @@ from radixkv.core.api import (
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    PoolRoute,
     RetainOp,
     Retention,
+    WorkerReport,
 )
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
@@ -41,9 +43,11 @@ from radixkv.wire.reads import (
     NODE,
     PIN,
     RETAIN,
+    ROUTE,
     STATS,
     USAGE,
 )
+from radixkv.wire.values import WORKER_REPORT
 
 __all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 
@@ -120,6 +124,29 @@ class RemoteReader:
             self._stub.Match, readers.MatchRequest(pool=pool_name, namespace=namespace, tokens=packed)
         )
         return response
+
+    def route_all(self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE) -> dict[str, PoolRoute]:
+        """The cached part of a prompt in every pool of the service, and its worker, by name of the pool.
+
+        Raises:
+            LimitError: the service has more than 64 pools.
+        """
+        return self.begin_route(tokens, namespace, self._timeout_s)()
+
+    def begin_route(
+        self, tokens: TokensLike, namespace: str = DEFAULT_NAMESPACE, timeout_s: float = 10.0
+    ) -> Callable[[], dict[str, PoolRoute]]:
+        """Begin `route_all` and return at once a function that waits for the answer; it raises as `route_all`."""
+        request = readers.RouteRequest(namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens))
+        call = self._stub.Route.future(request, timeout=timeout_s)
+
+        def wait() -> dict[str, PoolRoute]:
+            try:
+                return {pool.pool: ROUTE.read(pool) for pool in call.result().pools}
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, self.address) from None
+
+        return wait
 
     def explain(
         self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: Sequence[str] = ()
@@ -243,6 +270,10 @@ class RemoteReader:
     def stats_all(self) -> dict[str, CacheStats]:
         """`stats` of every pool of the service, by name."""
         return {pool.pool: STATS.read(pool) for pool in self._all_stats()}
+
+    def workers_all(self) -> dict[str, WorkerReport]:
+        """The report of every pool's holder, by name of the pool."""
+        return {pool.pool: WORKER_REPORT.read(pool.worker) for pool in self._all_stats()}
 
     def event_stats_all(self) -> dict[str, EventStats]:
         """`event_stats` of every pool of the service, by name."""

@@ -35,6 +35,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
     UnpinOp,
+    WorkerLoad,
 )
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -49,7 +50,7 @@ from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES, unknown_option
 from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import PENDING, op_from_proto, op_to_proto, result_from_proto
-from radixkv.wire.values import SHAPE, unpack_blocks
+from radixkv.wire.values import SHAPE, WORKER_LOAD, unpack_blocks
 
 __all__ = ["FINAL_ERRORS", "HolderSession", "again"]
 
@@ -95,6 +96,7 @@ class HolderSession:
         on_restart: called when a restarted service has accepted the holder; must be short and must not raise.
         on_freed: called with freed block ids, before the answer that brings them is complete; as `on_restart`.
         on_journal: called with changes of the pool by others, after the answers before them; as `on_restart`.
+        load: returns how busy the holder is, for routers; on any thread, short, and must not raise. None: it reports nothing.
 
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
@@ -110,6 +112,7 @@ class HolderSession:
         on_restart: Callable[[], None] | None = None,
         on_freed: Callable[[array[int]], None] | None = None,
         on_journal: Callable[[Sequence[JournalEntry]], Sequence[Future[None]] | None] | None = None,
+        load: Callable[[], WorkerLoad] | None = None,
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
@@ -123,6 +126,8 @@ class HolderSession:
         )
         self._notices = notices
         self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
+        self._load = load
+        self._sent_load: WorkerLoad | None = None
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
         self._journal: deque[tuple[int, list[JournalEntry], int]] = (
@@ -187,6 +192,8 @@ class HolderSession:
             step.number = self._num_answered + num_pending + 1
             step.acknowledged_through = self._num_answered
             step.notices_acknowledged_through = self._notices.num_handled
+            if self._load is not None:
+                self._write_load(step)
             message = request.SerializeToString()
             self._check_size(len(message))
             future = self._spare_future
@@ -228,6 +235,7 @@ class HolderSession:
             request.step.number = self._num_answered + self._num_sent + 1
             request.step.acknowledged_through = self._num_answered
             request.step.notices_acknowledged_through = self._notices.num_handled
+            self._write_load(request.step)
             send(request.SerializeToString())
             self._num_sent += 1
 
@@ -244,6 +252,8 @@ class HolderSession:
             self._hello.stream_number += 1
             del self._hello.awaited[:]
             self._hello.awaited.extend(map(PENDING.to_proto, self._notices.awaited))
+            if self._load is not None:
+                WORKER_LOAD.write(self._load(), self._hello.load)
             self._opened_send = send
             send(workers.AttachRequest(hello=self._hello).SerializeToString())
 
@@ -268,6 +278,27 @@ class HolderSession:
         while self._erasing:  # without the lock
             self._await_erasures(*self._erasing.popleft())
 
+    def announce(self, generation_address: str, fingerprint: str) -> None:
+        """From the next stream on, say where Generation is served, and what."""
+        with self._lock:
+            self._hello.generation_address, self._hello.fingerprint = generation_address, fingerprint
+
+    def _write_load(self, message: workers.Step | workers.Heartbeat) -> None:
+        """Add the present load, for a service that reads it. The lock is held."""
+        if self._load is not None and self.reports_load:
+            self._sent_load = self._load()
+            WORKER_LOAD.write(self._sent_load, message.load)
+
+    @property
+    def reports_load(self) -> bool:
+        """Whether the service gets the load of this holder."""
+        return self._load is not None and "load" in self._features
+
+    def report_load(self) -> None:
+        """Send a heartbeat with the load, if that has changed and the holder is attached."""
+        if self._load is not None and self._load() != self._sent_load:
+            self.heartbeat()
+
     def heartbeat(self) -> None:
         """Send a heartbeat, if the holder is attached."""
         with self._lock:
@@ -275,6 +306,7 @@ class HolderSession:
                 heartbeat = workers.Heartbeat(
                     acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_handled
                 )
+                self._write_load(heartbeat)
                 self._send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
 
     def stop_sending(self) -> None:

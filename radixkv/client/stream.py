@@ -26,6 +26,7 @@ __all__ = ["StepStream"]
 _METHOD = f"/{workers.DESCRIPTOR.services_by_name['Workers'].full_name}/Attach"
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
 _CLOSE_TIMEOUT_S = 2.0
+_LOAD_S = 0.1  # between two looks at whether the load has changed
 
 
 class StepStream:
@@ -180,10 +181,18 @@ class StepStream:
     # -- the heartbeat thread -----------------------------------------------------------------------------------------
 
     def _keep_alive(self) -> None:
-        """Send three heartbeats per TTL; cancel a stream without a message for a TTL."""
-        while not self._closing.wait(self._silence_s / 3) and self._session.error is None:
-            call = self._call
-            self._session.heartbeat()
+        """Send three heartbeats per TTL, and one for each change of the load; cancel a stream without a message for a TTL."""
+        beaten_at_s = time.monotonic()
+        while self._session.error is None:
+            period_s = self._silence_s / 3
+            if self._closing.wait(min(period_s, _LOAD_S) if self._session.reports_load else period_s):
+                return
+            call, now_s = self._call, time.monotonic()
+            if not self._session.reports_load or now_s - beaten_at_s >= period_s:
+                self._session.heartbeat()
+                beaten_at_s = now_s
+            else:
+                self._session.report_load()
             if call is not None and time.monotonic() > self._heard_at_s + self._silence_s:
                 call.cancel()
 

@@ -30,8 +30,11 @@ from radixkv.core.reports import (
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    PoolRoute,
     Tier,
     TimeHistogram,
+    WorkerLoad,
+    WorkerReport,
 )
 from radixkv.core.tokens import TokensLike
 
@@ -76,6 +79,7 @@ __all__ = [
     "Pending",
     "PinInfo",
     "PinOp",
+    "PoolRoute",
     "PoolShape",
     "ReleaseOp",
     "RetainOp",
@@ -86,6 +90,8 @@ __all__ = [
     "Tier",
     "TimeHistogram",
     "UnpinOp",
+    "WorkerLoad",
+    "WorkerReport",
 ]
 
 DEFAULT_NAMESPACE = "default"

@@ -15,8 +15,11 @@ __all__ = [
     "NamespaceUsage",
     "NodeInfo",
     "PinInfo",
+    "PoolRoute",
     "Tier",
     "TimeHistogram",
+    "WorkerLoad",
+    "WorkerReport",
 ]
 
 DEFAULT_PRIORITY = 35
@@ -196,3 +199,43 @@ class NodeInfo(NamedTuple):
     priority: int = DEFAULT_PRIORITY
     retained_until_s: float = 0.0
     num_sequences: int = 0
+
+
+class WorkerLoad(NamedTuple):
+    """How busy a worker is.
+
+    `num_backlog_tokens`: tokens of accepted prompts that are neither computed nor cached. `tokens_per_s`: measured speed of
+    prefill; 0: not measured yet. `num_running`: branches that hold a sequence. `is_accepting`: whether it takes new work.
+    """
+
+    num_backlog_tokens: int
+    tokens_per_s: float
+    num_running: int
+    is_accepting: bool
+
+
+class WorkerReport(NamedTuple):
+    """A worker's report of itself. `load`: None where none was reported; `load_age_s`: seconds since it was.
+
+    `incarnation`: of its pool's memory. `generation_address`: of its Generation service; empty: none yet. `fingerprint`:
+    stands for model, tokenizer, template and adapters; empty: not known.
+    """
+
+    incarnation: int = 0
+    holder_name: str = ""
+    generation_address: str = ""
+    fingerprint: str = ""
+    load: WorkerLoad | None = None
+    load_age_s: float = 0.0
+
+
+class PoolRoute(NamedTuple):
+    """The part of a prompt that one pool has, for a router.
+
+    `num_tokens`: longest cached prefix. `num_pending_tokens`: longest prefix that an open sequence is about to publish, the
+    cached part included; 0: none is.
+    """
+
+    num_tokens: int
+    num_pending_tokens: int
+    worker: WorkerReport = WorkerReport()

@@ -29,6 +29,7 @@ from radixkv.gateway.api.responses import routes as responses
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.backend.lately import Lately
+from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission
 from radixkv.gateway.http.auth import KeyRing
@@ -110,6 +111,8 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.keys = KeyRing(config.keys_file, config.limits)
     state.limits = SharedLimiter(config.shared_url, limiter or Limiter())
     state.metrics = Metrics()
+    if isinstance(generator, RoutedGenerator):
+        state.metrics.registry.register(generator)
     state.recording = Recording()
     state.generations = Generations()
     state.billing = BillingBook()

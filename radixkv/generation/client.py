@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -88,6 +89,8 @@ class GenerationClient:
         address: ``host:port`` or ``unix:path``.
         timeout_s: for calls other than generations, which have no limit by default.
         credentials: key and TLS settings; None: no key, in plaintext.
+        id_prefix: of its generation ids, for callers that distinguish workers by it.
+        accept_s: time that a worker has to accept a generation, which otherwise ends with `UnavailableError`; None: any.
         retries: whether a failed call that has no answer yet is retried for about a second and a half.
 
     Every call raises the engine's errors, and `UnavailableError` if the worker cannot be reached. An engine that sends a status
@@ -101,8 +104,12 @@ class GenerationClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         retries: bool = True,
         credentials: Credentials | None = None,
+        id_prefix: str = "",
+        accept_s: float | None = None,
     ) -> None:
         self.address = address
+        self._id_prefix = id_prefix
+        self._accept_s = accept_s
         self._timeout_s = timeout_s
         self._retries = retries
         service = pb.DESCRIPTOR.services_by_name["Generation"]
@@ -183,7 +190,8 @@ class GenerationClient:
 
     def fork(self, params: ForkParams) -> GenerationStream:
         """Continue a generation from a token position; see `Engine.fork`. Returns once the worker has accepted it."""
-        request = wire.fork_to_proto(params)
+        worker_id = params.generation_id.removeprefix(self._id_prefix)
+        request = wire.fork_to_proto(replace(params, generation_id=worker_id))
         return self._begin(lambda: self._stub.ForkGeneration(request), params.timeout_s)
 
     def close(self) -> None:
@@ -219,7 +227,7 @@ class GenerationClient:
 
     def _stream(self, call: Any) -> GenerationStream:
         items = self._items(call)
-        first = next(items)
+        first = next(items) if self._accept_s is None else self._accepted(items, call, self._accept_s)
         if isinstance(first, Exception):
             raise first
         if not isinstance(first, Started):
@@ -230,10 +238,29 @@ class GenerationClient:
             first.generation_id, lambda: waiting.pop() if waiting else next(items, None), call.cancel
         )
 
+    def _accepted(self, items: Iterator[StreamItem], call: Any, accept_s: float) -> StreamItem:
+        """The first item; an error where it has not come in time."""
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            call.cancel()
+
+        timer = threading.Timer(accept_s, give_up)
+        timer.daemon = True
+        timer.start()
+        first = next(items)
+        timer.cancel()
+        if is_late.is_set():
+            return UnavailableError(f"the worker at {self.address} did not accept the request within {accept_s:g} s")
+        return first
+
     def _items(self, call: Any) -> Iterator[StreamItem]:
         try:
             for message in call:
                 event = wire.event_from_proto(message)
+                if isinstance(event, Started):
+                    event = replace(event, generation_id=self._id_prefix + event.generation_id)
                 if event is not None:
                     yield event
         except grpc.RpcError as error:

@@ -84,6 +84,7 @@ def _in_metadata(_request: Any, metadata: Any) -> Iterable[str | None]:
 _EVERYBODY = ("client", "reader", "holder")
 _CACHE = {
     "Match": _Rule(("reader",), _one),
+    "Route": _Rule(("client", "reader"), _one),
     "Explain": _Rule(("reader",), _one_and_also),
     "Pins": _Rule(("reader",), _one_or_all),
     "Usage": _Rule(("reader",), _one_or_all),

@@ -10,18 +10,20 @@ from functools import partial, wraps
 from typing import Any, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE
-from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnavailableError
+from radixkv.core.errors import CorruptionError, InvalidArgumentError, LimitError, UnavailableError
 from radixkv.net.calls.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
 from radixkv.service.events.subscriptions import PoolEventStream, SubscriberGate
 from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
-from radixkv.wire.reads import EVENT, EXPLANATION, MATCH, NODE, PIN, RETAIN, USAGE, stats_to_proto
+from radixkv.wire.reads import EVENT, EXPLANATION, MATCH, NODE, PIN, RETAIN, ROUTE, USAGE, stats_to_proto
+from radixkv.wire.values import WORKER_REPORT
 
 __all__ = ["PrefixCacheServicer"]
 
 CHUNK_BYTES = 256 * 1024
+MAX_ROUTED_POOLS = 64
 
 ERASED_WITHIN_S = 5.0
 """Longest wait for the holder of a cleared pool."""
@@ -60,6 +62,18 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
                 for pool in self._pools.select(request.pool)
             ]
         )
+
+    @_unary
+    def Route(self, request: readers.RouteRequest) -> readers.RouteResponse:  # noqa: N802 the proto's name
+        """See prefix_cache.proto."""
+        namespace, pools, now_s = _namespace(request), self._pools.select(request.pool), self._pools.clock()
+        if len(pools) > MAX_ROUTED_POOLS:
+            raise LimitError(f"{len(pools)} pools are attached; at most {MAX_ROUTED_POOLS} are routed to at once")
+        answers = []
+        for pool in pools:
+            route = pool.cache.route(request.tokens, namespace=namespace)
+            answers.append(ROUTE.to_proto(route._replace(worker=pool.report(now_s)), pool=pool.shape.name))
+        return readers.RouteResponse(pools=answers)
 
     @_unary
     def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
@@ -219,13 +233,13 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Stats(self, request: readers.StatsRequest) -> readers.StatsResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        pools = self._pools.select(request.pool)
-        return readers.StatsResponse(
-            pools=[
-                stats_to_proto(pool.shape.name, pool.cache.stats(), pool.cache.block_times(), pool.cache.event_stats())
-                for pool in pools
-            ]
-        )
+        answers, now_s = [], self._pools.clock()
+        for pool in self._pools.select(request.pool):
+            cache = pool.cache
+            answer = stats_to_proto(pool.shape.name, cache.stats(), cache.block_times(), cache.event_stats())
+            WORKER_REPORT.write(pool.report(now_s), answer.worker)
+            answers.append(answer)
+        return readers.StatsResponse(pools=answers)
 
     @_unary
     def Check(self, request: readers.CheckRequest) -> readers.CheckResponse:  # noqa: N802 the proto's name

@@ -96,6 +96,34 @@ class PoolMatch(_message.Message):
     num_disk_tokens: int
     def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ..., num_host_tokens: _Optional[int] = ..., num_disk_tokens: _Optional[int] = ...) -> None: ...
 
+class RouteRequest(_message.Message):
+    __slots__ = ("pool", "namespace", "tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    namespace: str
+    tokens: bytes
+    def __init__(self, pool: _Optional[str] = ..., namespace: _Optional[str] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolRoute]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ...) -> None: ...
+
+class PoolRoute(_message.Message):
+    __slots__ = ("pool", "num_tokens", "num_pending_tokens", "worker")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_tokens: int
+    num_pending_tokens: int
+    worker: _types_pb2.WorkerReport
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., worker: _Optional[_Union[_types_pb2.WorkerReport, _Mapping]] = ...) -> None: ...
+
 class ExplainRequest(_message.Message):
     __slots__ = ("pool", "namespace", "tokens", "also")
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -431,7 +459,7 @@ class StatsResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolStats, _Mapping]]] = ...) -> None: ...
 
 class PoolStats(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens", "eviction_followed", "num_host_blocks", "num_disk_blocks")
+    __slots__ = ("pool", "num_blocks", "block_size", "num_free_blocks", "num_cached_blocks", "num_private_blocks", "num_evictable_blocks", "num_promised_blocks", "num_nodes", "num_sequences", "num_queries", "num_query_tokens", "num_hit_tokens", "num_inserted_tokens", "num_forks", "num_evicted_blocks", "num_copied_tokens", "num_pending", "num_notices", "kv_block_lifetime_seconds", "kv_block_idle_before_evict_seconds", "kv_block_reuse_gap_seconds", "num_pins", "num_pinned_blocks", "num_event_subscribers", "num_events_sent", "num_event_resets", "eviction", "num_missed_new_tokens", "num_missed_parted_tokens", "num_missed_evicted_tokens", "eviction_followed", "num_host_blocks", "num_disk_blocks", "worker")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -466,6 +494,7 @@ class PoolStats(_message.Message):
     EVICTION_FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
@@ -500,7 +529,8 @@ class PoolStats(_message.Message):
     eviction_followed: str
     num_host_blocks: int
     num_disk_blocks: int
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ..., eviction_followed: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ...) -> None: ...
+    worker: _types_pb2.WorkerReport
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_private_blocks: _Optional[int] = ..., num_evictable_blocks: _Optional[int] = ..., num_promised_blocks: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_queries: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_inserted_tokens: _Optional[int] = ..., num_forks: _Optional[int] = ..., num_evicted_blocks: _Optional[int] = ..., num_copied_tokens: _Optional[int] = ..., num_pending: _Optional[int] = ..., num_notices: _Optional[int] = ..., kv_block_lifetime_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_idle_before_evict_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., kv_block_reuse_gap_seconds: _Optional[_Union[TimeHistogram, _Mapping]] = ..., num_pins: _Optional[int] = ..., num_pinned_blocks: _Optional[int] = ..., num_event_subscribers: _Optional[int] = ..., num_events_sent: _Optional[int] = ..., num_event_resets: _Optional[int] = ..., eviction: _Optional[str] = ..., num_missed_new_tokens: _Optional[int] = ..., num_missed_parted_tokens: _Optional[int] = ..., num_missed_evicted_tokens: _Optional[int] = ..., eviction_followed: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., num_disk_blocks: _Optional[int] = ..., worker: _Optional[_Union[_types_pb2.WorkerReport, _Mapping]] = ...) -> None: ...
 
 class TimeHistogram(_message.Message):
     __slots__ = ("bounds_s", "counts", "sum_s")

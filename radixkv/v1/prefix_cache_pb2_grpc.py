@@ -46,6 +46,11 @@ class PrefixCacheStub:
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.SerializeToString,
                 response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.FromString,
                 _registered_method=True)
+        self.Route = channel.unary_unary(
+                '/radixkv.v1.PrefixCache/Route',
+                request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RouteRequest.SerializeToString,
+                response_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RouteResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/radixkv.v1.PrefixCache/Explain',
                 request_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.SerializeToString,
@@ -130,6 +135,14 @@ class PrefixCacheServicer:
 
     def Match(self, request, context):
         """Finds the longest cached prefix of a prompt, a pure read: it refreshes nothing. Errors: INVALID_ARGUMENT, NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Route(self, request, context):
+        """Finds for a router the part of a prompt that is cached, or about to be, and the worker that holds it, a pure read. Errors:
+        INVALID_ARGUMENT, NOT_FOUND; RESOURCE_EXHAUSTED where the answer would cover more than 64 pools.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,6 +271,11 @@ def add_PrefixCacheServicer_to_server(servicer, server):
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.FromString,
                     response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.SerializeToString,
             ),
+            'Route': grpc.unary_unary_rpc_method_handler(
+                    servicer.Route,
+                    request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.RouteRequest.FromString,
+                    response_serializer=radixkv_dot_v1_dot_prefix__cache__pb2.RouteResponse.SerializeToString,
+            ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
                     request_deserializer=radixkv_dot_v1_dot_prefix__cache__pb2.ExplainRequest.FromString,
@@ -363,6 +381,33 @@ class PrefixCache:
             '/radixkv.v1.PrefixCache/Match',
             radixkv_dot_v1_dot_prefix__cache__pb2.MatchRequest.SerializeToString,
             radixkv_dot_v1_dot_prefix__cache__pb2.MatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Route(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixkv.v1.PrefixCache/Route',
+            radixkv_dot_v1_dot_prefix__cache__pb2.RouteRequest.SerializeToString,
+            radixkv_dot_v1_dot_prefix__cache__pb2.RouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -191,3 +191,31 @@ class PinCost(_message.Message):
     ttl_s: float
     remaining_s: float
     def __init__(self, num_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., ttl_s: _Optional[float] = ..., remaining_s: _Optional[float] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("incarnation", "holder_name", "generation_address", "fingerprint", "load", "load_age_s")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_NAME_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOAD_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    holder_name: str
+    generation_address: str
+    fingerprint: str
+    load: WorkerLoad
+    load_age_s: float
+    def __init__(self, incarnation: _Optional[int] = ..., holder_name: _Optional[str] = ..., generation_address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_s: _Optional[float] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("num_backlog_tokens", "tokens_per_s", "num_running", "is_accepting")
+    NUM_BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    IS_ACCEPTING_FIELD_NUMBER: _ClassVar[int]
+    num_backlog_tokens: int
+    tokens_per_s: float
+    num_running: int
+    is_accepting: bool
+    def __init__(self, num_backlog_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_running: _Optional[int] = ..., is_accepting: _Optional[bool] = ...) -> None: ...

@@ -43,7 +43,7 @@ class AttachResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., step_answer: _Optional[_Union[StepAnswer, _Mapping]] = ..., heartbeat_answer: _Optional[_Union[HeartbeatAnswer, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number", "features", "awaited")
+    __slots__ = ("pool", "incarnation", "acknowledged_through", "holder_name", "notices_acknowledged_through", "can_adopt", "stream_number", "features", "awaited", "generation_address", "fingerprint", "load")
     POOL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,9 @@ class Hello(_message.Message):
     STREAM_NUMBER_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     AWAITED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     pool: _types_pb2.PoolShape
     incarnation: int
     acknowledged_through: int
@@ -62,15 +65,20 @@ class Hello(_message.Message):
     stream_number: int
     features: _containers.RepeatedScalarFieldContainer[str]
     awaited: _containers.RepeatedCompositeFieldContainer[Pending]
-    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Pending, _Mapping]]] = ...) -> None: ...
+    generation_address: str
+    fingerprint: str
+    load: _types_pb2.WorkerLoad
+    def __init__(self, pool: _Optional[_Union[_types_pb2.PoolShape, _Mapping]] = ..., incarnation: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., holder_name: _Optional[str] = ..., notices_acknowledged_through: _Optional[int] = ..., can_adopt: _Optional[bool] = ..., stream_number: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., awaited: _Optional[_Iterable[_Union[Pending, _Mapping]]] = ..., generation_address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., load: _Optional[_Union[_types_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("acknowledged_through", "notices_acknowledged_through")
+    __slots__ = ("acknowledged_through", "notices_acknowledged_through", "load")
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     acknowledged_through: int
     notices_acknowledged_through: int
-    def __init__(self, acknowledged_through: _Optional[int] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
+    load: _types_pb2.WorkerLoad
+    def __init__(self, acknowledged_through: _Optional[int] = ..., notices_acknowledged_through: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class HeartbeatAnswer(_message.Message):
     __slots__ = ()
@@ -101,16 +109,18 @@ class Attached(_message.Message):
     def __init__(self, resumed: _Optional[bool] = ..., next_step: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_unacknowledged_steps: _Optional[int] = ..., max_ops_per_step: _Optional[int] = ..., max_children_per_fork: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("number", "acknowledged_through", "ops", "notices_acknowledged_through")
+    __slots__ = ("number", "acknowledged_through", "ops", "notices_acknowledged_through", "load")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     OPS_FIELD_NUMBER: _ClassVar[int]
     NOTICES_ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged_through: int
     ops: _containers.RepeatedCompositeFieldContainer[Op]
     notices_acknowledged_through: int
-    def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ...) -> None: ...
+    load: _types_pb2.WorkerLoad
+    def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class Op(_message.Message):
     __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint")

@@ -18,6 +18,7 @@ FEATURES = (
     "insert.position",
     "erasures",
     "hint",
+    "load",
 )
 """Those of a service of this version."""
 

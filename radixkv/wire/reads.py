@@ -14,12 +14,13 @@ from radixkv.core.api import (
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    PoolRoute,
     RetainOp,
     TimeHistogram,
 )
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.wire.codec import Codec, Form
-from radixkv.wire.values import BLOCK_IDS, RETENTION, hashes_form, pack_blocks, unpack_blocks
+from radixkv.wire.values import BLOCK_IDS, RETENTION, WORKER_REPORT, hashes_form, pack_blocks, unpack_blocks
 
 __all__ = [
     "BLOCK_TIMES",
@@ -30,6 +31,7 @@ __all__ = [
     "NODE",
     "PIN",
     "RETAIN",
+    "ROUTE",
     "STATS",
     "USAGE",
     "stats_to_proto",
@@ -43,6 +45,7 @@ def _unpack_tuple(packed: bytes) -> tuple[int, ...]:
 _HISTOGRAM = Codec(TimeHistogram, readers.TimeHistogram)
 
 MATCH = Codec(MatchResult, readers.PoolMatch)
+ROUTE = Codec(PoolRoute, readers.PoolRoute, worker=WORKER_REPORT)
 EXPLANATION = Codec(
     Explanation,
     readers.Explanation,

@@ -7,13 +7,23 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 
-from radixkv.core.api import PoolShape, Retention
+from radixkv.core.api import PoolShape, Retention, WorkerLoad, WorkerReport
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.validation import MAX_RETENTION_RANGES, check_hashes
 from radixkv.v1 import types_pb2 as types
 from radixkv.wire.codec import Codec, Form
 
-__all__ = ["BLOCK_IDS", "BLOCK_TABLE", "RETENTION", "SHAPE", "hashes_form", "pack_blocks", "unpack_blocks"]
+__all__ = [
+    "BLOCK_IDS",
+    "BLOCK_TABLE",
+    "RETENTION",
+    "SHAPE",
+    "WORKER_LOAD",
+    "WORKER_REPORT",
+    "hashes_form",
+    "pack_blocks",
+    "unpack_blocks",
+]
 
 _NEEDS_SWAP = sys.byteorder == "big"
 _BLOCK_ID_BYTES = 4
@@ -67,6 +77,9 @@ BLOCK_TABLE = Form(pack_blocks, _unpack_table)
 
 SHAPE = Codec(PoolShape, types.PoolShape)
 """Reading checks no bounds."""
+
+WORKER_LOAD = Codec(WorkerLoad, types.WorkerLoad)
+WORKER_REPORT = Codec(WorkerReport, types.WorkerReport, load=WORKER_LOAD)
 
 _RANGE = Codec(Retention, types.Retention)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape
+from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape, WorkerLoad
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -51,6 +51,7 @@ from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.speculation.comparison import rows_agree
 from radixkv.worker.speculation.settings import DEFAULT_BYTES, DEFAULT_TOKENS, SPECULATIONS, SpeculationSettings
+from radixkv.worker.storing.fingerprint import served_fingerprint
 from radixkv.worker.threads import run_on_passing_thread
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class WorkerConfig:
             `pool_size`, also for `utilisation` (None: 0.90, and 0.85 with lines), `kv_bytes` and `host_bytes`.
         sampling: defaults of sampling parameters that a request leaves out; unset ones are the model's own.
         dtype, device, quantization, kv_dtype: see `ModelRunner`.
+        advertise: address at which routers reach the Generation service; None: that of `listen`.
         adapters: folders of low-rank adapters, by the name used in requests.
         deterministic: whether replies are bitwise independent of the batch and the cache; see `ModelRunner`.
         cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
@@ -111,6 +113,7 @@ class WorkerConfig:
     service: str | None = None
     credentials: Credentials | None = None
     listen: str | None = DEFAULT_ADDRESS
+    advertise: str | None = None
     security: Security = field(default_factory=Security)
     pool_name: str = "default"
     num_blocks: int | None = None
@@ -177,6 +180,7 @@ class Worker:
         self.limiter = Limiter()
         self._stack = ExitStack()
         self._server: GenerationServer | None = None
+        self._lease: _Lease | None = None
 
     def __enter__(self) -> Worker:
         with ExitStack() as stack:
@@ -202,6 +206,8 @@ class Worker:
         self.engine.end_grammars()
         if self._server is not None:
             self._server.refuse()
+        if self._lease is not None:
+            self._lease.refuse()
 
     def drain(self, timeout_s: float) -> bool:
         """`refuse`, and wait for the streams over gRPC to end; False where some remain after `timeout_s`."""
@@ -229,7 +235,7 @@ class Worker:
         store = self._open_store(stack, Path(model))
         if store is None and config.store is not None:
             self.runner.pool.shrink_host(plan.num_host_blocks if config.limits.preemption == "swap" else 0)
-        lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
+        lease = self._lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
         self.engine = Engine(
@@ -251,7 +257,7 @@ class Worker:
             prices=prices,
             speculation=bounds if _keeps_replies(config, self.runner) else None,
         )
-        lease.wake, lease.noted = self.engine.wake, self.engine.noted
+        lease.wake, lease.noted, lease.measured = self.engine.wake, self.engine.noted, self.engine.load
         stack.callback(self.engine.close)
         stack.callback(lease.give_up)
         starting = threading.Timer(_GRAMMARS_AFTER_S, self.engine.start_grammars)
@@ -263,6 +269,10 @@ class Worker:
             server = GenerationServer(self.engine, config.listen, security=config.security, limiter=self.limiter)
             self._server = stack.enter_context(server)
             self.address = self._server.address
+            if config.service:
+                facts = {"quantization": self.runner.quantization, "dtype": str(self.runner.dtype)}
+                describe = partial(served_fingerprint, Path(model), config.adapters, facts)
+                lease.announce(config.advertise or self.address, describe)
         stack.callback(self.engine.end_grammars)  # before the server waits for its callers, which may wait for a trial
 
     def _open_store(self, stack: ExitStack, model: Path) -> BlockStore | None:
@@ -412,6 +422,7 @@ class _Lease:
 
     Attributes:
         wake: called, on any thread, when the service has sent notices. noted: as `connect`'s `on_journal`.
+        measured: returns how busy the worker is.
     """
 
     def __init__(self, config: WorkerConfig, pool: PoolShape) -> None:
@@ -421,6 +432,34 @@ class _Lease:
         self.wake: Callable[[], None] = lambda: None
         self.noted: Callable[[Sequence[JournalEntry]], Sequence[Future[None]]] = lambda _entries: ()
         self._given_up = threading.Event()
+        self.measured: Callable[[], WorkerLoad] = lambda: WorkerLoad(0, 0.0, 0, is_accepting=False)
+        self._is_refusing = False
+        self._announced = ("", "")
+
+    def load(self) -> WorkerLoad:
+        """How busy the worker is. On any thread."""
+        load = self.measured()
+        return load._replace(is_accepting=False) if self._is_refusing else load
+
+    def refuse(self) -> None:
+        """Report that no new work is taken."""
+        self._is_refusing = True
+        if (holder := self._holder) is not None:
+            holder.report_load()
+
+    def announce(self, address: str, describe: Callable[[], str]) -> None:
+        """Report the address, and the fingerprint that `describe` returns: on a thread, since it may read the weights."""
+
+        def tell() -> None:
+            try:
+                self._announced = (address, describe())
+            except OSError as error:
+                _LOG.warning("no router sends requests here: the model's files cannot be read: %s", error)
+                return
+            if (holder := self._holder) is not None:
+                holder.announce(*self._announced)
+
+        threading.Thread(target=tell, name="radixkv-announce", daemon=True).start()
 
     def attach(self, wait_s: float = 0.0) -> CacheHolder:
         """A holder that has attached, after at most `wait_s` in which another worker held the pool: a killed one does for its
@@ -440,12 +479,15 @@ class _Lease:
             wait_s=wait_s,
             on_notices=self._told,
             on_journal=self._changed,
+            load=self.load,
             on_restart=partial(
                 _LOG.warning, "the cache service was restarted; its tree is rebuilt from the blocks here"
             ),
             patience_s=config.reattach_s,
             credentials=config.credentials,
         )
+        if self._announced[0]:
+            self._holder.announce(*self._announced)
         return self._holder
 
     def _told(self) -> None:

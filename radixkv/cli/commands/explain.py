@@ -5,18 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import ExitStack, suppress
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.amounts import count
-from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, add_service_flag, say
+from radixkv.cli.flags import DEFAULT_SERVICE_ADDRESS, DEFAULT_WORKER_ADDRESS, add_command, say
 from radixkv.cli.prompts import PROMPT, add_prompt, are_ids, encode, read_prompt
 from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import UnimplementedError
+from radixkv.core.tokens import num_tokens, pack_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from radixkv.client import RemoteReader
+    from radixkv.core.api import PoolRoute
+    from radixkv.core.explanation import Explanation
+    from radixkv.core.tokens import TokensLike
     from radixkv.generation.erasure import StoredPrefix
 
 __all__ = ["add"]
+
+_FOUND = {"matched": "cached", "pending": "cached or about to be", "load": "cached"}
 
 EPILOG = f"""\
 {PROMPT} Explain a prompt before it is
@@ -47,7 +57,13 @@ def add(commands: Any) -> None:
     explain.formatter_class = argparse.RawDescriptionHelpFormatter
     explain.epilog = EPILOG
     add_prompt(explain)
-    add_service_flag(explain)
+    explain.add_argument(
+        "--service",
+        action="append",
+        metavar="ADDRESS",
+        help=f"the cache service (default {DEFAULT_SERVICE_ADDRESS}); given several times, the workers are ranked for the "
+        "prompt, too, as a gateway over these services does",
+    )
     explain.add_argument("--pool", metavar="NAME", help="only this pool (default: all of that service)")
     explain.add_argument(
         "--namespace", default="default", metavar="NAME", help="namespace of the prompt (default %(default)s)"
@@ -83,14 +99,20 @@ def _run(options: argparse.Namespace) -> int:
                 GenerationClient(options.worker or DEFAULT_WORKER_ADDRESS, credentials=credentials)
             )
         tokens = prompt if worker is None else encode(prompt, worker)
-        reader = stack.enter_context(
-            connect(options.service, pool_name=options.pool or "default", credentials=credentials)
-        )
-        if options.pool is None:
-            pools = reader.explain_all(tokens, options.namespace, options.also)
-        else:
-            pools = {options.pool: reader.explain(tokens, namespace=options.namespace, other_namespaces=options.also)}
-        for name, explanation in pools.items():
+        services = options.service or [DEFAULT_SERVICE_ADDRESS]
+        readers = [
+            stack.enter_context(connect(service, pool_name=options.pool or "default", credentials=credentials))
+            for service in services
+        ]
+        offers = []
+        if len(services) > 1:  # before anything else looks at the prompt
+            offers = [route for reader in readers for route in reader.route_all(tokens, options.namespace).values()]
+        pools = [
+            (f"{name} of {reader.address}" if len(services) > 1 else name, explanation)
+            for reader in readers
+            for name, explanation in _explain(reader, tokens, options).items()
+        ]
+        for name, explanation in pools:
             stored = None
             if worker is not None:
                 with suppress(UnimplementedError):  # a worker of an earlier release
@@ -109,9 +131,31 @@ def _run(options: argparse.Namespace) -> int:
                         count(each, "token") for each in (explanation.num_host_tokens, explanation.num_disk_tokens)
                     )
                     say(f"  after the cached ones {host} lie in the worker's host memory and {disk} on its disk")
+        if len(services) > 1:
+            _say_ranking(offers, num_tokens(pack_tokens(tokens)), options.json)
     if not pools:
-        say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
+        say("no pool is attached; start a worker with: radixkv worker --service " + services[0])
     return 0
+
+
+def _explain(reader: RemoteReader, tokens: TokensLike, options: argparse.Namespace) -> dict[str, Explanation]:
+    if options.pool is None:
+        return reader.explain_all(tokens, options.namespace, options.also)
+    return {options.pool: reader.explain(tokens, namespace=options.namespace, other_namespaces=options.also)}
+
+
+def _say_ranking(offers: Sequence[PoolRoute], num_prompt_tokens: int, as_json: bool) -> None:
+    """The workers as a gateway over the services would rank them for this prompt."""
+    from radixkv.routing import choose
+
+    ranking = choose(offers, num_prompt_tokens, {}, Random(0))
+    if as_json:
+        say(json.dumps({"ranking": [choice._asdict() for choice in ranking]}))
+        return
+    say("a gateway over these services would send it to" if ranking else "no worker of these services takes new work")
+    for place, choice in enumerate(ranking, 1):
+        found = f"{count(choice.num_found_tokens, 'token')} {_FOUND[choice.reason]}"
+        say(f"  {place}. {choice.worker}: cost {choice.cost_s:.2f} s, {choice.backlog_s:.2f} s of it backlog; {found}")
 
 
 def _describe_stored(stored: StoredPrefix) -> str:

@@ -24,6 +24,7 @@ from radixkv.cli.security_flags import (
     security_of,
     server_tls,
 )
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.net.signals import StopSignals, exit_at_interrupt
 from radixkv.util.folders import state_folder
 from radixkv.util.heaps import keep_heaps_small, set_heap_aside
@@ -49,10 +50,18 @@ def add(commands: Any) -> None:
         commands, "gateway", _run, "serve the OpenAI and Anthropic APIs over HTTP, in front of a worker"
     )
     gateway.add_argument(
-        "--worker", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="a running worker (default %(default)s)"
+        "--worker",
+        metavar="ADDRESS",
+        help=f"a running worker (without --service, default {DEFAULT_WORKER_ADDRESS})",
     )
     gateway.add_argument(
-        "--service", metavar="ADDRESS", help="its cache service, whose tree is then shown at /tree (default: none)"
+        "--service",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="with --worker, its cache service; without, one whose workers are all served: each request goes to the one that "
+        "holds most of its prompt and is least busy. May be given several times; the name of a host stands for all its "
+        "addresses. The tree of the first is shown at /tree",
     )
     gateway.add_argument(
         "--pool", default="default", metavar="NAME", help="the worker's pool at that service (default %(default)s)"
@@ -296,17 +305,27 @@ def _gateway_config(
 
 @exit_at_interrupt()
 def _run(options: argparse.Namespace) -> int:
+    from radixkv.gateway.backend.routed import RoutedGenerator
     from radixkv.generation.client import GenerationClient
 
     keep_heaps_small()
     credentials = client_credentials(options)
-    with StopSignals() as signals, GenerationClient(options.worker, retries=False, credentials=credentials) as client:
-        model = client.model()  # before listening: without a worker there is nothing to serve
-        server, notice = make_gateway(client, options, options.service, credentials)
+    services, worker = options.service, options.worker
+    if worker is not None and len(services) > 1:
+        raise InvalidArgumentError("--service", services, "one with --worker, or several without it")
+    generator: GenerationClient | RoutedGenerator
+    if services and worker is None:
+        generator, of = RoutedGenerator(services, credentials=credentials), f"the workers of {', '.join(services)}"
+    else:
+        worker = worker or DEFAULT_WORKER_ADDRESS
+        generator, of = GenerationClient(worker, retries=False, credentials=credentials), f"the worker at {worker}"
+    with StopSignals() as signals, generator:
+        model = generator.model()  # before listening: without a worker there is nothing to serve
+        server, notice = make_gateway(generator, options, services[0] if services else None, credentials)
         with server:
             set_heap_aside()
             signals.listen()
-            say(f"OpenAI API on {server.url} for {model.name} of the worker at {options.worker}; Ctrl-C stops it")
+            say(f"OpenAI API on {server.url} for {model.name} of {of}; Ctrl-C stops it")
             say(f"Chat page on {server.page_url}{notice}")
             signals.wait()
     return 0

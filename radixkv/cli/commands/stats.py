@@ -11,9 +11,9 @@ from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import PermissionDeniedError
 
 if TYPE_CHECKING:
-    from radixkv.core.api import NamespaceUsage
+    from radixkv.core.api import NamespaceUsage, WorkerReport
 
-__all__ = ["add"]
+__all__ = ["add", "worker_line"]
 
 
 def add(commands: Any) -> None:
@@ -24,17 +24,35 @@ def add(commands: Any) -> None:
     add_client_flags(stats)
 
 
+def worker_line(worker: WorkerReport) -> str:
+    """The worker of a pool, its load, and how old the report is."""
+    where = worker.generation_address or "serves no clients"
+    if worker.load is None:
+        return f"worker {where}: no load reported"
+    load, speed = (
+        worker.load,
+        f"{worker.load.tokens_per_s:,.0f} tokens/s" if worker.load.tokens_per_s else "not measured",
+    )
+    state = "takes new work" if load.is_accepting else "is stopping"
+    return (
+        f"worker {where}: {load.num_backlog_tokens:,} prompt tokens to compute, prefill {speed}, "
+        f"{load.num_running:,} branches, {state} ({worker.load_age_s:.1f} s ago)"
+    )
+
+
 def _run(options: argparse.Namespace) -> int:
     from radixkv.client import connect
 
     with connect(options.service, credentials=client_credentials(options)) as reader:
-        pools, followed = reader.stats_all(), reader.event_stats_all()
+        pools, followed, workers = reader.stats_all(), reader.event_stats_all(), reader.workers_all()
         try:
             usages = reader.usage_all()
         except PermissionDeniedError:  # the credential sees its own namespaces alone
             usages = {}
     for name, stats in pools.items():
         say(f"pool {name}")
+        if name in workers:
+            say(f"  {worker_line(workers[name])}")
         followers = followed[name]._asdict() if name in followed else {}
         for field, value in (stats._asdict() | followers).items():
             say(f"  {field:<26} {value if isinstance(value, str) else format(value, ','):>14}")

@@ -38,6 +38,11 @@ def add(commands: Any) -> None:
     worker.add_argument(
         "--listen", metavar="ADDRESS", default=DEFAULT_WORKER_ADDRESS, help="where it serves (default %(default)s)"
     )
+    worker.add_argument(
+        "--advertise",
+        metavar="ADDRESS",
+        help="where gateways of other hosts reach it (default: the address of --listen)",
+    )
     add_server_flags(worker)
     add_client_flags(worker)
     add_model_flags(worker)
@@ -56,6 +61,7 @@ def _run(options: argparse.Namespace) -> int:
         worker_config(options, options.service, options.listen, options.drain),
         security=security_of(options),
         credentials=credentials,
+        advertise=options.advertise,
     )
     from radixkv.generation.metrics import latency_metrics, worker_metrics
     from radixkv.net.metrics import free_address, serve_metrics

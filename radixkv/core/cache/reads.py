@@ -16,6 +16,7 @@ from radixkv.core.api import (
     NamespaceUsage,
     NodeInfo,
     PinInfo,
+    PoolRoute,
 )
 from radixkv.core.cache.state import MAX_EVENT_NUMBER, CacheState
 from radixkv.core.events.subscription import EventSubscription
@@ -53,6 +54,17 @@ class Reads(CacheState):
         root = self._forest.roots.get(validation.check_namespace(namespace))
         matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
         return MatchResult(matched, matched)
+
+    def route(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> PoolRoute:
+        """`match` for a router, and the prefix that an open sequence is about to publish. A pure read.
+
+        O(prefix bytes + log intents) compares. Sequences are followed from the first `acquire_or_wait` on.
+
+        Raises:
+            InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
+        """
+        matched, packed = self.match(tokens, namespace=namespace), pack_tokens(tokens)
+        return PoolRoute(matched.num_tokens, self._single_flight.foresee(namespace, packed))
 
     def explain(
         self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: SequenceOf[str] = ()

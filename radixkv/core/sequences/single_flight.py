@@ -115,6 +115,10 @@ class SingleFlight:
                     best, best_common = seq, common
         return best, best_common // TOKEN_BYTES
 
+    def foresee(self, namespace: str, tokens: bytes) -> int:
+        """The length of the longest prefix of `tokens` that an open sequence is about to publish; 0: none is. A pure read."""
+        return self._furthest(namespace, tokens)[1]
+
     def take_notices(self) -> list[Notice]:
         """The notices since the last call, oldest first."""
         taken = list(self._notices)

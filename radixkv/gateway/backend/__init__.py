@@ -1,6 +1,8 @@
 """Asynchronous access to the worker.
 
 backend      generation, tokens, figures; no call blocks the event loop
+routed       a generator over the workers of several cache services
+members      who these workers are, how busy, and what each holds of a prompt
 resume       a generation that outlives its worker
 generations  tokens and texts emitted by running and recent generations
 lately       a result cached for a short time

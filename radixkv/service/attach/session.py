@@ -62,6 +62,8 @@ class AttachSession:
             self._attach(request.hello)
             return
         self._pools.renew(pool, self)
+        if kind in {"step", "heartbeat"} and (message := getattr(request, kind)).HasField("load"):
+            pool.take_load(message.load, self._pools.clock())
         if kind == "step":
             self._send(self._apply(pool, request.step))
             self.send_notices()

@@ -21,7 +21,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
-from radixkv.core.api import AdoptionOp, ForkOp, MatchOp, Notice, PoolShape, SetQuotaOp, StepOp
+from radixkv.core.api import (
+    AdoptionOp,
+    ForkOp,
+    MatchOp,
+    Notice,
+    PoolShape,
+    SetQuotaOp,
+    StepOp,
+    WorkerLoad,
+    WorkerReport,
+)
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -36,9 +46,10 @@ from radixkv.core.errors import (
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.net.calls.callers import Caller
 from radixkv.service.config import MAX_NAME_CHARACTERS, ServiceConfig
-from radixkv.service.pools.hello import check_hello
+from radixkv.service.pools.hello import check_hello, check_load
 from radixkv.service.pools.stalls import StallWatch
 from radixkv.service.quotas import QuotaBook
+from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.journal import journal_to_proto
 from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto
@@ -90,6 +101,8 @@ class Pool:
         "follows_freed",
         "identity",
         "incarnation",
+        "load",
+        "load_at_s",
         "next_notices",
         "next_step",
         "notices",
@@ -99,6 +112,7 @@ class Pool:
         "shape",
         "stream",
         "stream_number",
+        "worker",
     )
 
     def __init__(
@@ -115,6 +129,9 @@ class Pool:
         self.erases = "erasures" in hello.features
         self.identity: tuple[str, str] | None = None  # of the credential that attached it
         self.expires_at_s = 0.0
+        self.worker = WorkerReport()
+        self.load: WorkerLoad | None = None
+        self.load_at_s = 0.0
         self.first_step = self.next_step = hello.acknowledged_through + 1
         self.answers: deque[workers.AttachResponse] = deque()
         self.next_notices = hello.notices_acknowledged_through + 1
@@ -139,6 +156,19 @@ class Pool:
             self.answers.popleft()
         while self.notices and self.next_notices - len(self.notices) <= notices_through:
             self.num_kept_notices -= _weight(self.notices.popleft().notices)
+
+    def take_load(self, load: types.WorkerLoad, now_s: float) -> None:
+        """Keep what the holder reports of its load. O(1).
+
+        Raises:
+            InvalidArgumentError: a negative number.
+        """
+        self.load, self.load_at_s = check_load(load), now_s
+
+    def report(self, now_s: float) -> WorkerReport:
+        """The holder's report of itself."""
+        age_s = 0.0 if self.load is None else max(0.0, now_s - self.load_at_s)
+        return self.worker._replace(load=self.load, load_age_s=age_s)
 
     def change(self, call: Callable[[PrefixCache], _Answer]) -> _Answer:
         """Change the pool for another client than its holder, and send the change to the holder, which outlives the service.
@@ -352,6 +382,7 @@ class PoolTable:
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache, self.quotas)
         pool.stream, pool.identity = stream, identity
+        self._introduce(pool, hello)
         self._renew(pool)
         return Attachment(pool, resumed=False)
 
@@ -366,6 +397,7 @@ class PoolTable:
         if 0 < hello.stream_number < pool.stream_number:
             raise took_over
         pool.acknowledge(hello.acknowledged_through, hello.notices_acknowledged_through)
+        self._introduce(pool, hello)
         pool.stream_number = hello.stream_number
         older, pool.stream = pool.stream, stream
         if older is not None:
@@ -373,6 +405,12 @@ class PoolTable:
         self._renew(pool)
         # A life that began beyond Step 1 is empty until its first Step has reported the contents, whatever Hello it answered.
         return Attachment(pool, resumed=pool.first_step == 1 or pool.next_step > pool.first_step)
+
+    def _introduce(self, pool: Pool, hello: workers.Hello) -> None:
+        """Keep the holder's report of itself."""
+        pool.worker = WorkerReport(hello.incarnation, hello.holder_name, hello.generation_address, hello.fingerprint)
+        if hello.HasField("load"):
+            pool.take_load(hello.load, self.clock())
 
     def renew(self, pool: Pool, stream: HolderStream) -> None:
         """Record a message of the pool's holder. Call it before the message is handled.

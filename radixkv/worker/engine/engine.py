@@ -24,7 +24,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp
+from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp, WorkerLoad
 from radixkv.core.errors import InvalidArgumentError, LeaseError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.namespaces import adapter_of, derived_namespace, has_salt, is_derived, owner_of, shares_prefix
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens, unpack_tokens
@@ -414,6 +414,10 @@ class Engine:
         except (LeaseError, UnavailableError):
             return WorkerStats(engine, None, levels=levels)
 
+    def load(self) -> WorkerLoad:
+        """How busy the engine is, for routers. O(1)."""
+        return self._loop.meter.load()
+
     def start_grammars(self) -> None:
         """Start the grammar process now, so that the first grammar does not stall running requests."""
         self._reader.start_grammars()
@@ -483,6 +487,7 @@ class Engine:
         )
         items.bound(partial(self._inbox.put, partial(self._loop.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens, sharing))
+        self._loop.meter.accepted(num_tokens(tokens))
         self._post(partial(self._loop.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 

@@ -34,11 +34,13 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
+from radixkv.core.tokens import num_tokens
 from radixkv.generation.request import UnknownGenerationError
 from radixkv.generation.stats import EngineCounters, EngineStats
 from radixkv.generation.verification import Verification
 from radixkv.util.pace import Pace
 from radixkv.worker.engine.closed_loop import ClosedLoopDelay
+from radixkv.worker.engine.load import LoadMeter
 from radixkv.worker.engine.step import BatchStep
 from radixkv.worker.engine.verify import verify_block
 from radixkv.worker.generations.branch import Branch, Phase
@@ -119,6 +121,7 @@ class EngineLoop:
         self.pace = Pace()
         self.finished = FinishedGenerations(num_remembered)
         self._counters = EngineCounters()
+        self.meter = LoadMeter(scheduler, self._counters, clock)
         self.stored: StoredBlocks | None = None
         if store is not None:
             from radixkv.worker.storing.stored_blocks import StoredBlocks  # with its cipher only where it is used
@@ -165,6 +168,7 @@ class EngineLoop:
         """Add a generation whose prompt is set: queued, or forked from its origin if that still runs."""
         self.generations[generation.generation_id] = generation
         self._closed_loop.came(generation.submitted_s)
+        self.meter.accepted(-num_tokens(generation.prompt))
         if generation.terms.deadline_s < math.inf:
             heappush(self._deadlines, (generation.terms.deadline_s, generation.arrival, generation))
         branch = generation.add_branch(max_length)
@@ -252,6 +256,7 @@ class EngineLoop:
         for move in self._scheduler.swapped.take_saves():
             self._runner.pool.save(move.block_ids, move.slots)
         self._scheduler.swapped.settle(self._runner.pool.fence)
+        self.meter.count()
         if ops:
             self._submit(ops)
             self._wait_for_beginners(ops)

@@ -173,6 +173,10 @@ class Branch:
         is_prompt = self.num_computed < num_tokens(self.generation.prompt)
         return self.phase is Phase.OPENING or (is_prompt and self.can_run)
 
+    def num_missing(self, num_found: int) -> int:
+        """Tokens of its history, but the last, beyond the first `num_found`."""
+        return max(0, len(self.tokens) - 1 - num_found)
+
     @property
     def can_run(self) -> bool:
         """Whether its block table covers its next position, it waits for no loads, and no sibling is being opened to run with

@@ -136,6 +136,11 @@ class PendingPrefixes:
     def __len__(self) -> int:
         return self._length
 
+    def __iter__(self) -> Iterator[Branch]:
+        for waiting in self._waiters.values():
+            for branches in waiting.values():
+                yield from branches
+
     def add(self, branch: Branch, provider: int, num_tokens: int) -> None:
         """Let `branch` wait until sequence `provider` has published `num_tokens` of the common history, or is gone."""
         branch.phase = Phase.PENDING
@@ -165,7 +170,7 @@ class PendingPrefixes:
 
     def take_all(self) -> list[Branch]:
         """Remove and return all branches."""
-        branches = [b for by_length in self._waiters.values() for waiters in by_length.values() for b in waiters]
+        branches = list(self)
         self._waiters.clear()
         self._length = 0
         return branches

@@ -196,6 +196,15 @@ class Scheduler:
         return len(self._admission.pending)
 
     @property
+    def num_backlog_tokens(self) -> int:
+        """Tokens of histories to be run before their branches draw again, but the last ones. O(branches)."""
+        admission = self._admission
+        waiting = (branch.num_missing(branch.num_matched) for branch in admission.queue)
+        pending = (branch.num_missing(branch.waits_for[1]) for branch in admission.pending)
+        running = (branch.num_missing(branch.num_computed) for branch in self._running_set)
+        return sum(waiting) + sum(pending) + sum(running)
+
+    @property
     def num_preemptions(self) -> int:
         """Running branches preempted so far."""
         return self._preemptor.num_preemptions

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +22,7 @@ from radixkv.kernels.runtime.native_build import native_library
 from radixkv.util.folders import cache_folder
 from radixkv.worker.model.model import ModelRunner
 
-__all__ = ["fingerprint_of", "weights_digest"]
+__all__ = ["fingerprint_of", "served_fingerprint", "weights_digest"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,6 +31,17 @@ _VERSION = 1
 
 _SUFFIXES = {".safetensors", ".bin", ".gguf"}
 _CONFIGURATIONS = {"config.json", "adapter_config.json"}
+_TEXTS = {
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+}
 _KNOWN = "weight-digests.json"
 _MAX_KNOWN = 256
 
@@ -80,6 +91,23 @@ def fingerprint_of(
             torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(runner.device)
         )
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def served_fingerprint(model: Path, adapters: Mapping[str, Path], facts: Mapping[str, object]) -> str:
+    """Stands for all that replies depend on: weights, tokenizer, template, adapters and their names, and `facts`. 32 digits.
+
+    Workers of one fingerprint may serve each other's requests. Reads the weights once; see `weights_digest`.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode() + weights_digest(model))
+    for path in sorted(model.iterdir()) if model.is_dir() else ():
+        if path.name in _TEXTS:
+            digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    for name, folder in sorted(adapters.items()):
+        digest.update(name.encode() + b"\0" + weights_digest(folder))
+    return digest.hexdigest()[:32]
 
 
 def weights_digest(model: Path, report: Callable[[str], None] = lambda _line: None) -> bytes:

@@ -17,6 +17,7 @@ from stored_engine import open_store
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.cli import main
 from radixkv.client import RemoteHolder
+from radixkv.core.api import WorkerLoad
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.service import ServiceConfig, ServiceThread
@@ -159,6 +160,36 @@ def test_json_has_a_line_for_each_pool(bench: Bench) -> None:
         assert second_line["evicted"] == {"num_tokens": 4, "ago_s": 0.0, "reason": "clear"}
         assert second_line["elsewhere"] is None
         assert json.loads(bench.explain(*ids, "--json", "--pool", "second")) == second_line
+
+
+def test_the_workers_of_several_services_are_ranked_and_stats_list_their_load(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = WorkerLoad(5000, 1000.0, 3, is_accepting=True)
+    config = ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=3600.0)
+    with (
+        ServiceThread(config) as service,
+        connect(service.addresses[0], PoolShape(64, 4), load=lambda: busy) as second,
+    ):
+        for holder, address in ((bench.holder, "left:1"), (second, "right:1")):
+            holder.announce(address, "f00d")
+            wait_until(lambda holder=holder: holder.workers_all()["default"].generation_address)  # type: ignore[misc]
+        bench.store("AAAABBBB")
+        ids = [str(code) for code in b"AAAABBBBCC"]
+        told = bench.explain(*ids, "--service", second.address)
+        assert f"pool default of {bench.holder.address}, namespace default" in told
+        assert told.endswith(
+            "a gateway over these services would send it to\n"
+            "  1. left:1: cost 0.02 s, 0.00 s of it backlog; 8 tokens cached\n"
+            "  2. right:1: cost 5.08 s, 5.00 s of it backlog; 0 tokens cached\n"
+        )
+        ranking = json.loads(bench.explain(*ids, "--service", second.address, "--json").splitlines()[-1])["ranking"]
+        assert [choice["worker"] for choice in ranking] == ["left:1", "right:1"]
+        assert main(["stats", "--service", second.address]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "worker right:1: 5,000 prompt tokens to compute, prefill 1,000 tokens/s, 3 branches, takes new work (" in told
+    )
 
 
 def test_a_service_without_a_pool_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:

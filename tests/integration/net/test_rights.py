@@ -45,6 +45,7 @@ C, R, H = "client", "reader", "holder"
 EXPECTED: dict[str, tuple[set[str], grpc.StatusCode, grpc.StatusCode]] = {
     "/radixkv.v1.Workers/Attach": ({H}, OK, OK),  # of each op by itself: see below
     "/radixkv.v1.PrefixCache/Match": ({R}, DENIED, DENIED),
+    "/radixkv.v1.PrefixCache/Route": ({C, R}, DENIED, DENIED),
     "/radixkv.v1.PrefixCache/Explain": ({R}, DENIED, DENIED),
     "/radixkv.v1.PrefixCache/Evict": (set(), DENIED, DENIED),
     "/radixkv.v1.PrefixCache/EvictBranch": ({C}, DENIED, DENIED),

@@ -15,6 +15,7 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
+from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
@@ -207,6 +208,29 @@ async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenan
     history, namespace = observer.state.history(view_id), found.info.namespace
     return {
         "num_blocks": await _change(observer, partial(RemoteReader.evict_branch, tokens=history, namespace=namespace))
+    }
+
+
+@router.get("/workers")
+async def workers(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """List the workers that the gateway serves, with the load that they reported; to others than operators none."""
+    observer, generator = observer_of(request), request.app.state.backend.generator
+    if not tenant.is_operator:
+        return {"workers": []}
+    if isinstance(generator, RoutedGenerator):
+        reports = generator.workers()
+    else:
+        reports = list((await _read(observer, RemoteReader.workers_all)).values())
+    return {
+        "workers": [
+            {
+                "address": report.generation_address,
+                "name": report.holder_name,
+                "load": None if report.load is None else report.load._asdict(),
+                "load_age_s": report.load_age_s,
+            }
+            for report in reports
+        ]
     }
 
 

@@ -1,0 +1,168 @@
+"""Which pool gets a request: our rule and others', on Mooncake's conversations, through real trees and the real `choose`.
+
+Weak scaling: 64 pools get all conversations, 8 an eighth, one a 64th, at 85% of the speed (`--offered`) at which their pools
+compute if nothing is cached. A pool computes 10,000 tokens per second and holds 524,288 tokens; replies take 20 ms per token
+and hold their blocks. Several gateways: each request comes to one of them at random, and they share nothing. Reports of load
+are as old as the last tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.common.conversations import default_workloads
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.hit_rate.workloads import MOONCAKE, read_workload
+from bench.routing.load import Arrival, arrivals
+from bench.routing.policies import OURS, ROUTERS, our_router
+from bench.routing.pools import TOKENS_PER_S, Events, SimulatedPool
+from radixkv.simulate import Trace
+
+POOLS, GATEWAYS = (1, 8, 64), (1, 8)
+NUM_BLOCKS = 1024
+OFFERED = 0.85
+WEIGHTS = (1.0, 4.0, 16.0)
+QUICK_REQUESTS = 150
+
+
+class Outcome(NamedTuple):
+    """One run. `hit_rate`: cached share of the prompt tokens. `busiest`: time of the busiest pool over the mean."""
+
+    hit_rate: float
+    mean_first_token_s: float
+    p99_first_token_s: float
+    busiest: float
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="1 and 8 pools, the first requests; nothing is written unless --json is"
+    )
+    parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
+    parser.add_argument("--pools", type=int, nargs="+", default=POOLS, metavar="N", help="default: 1 8 64")
+    parser.add_argument(
+        "--offered",
+        type=float,
+        default=OFFERED,
+        metavar="SHARE",
+        help="prompt tokens that arrive, as a share of those that pools without a cache compute (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="processes (default: 2); figures do not depend on it"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of samples and ties (default: 0)")
+    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/routing.json on a full run)")
+    return parser.parse_args(arguments)
+
+
+def play(trace: Trace, load: Sequence[Arrival], num_pools: int, num_gateways: int, name: str, seed: int) -> Outcome:
+    """One load under one rule."""
+    events, drawn = Events(), random.Random(seed)
+    id_tokens = trace.tokens_per_block // trace.block_size
+    pools = [SimulatedPool(f"pool {n}", NUM_BLOCKS, trace.block_size, id_tokens, events) for n in range(num_pools)]
+    make = ROUTERS[name] if name in ROUTERS else our_router(float(name.rpartition("=")[2]))
+    gateways = [make(pools, events, random.Random(drawn.random())) for _ in range(num_gateways)]
+    for arrival in load:
+        gateway = drawn.choice(gateways)
+        events.after(arrival.time_s, lambda arrival=arrival, gateway=gateway: gateway.route(arrival).give(arrival))  # type: ignore[misc]
+    events.run()
+    done = [work for pool in pools for work in pool.done]
+    assert len(done) == len(load), f"{len(load)} requests came, {len(done)} were answered"
+    for pool in pools:
+        pool.cache.check()
+    first_s = [work.first_token_s for work in done]
+    num_hits = sum(min(work.num_cached * id_tokens, work.arrival.length) for work in done)
+    busy_s = [pool.busy_s for pool in pools]
+    return Outcome(
+        num_hits / sum(work.arrival.length for work in done),
+        sum(first_s) / len(first_s),
+        percentile(first_s, 0.99),
+        max(busy_s) * num_pools / sum(busy_s),
+    )
+
+
+def bars(found: dict[tuple[int, int, str], Outcome]) -> list[Bar]:
+    """The bounds on our rule, at more pools than one."""
+    told = []
+    for pools, gateways in sorted({key[:2] for key in found if key[0] > 1}):
+        of = {name: outcome for (p, g, name), outcome in found.items() if (p, g) == (pools, gateways)}
+        ours, where = of[OURS], f"{pools} pools, {gateways} gateways"
+        first_s = ours.mean_first_token_s
+        trees = min(of[name].mean_first_token_s for name in of if name.startswith("approximate"))
+        told += [
+            Bar(
+                f"{where}: hits of the session hash's", ours.hit_rate / of["session hash"].hit_rate, 0.9, at_least=True
+            ),
+            Bar(f"{where}: first token of round robin's", first_s / of["round robin"].mean_first_token_s, 0.35),
+            Bar(f"{where}: first token of the best approximate tree's", first_s / trees, 0.6),
+            Bar(f"{where}: first token of least backlog's", first_s / of["least backlog"].mean_first_token_s, 1.0),
+            Bar(f"{where}: busiest pool of the mean", ours.busiest, 1.1 if gateways == 1 else 1.2),
+        ]
+        if gateways > 1 and (pools, 1, OURS) in found:
+            ratio = first_s / found[pools, 1, OURS].mean_first_token_s
+            told.append(Bar(f"{where}: first token of one gateway's", ratio, 1.15))
+    return told
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark. Returns the exit code."""
+    options = parse(arguments)
+    trace = read_workload(MOONCAKE, options.workloads, options.seed)
+    counts = [pools for pools in options.pools if pools <= 8] if options.quick else options.pools
+    weights = [f"{OURS}, W={weight:g}" for weight in WEIGHTS]
+    runs = [
+        (pools, gateways, name)
+        for pools in counts
+        for gateways in GATEWAYS
+        for name in (*ROUTERS, *(weights if gateways == 1 and pools > 1 and not options.quick else ()))
+    ]
+    most = QUICK_REQUESTS if options.quick else None
+    loads = {
+        pools: arrivals(trace, pools / max(POOLS), options.offered * pools * TOKENS_PER_S, options.seed, most)
+        for pools in counts
+    }
+    progress = Progress("rules on loads", len(runs))
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as processes:
+        playing = {
+            (pools, gateways, name): processes.submit(play, trace, loads[pools], pools, gateways, name, options.seed)
+            for pools, gateways, name in sorted(runs, key=lambda run: -run[0])  # the longest first
+        }
+        for _ in as_completed(playing.values()):
+            progress.advance()
+        found = {run: playing[run].result() for run in runs}
+    report = Report("routing", options.seed)
+    report.figures = {
+        "tokens_per_s": TOKENS_PER_S,
+        "pool_tokens": NUM_BLOCKS * trace.tokens_per_block,
+        "offered": options.offered,
+        "num_requests": {str(pools): len(load) for pools, load in loads.items()},
+        "runs": [
+            {"pools": pools, "gateways": gateways, "rule": name, **outcome._asdict()}
+            for (pools, gateways, name), outcome in found.items()
+        ],
+    }
+    rows = [
+        (
+            f"{pools} pools, {gateways} gateways: {name}",
+            f"{outcome.hit_rate:.3f}",
+            f"{outcome.mean_first_token_s:.2f}",
+            f"{outcome.p99_first_token_s:.1f}",
+            f"{outcome.busiest:.2f}",
+        )
+        for (pools, gateways, name), outcome in found.items()
+    ]
+    columns = ("rule", "hits", "first token, s", "p99, s", "busiest / mean")
+    report.tables.append(Table("requests to pools", columns, rows))
+    report.bars = bars(found)
+    return report.finish(
+        options.json or (None if options.quick else RESULTS_DIR / "routing.json"), is_quick=options.quick
+    )

@@ -1,0 +1,171 @@
+"""The workers of several cache services: addresses, loads, and the part of a prompt that each holds.
+
+All services are asked at once, and waited for 20 ms at most. The workers of a service that is silent are those that it named
+last: candidates without a match, until it answers or they refuse. Between requests a thread asks twice a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from radixkv.client import Credentials, RemoteReader
+from radixkv.core.api import DEFAULT_NAMESPACE, PoolRoute
+from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.net.addresses import parse_address
+
+__all__ = ["ANSWER_S", "Members", "resolve"]
+
+MAX_SERVICES = 16
+ANSWER_S = 0.02
+"""How long services are waited for."""
+
+_LOOK_S, _LOOK_PAUSE_S = 1.0, 0.5
+_LOOKUPS_PAUSE_S = 5.0
+"""Between two look-ups of the names of services."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Known(NamedTuple):
+    """The answer of a service, with the time of it."""
+
+    routes: Mapping[str, PoolRoute]
+    at_s: float
+
+
+class Members:
+    """The workers of some cache services. Any thread may call it; `close` it at the end.
+
+    Args:
+        services: their addresses. The name of a host stands for all its addresses, and is looked up again.
+        credentials: for them; with TLS a name stands for one address, since certificates name hosts.
+        clock: seconds, monotonic.
+
+    Raises:
+        InvalidArgumentError: no service, too many, or an address that cannot be read.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[str],
+        *,
+        credentials: Credentials | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 1 <= len(services) <= MAX_SERVICES:
+            raise InvalidArgumentError("services", f"{len(services)} of them", f"from 1 to {MAX_SERVICES}")
+        for service in services:
+            parse_address(service)
+        self._names = tuple(services)
+        self._credentials = credentials
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._readers: dict[str, RemoteReader] = {}
+        self._known: dict[str, _Known] = {}
+        self._closing = threading.Event()
+        self._resolve()
+        self._look()
+        self._thread = threading.Thread(target=self._keep_looking, name="radixkv-members", daemon=True)
+        self._thread.start()
+
+    def ask(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, wait_s: float = ANSWER_S) -> list[PoolRoute]:
+        """The part of a prompt that the pool of each worker has; of a silent service, its last known workers without a match.
+
+        Loads are as old as they say, also of silent services. O(pools). Waits `wait_s` at most.
+        """
+        with self._lock:
+            readers = dict(self._readers)
+        calls = {service: reader.begin_route(tokens, namespace, wait_s) for service, reader in readers.items()}
+        offers: dict[str, PoolRoute] = {}
+        for service, call in calls.items():
+            try:
+                routes = call()
+            except RadixKVError as error:
+                _LOG.debug("the service at %s did not say who holds a prompt: %s", service, error)
+                routes = self._remembered(service)
+            else:
+                with self._lock:
+                    if service in self._readers:
+                        self._known[service] = _Known(routes, self._clock())
+            for route in routes.values():
+                if route.worker.generation_address:
+                    offers[route.worker.generation_address] = route
+        return list(offers.values())
+
+    def known(self) -> list[PoolRoute]:
+        """The workers that were named last, without a match. O(pools)."""
+        with self._lock:
+            services = list(self._known)
+        routes = [route for service in services for route in self._remembered(service).values()]
+        return [route for route in routes if route.worker.generation_address]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._closing.set()
+        self._thread.join()
+        with self._lock:
+            readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
+
+    def _remembered(self, service: str) -> dict[str, PoolRoute]:
+        with self._lock:
+            known = self._known.get(service)
+        if known is None:
+            return {}
+        age_s = self._clock() - known.at_s
+        return {
+            name: PoolRoute(0, 0, route.worker._replace(load_age_s=route.worker.load_age_s + age_s))
+            for name, route in known.routes.items()
+        }
+
+    def _keep_looking(self) -> None:
+        resolved_s = self._clock()
+        while not self._closing.wait(_LOOK_PAUSE_S):
+            if self._clock() - resolved_s > _LOOKUPS_PAUSE_S:
+                self._resolve()
+                resolved_s = self._clock()
+            self._look()
+
+    def _look(self) -> None:
+        self.ask(b"", wait_s=_LOOK_S)
+
+    def _resolve(self) -> None:
+        """Open readers of new addresses, close those of addresses that are gone."""
+        is_secure = self._credentials is not None and self._credentials.is_secure
+        found = [address for name in self._names for address in ([name] if is_secure else resolve(name))]
+        with self._lock:
+            gone = [self._readers.pop(address) for address in set(self._readers) - set(found)]
+            self._known = {address: known for address, known in self._known.items() if address in found}
+            for address in found:
+                if address not in self._readers:
+                    self._readers[address] = RemoteReader(address, credentials=self._credentials)
+        for reader in gone:
+            reader.close()
+
+
+def resolve(name: str) -> list[str]:
+    """All addresses of a service's host; the name itself where it is none, or cannot be looked up now."""
+    address = parse_address(name)
+    if address.path:
+        return [name]
+    host = address.host.strip("[]")
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return [name]
+    try:
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        _LOG.warning("the name %s cannot be looked up: %s", host, error)
+        return [name]
+    hosts = dict.fromkeys(str(entry[4][0]) for entry in found)
+    if host == "localhost":  # one service, at one of them
+        return [name]
+    return [f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}" for host in hosts]

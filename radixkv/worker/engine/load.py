@@ -1,0 +1,66 @@
+"""How busy an engine is, as its worker reports it to routers."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+
+from radixkv.core.api import WorkerLoad
+from radixkv.generation.stats import EngineCounters
+from radixkv.worker.scheduling.scheduler import Scheduler
+
+__all__ = ["LoadMeter"]
+
+_HALF_LIFE_S = 30.0
+"""Of prefill measurements, in seconds of prefill."""
+
+_FEW_BRANCHES, _PAUSE_S = 64, 0.05
+"""More branches than these are counted once per pause."""
+
+
+class LoadMeter:
+    """The load of one engine: counted on the engine's thread, read on any.
+
+    Args:
+        scheduler, counters: the engine's.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, scheduler: Scheduler, counters: EngineCounters, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._counters = counters
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_accepted_tokens = 0  # of prompts that the engine's thread has not got yet
+        self._counted = WorkerLoad(0, 0.0, 0, is_accepting=True)
+        self._counted_at_s = -math.inf
+        self._num_tokens = self._prefill_s = 0.0  # of prefill, older parts counting less
+        self._num_told_tokens, self._told_prefill_s = 0, 0.0
+
+    def accepted(self, num_tokens: int) -> None:
+        """A prompt of so many tokens was accepted; below 0: the engine's thread has got it."""
+        with self._lock:
+            self._num_accepted_tokens += num_tokens
+
+    def count(self) -> None:
+        """Count the branches. O(branches). On the engine's thread."""
+        scheduler, now_s = self._scheduler, self._clock()
+        num_branches = scheduler.num_running + scheduler.num_queued + scheduler.num_pending
+        if num_branches > _FEW_BRANCHES and now_s - self._counted_at_s < _PAUSE_S:
+            return
+        self._counted_at_s = now_s
+        counters = self._counters
+        num_tokens, prefill_s = counters.num_prefilled_tokens, counters.prefill_s
+        if prefill_s > self._told_prefill_s:
+            weight = 0.5 ** ((prefill_s - self._told_prefill_s) / _HALF_LIFE_S)
+            self._num_tokens = self._num_tokens * weight + num_tokens - self._num_told_tokens
+            self._prefill_s = self._prefill_s * weight + prefill_s - self._told_prefill_s
+            self._num_told_tokens, self._told_prefill_s = num_tokens, prefill_s
+        tokens_per_s = self._num_tokens / self._prefill_s if self._prefill_s else 0.0
+        self._counted = WorkerLoad(scheduler.num_backlog_tokens, tokens_per_s, scheduler.num_running, is_accepting=True)
+
+    def load(self) -> WorkerLoad:
+        """The load, as counted last, with the prompts accepted since. O(1). On any thread."""
+        counted = self._counted
+        return counted._replace(num_backlog_tokens=counted.num_backlog_tokens + max(0, self._num_accepted_tokens))

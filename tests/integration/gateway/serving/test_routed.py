@@ -1,0 +1,259 @@
+"""A gateway's generator over two services with a worker each: who gets a request, and what happens when one of them is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from radixkv import PoolShape, connect, pack_tokens
+from radixkv.core.api import WorkerLoad
+from radixkv.core.errors import UnavailableError
+from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.members import Members, resolve
+from radixkv.gateway.backend.routed import RoutedGenerator
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import ForkParams, GenerateParams, UnknownGenerationError
+from radixkv.generation.stream import Completed, Delta, GenerationEvent
+from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.testing.hash_model import HashRunner
+from radixkv.worker.engine.engine import Engine
+from radixkv.worker.server import GenerationServer
+
+NUM_BLOCKS, BLOCK_SIZE = 256, 4
+DEADLINE_S = 60.0
+
+
+class Host:
+    """A cache service with one worker beside it."""
+
+    def __init__(self, name: str) -> None:
+        self.stack = ExitStack()
+        self.service = self.stack.enter_context(ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))))
+        self.address = self.service.addresses[0]
+        self.is_accepting = True
+        self.runner = HashRunner(NUM_BLOCKS, BLOCK_SIZE)
+        self.engine: Engine | None = None
+        shape = PoolShape(NUM_BLOCKS, BLOCK_SIZE, name)
+        self.holder = self.stack.enter_context(connect(self.address, shape, load=self._load, patience_s=60.0))
+        self.engine = Engine(self.runner, self.holder)
+        self.stack.callback(self.engine.close)
+        self.server = self.stack.enter_context(GenerationServer(self.engine, "127.0.0.1:0"))
+        self.holder.announce(self.server.address, "f00d")
+
+    def _load(self) -> WorkerLoad:
+        load = self.engine.load() if self.engine is not None else WorkerLoad(0, 0.0, 0, is_accepting=False)
+        return load._replace(is_accepting=load.is_accepting and self.is_accepting)
+
+    def lose_worker(self) -> None:
+        """As if it was killed: nothing is said to anybody."""
+        self.server.stop()
+        self.runner.gate.open()
+
+    def close(self) -> None:
+        self.runner.gate.open()
+        self.stack.close()
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    both = Host("left"), Host("right")
+    try:
+        yield both
+    finally:
+        for host in both:
+            host.close()
+
+
+@pytest.fixture
+def routed(hosts: tuple[Host, Host]) -> Iterator[RoutedGenerator]:
+    with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as generator:
+        wait_until(lambda: len(generator.rank(b"")) == 2)
+        yield generator
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until_s, "it never came true"
+        time.sleep(0.02)
+
+
+def request(first: int, length: int = 40, **more: Any) -> GenerateParams:
+    sampling = SamplingParams(max_tokens=8, temperature=5.0, seed=3, ignore_eos=True)
+    return GenerateParams(token_ids=[1 + (first + step) % 38 for step in range(length)], sampling=sampling, **more)
+
+
+def told(events: list[GenerationEvent]) -> list[int]:
+    return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
+
+
+def cached(events: list[GenerationEvent]) -> int:
+    (completed,) = [event for event in events if isinstance(event, Completed)]
+    return completed.usage.num_cached_tokens
+
+
+def holds(host: Host, first: int) -> int:
+    return host.holder.match([1 + (first + step) % 38 for step in range(40)]).num_tokens
+
+
+def figures(generator: RoutedGenerator) -> dict[tuple[str, str], float]:
+    return {
+        (sample.name, sample.labels.get("reason", "")): sample.value
+        for metric in generator.collect()
+        for sample in metric.samples
+    }
+
+
+def test_a_request_goes_to_the_worker_that_holds_its_prompt_from_any_gateway(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    for first in range(6):
+        list(routed.generate(request(first)))
+    owners = [max(hosts, key=lambda host, first=first: holds(host, first)) for first in range(6)]  # type: ignore[misc]
+    with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as another:
+        for first in range(6):
+            assert cached(list(another.generate(request(first)))) == 39
+        after = figures(another)
+    for first, owner in enumerate(owners):
+        (other,) = [host for host in hosts if host is not owner]
+        assert holds(owner, first) >= 40
+        assert holds(other, first) < 8, "it was computed once"
+    assert after["radixkv:routed_requests_total", "matched"] == 6
+    assert after["radixkv:routed_predicted_tokens_total", "matched"] == 6 * 39
+    assert after["radixkv:routed_found_tokens_total", "matched"] == 6 * 39
+
+
+def test_another_namespace_and_salt_find_nothing_and_an_unshared_request_is_not_asked_for(
+    routed: RoutedGenerator,
+) -> None:
+    list(routed.generate(request(1)))
+    for more in ({"namespace": "team"}, {"cache_salt": "secret"}):
+        assert cached(list(routed.generate(request(1, **more)))) == 0
+        assert cached(list(routed.generate(request(1, **more)))) == 39
+    assert cached(list(routed.generate(request(1, shares_prefix=False)))) == 0
+
+
+def test_a_busy_worker_is_left_to_others_and_siblings_wait_for_one_prompt(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    for host in hosts:
+        host.runner.gate.close()
+    first = routed.generate(request(1))
+    wait_until(lambda: routed.rank(b"")[0].backlog_s < routed.rank(b"")[1].backlog_s)
+    busy = routed.rank(b"")[1].worker
+    assert routed.rank(request_tokens(1))[0].worker == busy, "it computes just this prompt"
+    assert routed.rank(request_tokens(1))[0].reason == "pending"
+    assert routed.rank(request_tokens(30))[0].worker != busy
+    for host in hosts:
+        host.runner.gate.open()
+    list(first)
+
+
+def request_tokens(first: int) -> bytes:
+    return pack_tokens([1 + (first + step) % 38 for step in range(40)])
+
+
+def test_a_worker_that_is_stopping_gets_nothing_new(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
+    list(routed.generate(request(1)))
+    owner, other = sorted(hosts, key=lambda host: -holds(host, 1))
+    owner.is_accepting = False
+    wait_until(lambda: [choice.worker for choice in routed.rank(b"")] == [other.server.address])
+    assert cached(list(routed.generate(request(1)))) < 8
+    other.is_accepting = False
+    wait_until(lambda: not routed.rank(b""))
+    with pytest.raises(UnavailableError):
+        routed.generate(request(2))
+
+
+def test_a_lost_worker_is_passed_over_at_once(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
+    expected = told(list(routed.generate(request(1))))
+    owner, other = sorted(hosts, key=lambda host: -holds(host, 1))
+    owner.lose_worker()
+    for first in range(1, 5):
+        events = list(routed.generate(request(first)))
+        assert first > 1 or told(events) == expected
+        assert holds(other, first) >= 40
+    assert figures(routed)["radixkv:routed_refusals_total", ""] >= 1
+
+
+def test_a_stream_whose_worker_is_lost_goes_on_at_the_other_to_the_same_tokens(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    expected = told(list(routed.generate(request(7, length=20))))
+    owner, _ = sorted(hosts, key=lambda host: -host.holder.match(request_tokens(7)).num_tokens)
+
+    async def use() -> list[GenerationEvent]:
+        backend = Backend(routed, patience_s=30)
+        owner.runner.gate.close_after(4)
+        async with await backend.generate(request(7, length=20)) as stream:
+            while owner.runner.gate.is_open:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(owner.lose_worker)
+            events = [event async for event in stream]
+        backend.close()
+        return events
+
+    assert told(asyncio.run(use())) == expected
+
+
+def test_workers_of_a_service_that_is_gone_are_served_by_load(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    for host in hosts:
+        host.service.stop()
+    assert len({choice.worker for choice in routed.rank(request_tokens(1))}) == 2
+    assert {choice.reason for choice in routed.rank(request_tokens(1))} == {"load"}
+
+
+def test_a_fork_goes_to_the_worker_that_its_generation_names(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
+    streams = [routed.generate(request(first)) for first in range(4)]
+    for stream in streams:
+        list(stream)
+    with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as another:
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+        for stream in streams:
+            fork = another.fork(ForkParams(generation_id=stream.generation_id, position=36, sampling=sampling))
+            assert cached(list(fork)) == 35
+        with pytest.raises(UnknownGenerationError):
+            another.fork(ForkParams(generation_id="of nobody"))
+
+
+def test_all_workers_are_counted_together(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
+    for first in range(3):
+        list(routed.generate(request(first)))
+    stats = routed.stats()
+    assert stats.engine.num_finished == 3
+    assert stats.cache is not None
+    assert stats.cache.num_blocks == 2 * NUM_BLOCKS
+    assert stats.cache.eviction == hosts[0].holder.stats().eviction
+
+
+def test_an_idle_worker_reports_no_backlog_and_its_measured_speed(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    list(routed.generate(request(1)))
+    owner, _ = sorted(hosts, key=lambda host: -holds(host, 1))
+
+    def reported() -> WorkerLoad:
+        load = owner.holder.workers_all()[owner.holder.pool_name].load
+        assert load is not None
+        return load
+
+    wait_until(lambda: (reported().num_backlog_tokens, reported().num_running) == (0, 0))
+    assert reported().tokens_per_s > 0
+    assert reported().is_accepting
+
+
+def test_names_of_services_are_looked_up_and_bad_ones_refused() -> None:
+    assert resolve("127.0.0.1:50051") == ["127.0.0.1:50051"]
+    assert resolve("unix:/tmp/service") == ["unix:/tmp/service"]
+    assert resolve("localhost:50051") == ["localhost:50051"]
+    assert resolve("no-such-host.invalid:50051") == ["no-such-host.invalid:50051"]
+    for services in ([], ["127.0.0.1:1"] * 17, ["nonsense"]):
+        with pytest.raises(ValueError, match=r"services|address"):
+            Members(services)

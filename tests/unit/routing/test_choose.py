@@ -1,0 +1,128 @@
+"""The rule that ranks workers for a request, and what a router remembers beside the reports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from radixkv.core.api import PoolRoute, WorkerLoad, WorkerReport
+from radixkv.routing import Choice, OwnChoices, Refusals, choose
+
+
+def offer(
+    name: str, found: int = 0, *, pending: int = 0, backlog: int = 0, speed: float = 1000.0, **load: Any
+) -> PoolRoute:
+    measured = WorkerLoad(backlog, speed, 0, **{"is_accepting": True, **load})
+    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured))
+
+
+def ranked(*offers: PoolRoute, prompt: int = 1000, recent: dict[str, int] | None = None, seed: int = 0) -> list[Choice]:
+    return choose(offers, prompt, recent or {}, Random(seed))
+
+
+def names(choices: list[Choice]) -> list[str]:
+    return [choice.worker for choice in choices]
+
+
+def test_the_cost_is_the_backlog_and_eight_times_what_is_to_be_computed() -> None:
+    first, second = ranked(offer("a", 600, backlog=500, speed=2000.0), offer("b", backlog=100))
+    assert (first.worker, first.num_found_tokens, first.reason) == ("a", 600, "matched")
+    assert first.backlog_s == pytest.approx(0.25)
+    assert first.cost_s == pytest.approx(0.25 + 8 * 400 / 2000)
+    assert (second.worker, second.cost_s, second.reason) == ("b", pytest.approx(0.1 + 8.0), "load")
+
+
+def test_a_worker_that_holds_the_prefix_is_left_once_it_is_too_busy() -> None:
+    assert names(ranked(offer("holds", 900, backlog=7000), offer("idle"))) == ["holds", "idle"]
+    assert names(ranked(offer("holds", 900, backlog=7300), offer("idle"))) == ["idle", "holds"]
+
+
+def test_what_a_running_sequence_is_about_to_publish_counts_as_cached() -> None:
+    first, _ = ranked(offer("cached", 300), offer("computes it", 100, pending=800))
+    assert (first.worker, first.num_found_tokens, first.reason) == ("computes it", 800, "pending")
+
+
+def test_choices_that_no_report_covers_count_as_backlog() -> None:
+    offers = (offer("a"), offer("b"))
+    assert names(ranked(*offers, recent={"a": 1})) == ["b", "a"]
+
+
+def test_equal_costs_are_decided_at_random() -> None:
+    firsts = Counter(ranked(offer("a"), offer("b"), offer("c"), seed=seed)[0].worker for seed in range(300))
+    assert set(firsts) == {"a", "b", "c"}
+    assert min(firsts.values()) > 60
+
+
+def test_workers_that_stop_or_serve_nowhere_are_left_out() -> None:
+    stopping, nowhere = offer("stopping", 1000, is_accepting=False), offer("", 1000)
+    assert names(ranked(stopping, nowhere, offer("a"))) == ["a"]
+    assert ranked(stopping, nowhere) == []
+    assert ranked() == []
+
+
+def test_a_worker_without_a_measured_speed_counts_with_the_usual_one() -> None:
+    unmeasured = [offer("new", speed=0.0), PoolRoute(0, 0, WorkerReport(1, "silent", "silent"))]
+    costs = {choice.worker: choice.cost_s for choice in ranked(*unmeasured, offer("a", speed=500.0))}
+    assert costs == {"new": 16.0, "silent": 16.0, "a": 16.0}
+    assert {choice.cost_s for choice in ranked(*unmeasured)} == {8.0}
+
+
+def test_choosing_is_pure_and_found_tokens_are_those_of_the_prompt() -> None:
+    offers, recent = [offer("a", 400, pending=900), offer("b", backlog=3)], {"b": 7}
+    before = (list(offers), dict(recent))
+    assert choose(offers, 300, recent, Random(1)) == choose(offers, 300, recent, Random(1))
+    assert (offers, recent) == before
+    assert ranked(*offers, prompt=300)[0].num_found_tokens == 300
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_an_own_choice_counts_until_a_report_covers_it() -> None:
+    clock = Clock()
+    chosen = OwnChoices(clock)
+    chosen.chose("a", 500)
+    clock.now_s += 1.0
+    chosen.chose("a", 70)
+    assert chosen.since("a", age_s=1.5) == 570  # the report is older than both
+    assert chosen.since("a", age_s=0.5) == 70
+    assert chosen.since("b", age_s=9.0) == 0
+    chosen.withdraw("a")
+    assert chosen.since("a", age_s=0.0) == 0
+    chosen.chose("a", 9)
+    clock.now_s += 10.5
+    assert chosen.since("a", age_s=60.0) == 0  # a worker without reports is not avoided for ever
+
+
+def test_a_refusing_worker_is_out_for_ever_longer_and_let_in_by_one_request() -> None:
+    clock = Clock()
+    refusals = Refusals(clock)
+    assert refusals.admit("a")
+    for pause_s in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0):
+        refusals.refused("a")
+        clock.now_s += pause_s - 1e-6
+        assert not refusals.admit("a")
+        clock.now_s += 2e-6
+        assert refusals.admit("a")
+        assert not refusals.admit("a"), "one request tries, others wait for its outcome"
+    refusals.served("a")
+    assert refusals.admit("a")
+    assert refusals.admit("a")
+    refusals.refused("a")
+    clock.now_s += 0.11
+    assert refusals.admit("a"), "the next pause is the first again"
+
+
+def test_routing_needs_neither_grpc_nor_torch() -> None:
+    check = "import sys, radixkv.routing; assert not {'grpc', 'torch'} & set(sys.modules), 'imported'"
+    subprocess.run([sys.executable, "-c", check], check=True)
