@@ -25,7 +25,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from radixkv.client import Credentials
 from radixkv.core.api import DEFAULT_NAMESPACE, CacheStats, PoolRoute, WorkerReport
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.core.namespaces import derived_namespace
+from radixkv.core.namespaces import derived_namespace, shares_prefix
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, pack_tokens
 from radixkv.gateway.backend.members import ANSWER_S, Members
 from radixkv.generation.block_file import ImportedBlocks
@@ -102,7 +102,8 @@ class RoutedGenerator:
         """Continue or score a prompt at the best worker that accepts it; see `Engine.generate`."""
         routed = self._as_ids(params)
         length = num_tokens(routed.tokens)
-        ranking = self.rank(routed.tokens if params.shares_prefix else b"", routed.namespace, length)
+        shares = shares_prefix(params.sharing or "on", salted=bool(params.cache_salt))
+        ranking = self.rank(routed.tokens if shares else b"", routed.namespace, length)
         refusal: RadixKVError | None = None
         for choice in ranking:
             worker = choice.worker
