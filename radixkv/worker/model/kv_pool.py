@@ -133,7 +133,7 @@ class KVPool:
         return self._host.fence()
 
     def shrink_host(self, num_host_blocks: int) -> None:
-        """Keep so many host slots and give the other memory back; what lies in the slots is lost."""
+        """Keep so many host slots and give the other memory back; the content of the slots is lost."""
         self._host = HostBlocks(num_host_blocks, self.caches)
 
     def host_rows(self) -> list[memoryview]:
