@@ -1,6 +1,7 @@
 """The cost of deterministic mode: steps with and without it, in turns, by the native decoder and by the model's own code.
 
-SmolLM2-135M-Instruct, over blocks in random order, branches without sharing (see `bench.kv_step` for the gain of sharing):
+SmolLM2-135M-Instruct, over blocks in random order, branches without sharing
+(`bench.sizing.kv_step` has the gain of sharing):
 
     batch of N      a decode step of N branches, each on 256 own tokens
     prefill         a chunk of 256 tokens at the start of a prompt

@@ -35,8 +35,8 @@ from typing import Protocol
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.disk import DiskLevel
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.sealing import SEAL_BYTES, Sealer
+from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.secrets.sealing import SEAL_BYTES, Sealer
 
 __all__ = ["main"]
 

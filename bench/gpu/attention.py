@@ -35,8 +35,8 @@ _STARTED_S = time.monotonic()
 import torch  # noqa: E402
 
 from bench.common.report import RESULTS_DIR, Bar, Report, Table  # noqa: E402
-from bench.gpu.clock import Clock  # noqa: E402
-from bench.gpu.inputs import Pool  # noqa: E402
+from bench.gpu.common.clock import Clock  # noqa: E402
+from bench.gpu.common.inputs import Pool  # noqa: E402
 from bench.gpu.launch import measure_cases, measure_launches, measure_planning  # noqa: E402
 from bench.gpu.peers import FlashInferBuild  # noqa: E402
 from bench.gpu.run import FULL, QUICK, TINY_SIZES, DeadContextError, Run, device_record  # noqa: E402

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 
 from bench.common.report import Table
-from bench.gpu.clock import eager_us, host_us
-from bench.gpu.inputs import Case, Pool
+from bench.gpu.common.clock import eager_us, host_us
+from bench.gpu.common.inputs import Case, Pool
 from bench.gpu.run import Run
 from bench.gpu.workloads import sequences
 from radixkv.kernels.gpu import device_work, launch

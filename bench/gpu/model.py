@@ -33,8 +33,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, write_json  # noqa: E402
-from bench.gpu.clock import Clock  # noqa: E402
-from bench.gpu.inputs import MAX_ERROR, relative_error  # noqa: E402
+from bench.gpu.common.clock import Clock  # noqa: E402
+from bench.gpu.common.inputs import MAX_ERROR, relative_error  # noqa: E402
 from bench.gpu.model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, make_model, time_ms  # noqa: E402
 from bench.gpu.run import DeadContextError, device_record  # noqa: E402
 from radixkv.generation.params import SamplingParams  # noqa: E402

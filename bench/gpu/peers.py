@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.gpu.clock import Calls
-from bench.gpu.inputs import Case, Pool, relative_error
+from bench.gpu.common.clock import Calls
+from bench.gpu.common.inputs import Case, Pool, relative_error
 from bench.gpu.workloads import BLOCK_SIZE, DTYPE, LLAMA, Tree, blocks_of, branches_of, sequences
 
 __all__ = ["PEERS", "FlashInferBuild", "Peer", "PeerError", "flashinfer_peers", "peer_calls"]

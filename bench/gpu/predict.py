@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from bench.common.report import RESULTS_DIR, Report, Table
+from bench.gpu.common.inputs import numbered_tables
 from bench.gpu.compile_gate import FORMS, Configuration
 from bench.gpu.compiled_kernels import Measured
-from bench.gpu.inputs import numbered_tables
 from bench.gpu.model_cases import FULL as MODEL
 from bench.gpu.run import FULL
 from bench.gpu.workloads import BLOCK_SIZE, LLAMA, Layer, Machine, Tree, sequences

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bench.common.report import Report, print_table, write_json
-from bench.gpu.clock import Clock
-from bench.gpu.inputs import MAX_ERROR, Case
+from bench.gpu.common.clock import Clock
+from bench.gpu.common.inputs import MAX_ERROR, Case
 from bench.gpu.workloads import LATENTS, LLAMA, TINY, TINY_LATENTS, Layer, Machine, Tree, branches_of, sequences
 from radixkv.kernels.kv.kv_format import KVFormat
 

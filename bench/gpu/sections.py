@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from bench.common.report import Bar, Table
-from bench.gpu.clock import Calls
-from bench.gpu.inputs import Case, Pool
+from bench.gpu.common.clock import Calls
+from bench.gpu.common.inputs import Case, Pool
 from bench.gpu.peers import FlashInferBuild, PeerError, peer_calls
 from bench.gpu.run import FORMATS, Run
 from bench.gpu.workloads import DTYPE, Machine, Tree, short

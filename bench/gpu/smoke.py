@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench.common.report import write_json
-from bench.gpu.inputs import MAX_ERROR, Case, Pool, relative_error
+from bench.gpu.common.inputs import MAX_ERROR, Case, Pool, relative_error
 from bench.gpu.workloads import DTYPE, LATENTS, LLAMA, TINY, TINY_LATENTS, Layer, branches_of, sequences
 from radixkv.kernels import HostBlocks, allocate_kv, write_kv
 from radixkv.kernels.gpu.device_work import DeviceWork, advance, plan_work

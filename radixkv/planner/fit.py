@@ -29,9 +29,9 @@ def check_block_size(block_size: int) -> None:
 def advise_block_size(num_tokens: int | None) -> int:
     """A block size for sequences of so many tokens; None: short ones, as of chats.
 
-    By `python -m bench.block_size` hits depend little on the size, and the waste is half a block per sequence: 4% of the slots
-    of chats and 9% of few-shot questions at 16 tokens, 8 and 16% at 32. So it is the largest size that wastes at most 1% of the
-    tokens of a sequence, and 16 at least: smaller blocks make block tables, Steps and events longer.
+    By `python -m bench.sizing.block_size` hits depend little on the size, and the waste is half a block per sequence: 4% of the
+    slots of chats and 9% of few-shot questions at 16 tokens, 8 and 16% at 32. So it is the largest size that wastes at most 1%
+    of the tokens of a sequence, and 16 at least: smaller blocks make block tables, Steps and events longer.
     """
     fitting = [size for size in BLOCK_SIZES if num_tokens is not None and size <= 2 * MAX_WASTE * num_tokens]
     return max([DEFAULT_BLOCK_SIZE, *fitting])

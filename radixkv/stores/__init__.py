@@ -6,11 +6,8 @@ host        the host level: the one owner of host memory for blocks
 disk        the disk level
 remote      the remote level: any RESP server
 block       a sealed block with its name, parent and namespace
-keys        the key file: keys per namespace, and their erasure
-cover       the seeds of all keys that are not erased
+secrets     keys per namespace and their erasure, names and sealed bytes of blocks
 block_file  the file of an export
-names       names of blocks
-sealing     encryption of a block; its tag is the checksum
 leaf_first  the order of eviction: leaves first, the least recently used of them first
 breaker     a level that fails rests, and is tried again
 costs       load or recompute: measured costs, and the choice

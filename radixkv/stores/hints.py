@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from radixkv.core.api import HintOp
 from radixkv.core.namespaces import owner_of
-from radixkv.stores.keys import NamespaceKeys, StoreKeys
 from radixkv.stores.leaf_first import Entry
+from radixkv.stores.secrets.keys import NamespaceKeys, StoreKeys
 
 __all__ = ["HINT_BYTES", "DiskHints", "mask"]
 

@@ -23,8 +23,8 @@ from radixkv.stores.disk.level import ROW_BYTES
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
 from radixkv.stores.disk.table import unlisted
 from radixkv.stores.errors import SealError, StoreError
-from radixkv.stores.keys import NamespaceKeys, StoreKeys
-from radixkv.stores.sealing import SEAL_BYTES, Sealer
+from radixkv.stores.secrets.keys import NamespaceKeys, StoreKeys
+from radixkv.stores.secrets.sealing import SEAL_BYTES, Sealer
 
 __all__ = ["CheckedModel", "StoredModel", "check", "erase", "list_models", "trim"]
 

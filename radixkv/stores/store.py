@@ -31,13 +31,13 @@ from radixkv.stores.errors import SealError
 from radixkv.stores.hints import DiskHints, mask
 from radixkv.stores.host import HostLevel, Kept, Row
 from radixkv.stores.lane import Lane
-from radixkv.stores.names import root_name
-from radixkv.stores.sealing import SEAL_BYTES, Sealer
+from radixkv.stores.secrets.names import root_name
+from radixkv.stores.secrets.sealing import SEAL_BYTES, Sealer
 
 if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
-    from radixkv.stores.keys import NamespaceKeys, StoreKeys
     from radixkv.stores.remote import RemoteLevel
+    from radixkv.stores.secrets.keys import NamespaceKeys, StoreKeys
     from radixkv.stores.stats import LevelStats
 
 __all__ = ["BlockStore", "Landed", "Load", "Rounding", "Unsaved"]

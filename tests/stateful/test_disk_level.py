@@ -36,9 +36,9 @@ from radixkv.stores.disk.index import Index
 from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.disk.table import BlockTable
 from radixkv.stores.errors import SealError
-from radixkv.stores.keys import NamespaceKeys, _State
 from radixkv.stores.leaf_first import Entry, LeafFirst
-from radixkv.stores.sealing import Sealer
+from radixkv.stores.secrets.keys import NamespaceKeys, _State
+from radixkv.stores.secrets.sealing import Sealer
 
 NAMESPACES = ("alice", "bob")
 HISTORIES = st.lists(st.integers(0, 1), min_size=1, max_size=5)

@@ -15,7 +15,7 @@ from radixkv.client import RemoteReader
 from radixkv.core.api import NamespaceUsage
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.billing import BillingBook
 

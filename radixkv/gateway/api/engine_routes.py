@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.errors import ApiError

@@ -16,7 +16,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import is_conversation_salt
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import Whole

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import ClosedModel
 from radixkv.gateway.storage.connection import Connection

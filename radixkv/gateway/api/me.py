@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database

@@ -9,8 +9,7 @@ gate             which requests may enter, round robin over tenants
 auth             the tenant of a key
 csrf             rejects cross-site requests of browsers
 request_context  tenant, cost and record of one request
-json_body        bodies in JSON, within bounds
-uploads          a file uploaded as a form
+bodies           JSON and forms, within bounds
 refusals         errors as responses of the API that was called
 paths            aliases of served paths
 inner_calls      calls the application for a request of a batch

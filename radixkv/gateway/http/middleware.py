@@ -18,6 +18,7 @@ from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission, TurnLostError
 from radixkv.gateway.http.auth import TENANT, KeyRing, Tenant, authenticate, sent_key
+from radixkv.gateway.http.bodies.uploads import FORM_BYTES
 from radixkv.gateway.http.connections import CONNECTION, Connection
 from radixkv.gateway.http.csrf import WhileKnown, check_origin
 from radixkv.gateway.http.gate import Gate, StrangersLane
@@ -28,7 +29,6 @@ from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import error_response
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.http.shared_limits import SharedLimiter
-from radixkv.gateway.http.uploads import FORM_BYTES
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.billing import BillingBook

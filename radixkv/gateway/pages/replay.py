@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.recording import shapes_of_branches
 
 __all__ = ["router"]

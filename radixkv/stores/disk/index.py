@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from radixkv.stores.disk.slots import EPOCH_BYTES
 from radixkv.stores.hints import HINT_BYTES
-from radixkv.stores.keys import ID_BYTES
-from radixkv.stores.names import NAME_BYTES
+from radixkv.stores.secrets.keys import ID_BYTES
+from radixkv.stores.secrets.names import NAME_BYTES
 
 __all__ = ["Index", "Row", "files_of"]
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.hints import HINT_BYTES
-from radixkv.stores.names import NAME_BYTES
+from radixkv.stores.secrets.names import NAME_BYTES
 
 __all__ = ["EPOCH_BYTES", "SlotFile", "slot_bytes_of"]
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from radixkv.stores.names import NAME_BYTES
 from radixkv.stores.remote.cluster import Servers
 from radixkv.stores.remote.server import Server
 from radixkv.stores.remote.wire import ProtocolError, Reply, ReplyError, WireError
+from radixkv.stores.secrets.names import NAME_BYTES
 from radixkv.stores.stats import LevelCounters
 
 __all__ = ["CALL_TIMEOUT_S", "MAX_TOMBSTONE_BYTES", "Erasures"]

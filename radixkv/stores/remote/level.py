@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.breaker import Breaker, BreakerState
 from radixkv.stores.errors import StoreError
-from radixkv.stores.names import NAME_BYTES
 from radixkv.stores.remote.calls import ReadCall, WriteCall
 from radixkv.stores.remote.cluster import Servers
 from radixkv.stores.remote.erasure import CALL_TIMEOUT_S, MAX_TOMBSTONE_BYTES, Erasures
 from radixkv.stores.remote.server import Server
 from radixkv.stores.remote.url import RemoteUrl
 from radixkv.stores.remote.wire import ProtocolError, ReplyError, WireError
+from radixkv.stores.secrets.names import NAME_BYTES
 from radixkv.stores.stats import LevelCounters, LevelStats
 
 __all__ = ["RemoteLevel"]

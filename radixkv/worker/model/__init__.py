@@ -7,12 +7,11 @@ runner           the protocol of a model and its pool
 attention        the attention function that models call
 mla              latent attention
 batch_invariant  rows that do not depend on their batch
-capturable_experts  experts of small steps by products that CUDA graphs take
-cuda_graphs      decode steps in fixed buffers, captured on CUDA
-fused_decoder    Llama family on a GPU, one kernel for each thing between its matrices
+cuda             the model's own code on a GPU, faster
 kv_pool          tensors of a block pool
 kv_dtype         formats of K and V
-lora, lora_file  adapters and their files
+adapters         low-rank adapters and their files
+shares           shares of the weights for several ranks
 model_loading    a folder or hub id to a model
 known_model      facts of a model kept for later starts
 model_facts      facts from a loaded model's configuration

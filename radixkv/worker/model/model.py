@@ -19,6 +19,7 @@ from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears
+from radixkv.worker.model.adapters.lora import load_adapters
 from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention
 from radixkv.worker.model.batch_invariant import (
     CHECK_BLOCK_SIZE,
@@ -27,13 +28,12 @@ from radixkv.worker.model.batch_invariant import (
     agreeing_sizes,
     use_steady_experts,
 )
-from radixkv.worker.model.capturable_experts import reads_group_sizes, use_capturable_experts
-from radixkv.worker.model.cuda_graphs import DecodeSteps, is_decode
-from radixkv.worker.model.fused_decoder import fuse_decoder
+from radixkv.worker.model.cuda.capturable_experts import reads_group_sizes, use_capturable_experts
+from radixkv.worker.model.cuda.cuda_graphs import DecodeSteps, is_decode
+from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
-from radixkv.worker.model.lora import load_adapters
 from radixkv.worker.model.mla import absorb_latents
 from radixkv.worker.model.model_facts import (
     eos_token_ids_of,

@@ -13,8 +13,8 @@ from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens
 from radixkv.generation.block_file import ImportedBlocks
 from radixkv.stores.block_file import BlockKind, read_file, write_file
-from radixkv.stores.keys import NamespaceKeys
-from radixkv.stores.names import names_of
+from radixkv.stores.secrets.keys import NamespaceKeys
+from radixkv.stores.secrets.names import names_of
 from radixkv.stores.store import BlockStore
 from radixkv.worker.storing.stored_blocks import StoredBlocks
 

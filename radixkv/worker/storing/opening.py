@@ -11,8 +11,8 @@ from radixkv.kernels import KVFormat
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.errors import StoreError
 from radixkv.stores.host import HostLevel, Row
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.sealing import SEAL_BYTES
+from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.secrets.sealing import SEAL_BYTES
 from radixkv.stores.settings import StoreSettings
 from radixkv.stores.store import BlockStore
 from radixkv.util.folders import state_folder

@@ -18,11 +18,11 @@ from triton_device import DEVICE, needs_triton_device
 
 from radixkv.kernels.gpu import device_work
 from radixkv.kernels.kv.kv_cache import Layout
-from radixkv.worker.model import cuda_graphs as decode_steps
 from radixkv.worker.model import model
-from radixkv.worker.model.capturable_experts import use_capturable_experts
-from radixkv.worker.model.cuda_graphs import BATCH_SIZES, padded_size
-from radixkv.worker.model.fused_decoder import fuse_decoder
+from radixkv.worker.model.cuda import cuda_graphs as decode_steps
+from radixkv.worker.model.cuda.capturable_experts import use_capturable_experts
+from radixkv.worker.model.cuda.cuda_graphs import BATCH_SIZES, padded_size
+from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 

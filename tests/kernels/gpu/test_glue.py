@@ -22,7 +22,8 @@ from radixkv.kernels import allocate_kv, write_kv
 from radixkv.kernels.gpu.glue import HeadEmbedding, add_norm, embed_heads, gate
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
-from radixkv.worker.model import fused_decoder, model
+from radixkv.worker.model import model
+from radixkv.worker.model.cuda import fused_decoder
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 
 pytestmark = needs_triton_device

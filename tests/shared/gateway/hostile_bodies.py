@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from radixkv.gateway.http.json_body import SMALL_BYTES
+from radixkv.gateway.http.bodies.json_body import SMALL_BYTES
 from radixkv.gateway.protocol.fields import MAX_MESSAGES
 
 __all__ = ["HELLO", "HONEST", "HOSTILE", "MANY", "TOO_MUCH", "chat", "completion", "messages", "response"]

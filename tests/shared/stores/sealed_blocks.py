@@ -10,9 +10,9 @@ from radixkv.stores.block import SealedBlock
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.slots import slot_bytes_of
 from radixkv.stores.errors import SealError
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.names import names_of, root_name
-from radixkv.stores.sealing import SEAL_BYTES, Sealer
+from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.secrets.names import names_of, root_name
+from radixkv.stores.secrets.sealing import SEAL_BYTES, Sealer
 
 __all__ = ["FINGERPRINT", "BlockMaker"]
 

@@ -15,9 +15,9 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.host import HostLevel, Row
-from radixkv.stores.keys import StoreKeys
 from radixkv.stores.remote import RemoteLevel
-from radixkv.stores.sealing import SEAL_BYTES
+from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.secrets.sealing import SEAL_BYTES
 from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine

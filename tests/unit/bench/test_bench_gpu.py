@@ -16,10 +16,10 @@ import torch
 from bench.common.report import Report
 from bench.gpu import compile_gate
 from bench.gpu.all import PARTS, TINY, Part, Runs
-from bench.gpu.clock import Clock
+from bench.gpu.common.clock import Clock
+from bench.gpu.common.inputs import numbered_tables
 from bench.gpu.compile_gate import Configuration, faults
 from bench.gpu.compiled_kernels import Measured
-from bench.gpu.inputs import numbered_tables
 from bench.gpu.launch import VARIANTS, Variant
 from bench.gpu.predict import Assumptions, Form, predict_case
 from bench.gpu.run import TINY_SIZES, Run

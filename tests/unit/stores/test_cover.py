@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from radixkv.stores.cover import DEPTH, Cover, CoverNode
+from radixkv.stores.secrets.cover import DEPTH, Cover, CoverNode
 
 WHOLE = Cover([CoverNode(0, 0, bytes(32))])
 END = 1 << DEPTH

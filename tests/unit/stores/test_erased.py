@@ -12,7 +12,7 @@ from sealed_blocks import FINGERPRINT, BlockMaker
 
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.errors import SealError
-from radixkv.stores.keys import StoreKeys
+from radixkv.stores.secrets.keys import StoreKeys
 
 NAMESPACES = ("alice", "bob")
 HISTORIES = [[number, 1, 2] for number in range(8)]

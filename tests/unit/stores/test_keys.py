@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.stores.errors import StoreKeyError
-from radixkv.stores.keys import StoreKeys
+from radixkv.stores.secrets.keys import StoreKeys
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_erasing_one_namespace_many_times_leaves_a_small_file(path: Path) -> Non
 def test_a_namespace_whose_generations_are_all_erased_has_keys_all_the_same(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("radixkv.stores.keys.GENERATION_BITS", 8)
+    monkeypatch.setattr("radixkv.stores.secrets.keys.GENERATION_BITS", 8)
     keys = StoreKeys(path)
     erased = {keys.erase("alice").id for _ in range(600)}
     assert len(erased) == 600

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from radixkv import InvalidArgumentError, pack_tokens
-from radixkv.stores.keys import StoreKeys
-from radixkv.stores.names import NAME_BYTES, names_of, root_name
+from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.secrets.names import NAME_BYTES, names_of, root_name
 
 BLOCK_BYTES = 16
 

@@ -10,7 +10,7 @@ from sealed_blocks import FINGERPRINT, BlockMaker
 from radixkv import InvalidArgumentError
 from radixkv.stores import offline
 from radixkv.stores.errors import StoreError
-from radixkv.stores.keys import StoreKeys
+from radixkv.stores.secrets.keys import StoreKeys
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from radixkv.stores.errors import SealError
-from radixkv.stores.keys import NamespaceKeys, StoreKeys
-from radixkv.stores.sealing import MAX_SESSIONS, SEAL_BYTES, Sealer
+from radixkv.stores.secrets.keys import NamespaceKeys, StoreKeys
+from radixkv.stores.secrets.sealing import MAX_SESSIONS, SEAL_BYTES, Sealer
 
 NAME = bytes(range(16))
 DATA = os.urandom(1000)

@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
 
 def _store(options: argparse.Namespace) -> int:
     from radixkv.stores import offline
-    from radixkv.stores.keys import StoreKeys
+    from radixkv.stores.secrets.keys import StoreKeys
     from radixkv.util.folders import state_folder
 
     if (options.size is not None) != (options.action == "trim"):

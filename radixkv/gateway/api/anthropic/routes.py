@@ -20,7 +20,7 @@ from radixkv.gateway.api.anthropic.schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.api.anthropic.turns import template_turns
 from radixkv.gateway.api.anthropic.usage import usage_of
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
 from radixkv.gateway.protocol.errors import ApiError

@@ -45,7 +45,7 @@ from radixkv.gateway.api.conversations.schema import (
     ReplyOptions,
 )
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.turns.openapi import answer_of
 from radixkv.gateway.turns.turns import chat_model

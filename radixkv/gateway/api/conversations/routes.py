@@ -42,7 +42,7 @@ from radixkv.gateway.api.conversations.schema import MAX_TAG_CHARACTERS, BulkCha
 from radixkv.gateway.api.conversations.shown import Shown
 from radixkv.gateway.api.conversations.store.search import Found
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.openapi import answer_of

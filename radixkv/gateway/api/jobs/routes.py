@@ -33,8 +33,8 @@ from radixkv.gateway.api.jobs.schema import (
     batch_body,
 )
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute
-from radixkv.gateway.http.uploads import Upload
+from radixkv.gateway.http.bodies.json_body import JsonRoute
+from radixkv.gateway.http.bodies.uploads import Upload
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.gateway.turns.openapi import answer_of

@@ -19,7 +19,7 @@ from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.api.openai.completion_chunks import CompletionChunks
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits

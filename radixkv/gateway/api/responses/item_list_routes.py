@@ -20,7 +20,7 @@ from radixkv.gateway.api.responses.items import page_of, read_input
 from radixkv.gateway.api.responses.openapi import AnyItem, ItemList
 from radixkv.gateway.api.responses.schema import InputItem, Metadata
 from radixkv.gateway.http.auth import CurrentTenant
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, Each
 from radixkv.gateway.turns.openapi import answer_of

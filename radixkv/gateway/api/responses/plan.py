@@ -25,7 +25,7 @@ from radixkv.gateway.api.responses.response_store import Context, ResponseStore
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.http.json_body import off_loop
+from radixkv.gateway.http.bodies.json_body import off_loop
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts

@@ -26,8 +26,8 @@ from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTask, ResponseTasks
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.http.auth import Tenant, current_tenant
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
-from radixkv.gateway.http.json_body import JsonRoute
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected

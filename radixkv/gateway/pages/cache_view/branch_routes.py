@@ -18,7 +18,7 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
 from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
 from radixkv.gateway.pages.cache_view.routes import find_node, observer_of
 from radixkv.gateway.pages.cache_view.turns import Turn

@@ -25,7 +25,7 @@ from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.responses.cut import space_of
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
-from radixkv.gateway.http.json_body import JsonRoute, off_loop
+from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.observer import CacheObserver

@@ -17,7 +17,7 @@ from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
-from radixkv.gateway.http.json_body import JsonRoute
+from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.protocol.errors import ApiError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from radixkv.gateway.http.uploads import (
+from radixkv.gateway.http.bodies.uploads import (
     MAX_FIELD_BYTES,
     MAX_HEADER_BYTES,
     MAX_HEADERS,

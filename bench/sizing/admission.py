@@ -8,8 +8,8 @@ the trace's own number.
     worst-case     blocks for the prompt and all the tokens that it allows; nothing is preempted
     the longest    blocks for the longest history that the model is served with, whatever the request: one span per request
 
-    python -m bench.admission              64 requests in turns, three rounds (some minutes on two cores)
-    python -m bench.admission --quick      12 shorter ones, as in CI
+    python -m bench.sizing.admission              64 requests in turns, three rounds (some minutes on two cores)
+    python -m bench.sizing.admission --quick      12 shorter ones, as in CI
 
 On a CPU the prompts take most of the time, at whatever batch, so that more requests at once make it hardly faster; on a GPU a
 decode step reads all weights, for one request or for many. The prompts are random token ids, so that nothing is shared. Lengths
@@ -126,7 +126,9 @@ def measure(way: str, requests: Sequence[Lengths], options: argparse.Namespace, 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.admission", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.sizing.admission",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="12 requests at a scale of 32, one round; nothing written")
     parser.add_argument("--requests", type=int, default=64, help="of the trace (default: %(default)s)")

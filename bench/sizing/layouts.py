@@ -18,8 +18,8 @@ Then an engine with a span for one line: time to the first token of a prompt, an
 Every round has a new prompt. The number of computed tokens of each request, and its first token, are checked. Figures are
 medians.
 
-    python -m bench.layouts            five minutes on one core
-    python -m bench.layouts --quick    short contexts, some seconds; judges nothing
+    python -m bench.sizing.layouts            five minutes on one core
+    python -m bench.sizing.layouts --quick    short contexts, some seconds; judges nothing
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def first_token(engine: Engine, prompt: list[int], max_tokens: int) -> Timed:
 def main() -> int:
     """Run, print the tables, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.layouts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.sizing.layouts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="short contexts, some seconds; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")

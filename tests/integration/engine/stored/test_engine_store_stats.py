@@ -30,7 +30,7 @@ from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.remote import RemoteLevel
-from radixkv.stores.sealing import SEAL_BYTES
+from radixkv.stores.secrets.sealing import SEAL_BYTES
 from radixkv.stores.stats import LevelStats
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine

@@ -23,7 +23,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.packed_linear import RoundedLinear
-from radixkv.worker.model.lora_file import AdapterFile, read_adapter
+from radixkv.worker.model.adapters.lora_file import AdapterFile, read_adapter
 
 __all__ = ["Adapters", "load_adapters"]
 

@@ -3,8 +3,8 @@
 SmolLM2-135M-Instruct in fp32, over real text in windows of 2,048 tokens: OpenAssistant conversations in the chat template, and
 prompts of a coding agent. Every window is run with exact KV and then in each format; each position predicts the next token.
 
-    python -m bench.kv_quality            8 windows, 16,376 predictions (half an hour on one core)
-    python -m bench.kv_quality --quick    1 window of 512 tokens; judges nothing
+    python -m bench.sizing.kv_quality            8 windows, 16,376 predictions (half an hour on one core)
+    python -m bench.sizing.kv_quality --quick    1 window of 512 tokens; judges nothing
 
 Bars: perplexity within 0.1% for int8 and 0.5% for fp8. Exit code of a full run: 0 if both are met, otherwise 1; 2 if the
 workloads are missing.
@@ -133,7 +133,9 @@ class Model:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.kv_quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.sizing.kv_quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="one short window; written only with --json")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")

@@ -5,8 +5,8 @@
     end to end    the engine: prefill in chunks, decode, the same prompt again, and a fork in the middle; with a model of hashes
                   that checks every slot it reads, and with a real one of one small layer and a window of 131,072 tokens
 
-    python -m bench.long_context             up to 131,072 tokens
-    python -m bench.long_context --quick     up to 16,384, as in CI
+    python -m bench.sizing.long_context             up to 131,072 tokens
+    python -m bench.sizing.long_context --quick     up to 16,384, as in CI
 
 With hashes a step includes no attention: its time grows by bookkeeping alone. The real model's replies, greedy in float32, must
 be the same cold and cached.
@@ -200,7 +200,9 @@ def add_end_to_end(report: Report, name: str, model: str, lengths: Sequence[int]
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.long_context", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.sizing.long_context",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="up to 16,384 tokens; nothing written")
     parser.add_argument(

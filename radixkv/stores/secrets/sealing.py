@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from radixkv.stores.errors import SealError
 
 if TYPE_CHECKING:
-    from radixkv.stores.keys import NamespaceKeys
+    from radixkv.stores.secrets.keys import NamespaceKeys
 
 __all__ = ["SEAL_BYTES", "Sealer"]
 

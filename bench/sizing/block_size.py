@@ -10,8 +10,8 @@ lost is lost to eviction: blocks that are not full take room. Waste is the share
 whole load. Throughput is that of the default model on this machine, with all of a few requests outstanding at once: tokens of
 prompts, found and computed, and of replies, by the process's time on the CPU.
 
-    python -m bench.block_size              every size (some minutes on two cores)
-    python -m bench.block_size --quick      three sizes, few requests, as in CI
+    python -m bench.sizing.block_size              every size (some minutes on two cores)
+    python -m bench.sizing.block_size --quick      three sizes, few requests, as in CI
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def throughput(engine: Engine, requests: Sequence[bytes]) -> float:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.block_size", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.sizing.block_size",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help=f"sizes {QUICK_SIZES}, few requests; nothing written")
     parser.add_argument("--rounds", type=int, default=3, help="of the model, the sizes in turns (default: %(default)s)")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from radixkv.core.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from radixkv.stores.keys import NamespaceKeys
+    from radixkv.stores.secrets.keys import NamespaceKeys
 
 __all__ = ["NAME_BYTES", "names_of", "root_name"]
 

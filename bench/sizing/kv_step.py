@@ -8,8 +8,8 @@ SmolLM2-135M-Instruct as a worker loads it, over blocks in random order:
 One runner takes turns with one pool of each kind, a burst of steps at a time, without its first step. Logits are checked before
 timing. Figures are medians; times of attention are measured by the native decoder.
 
-    python -m bench.kv_step            two minutes on one core
-    python -m bench.kv_step --quick    a short prompt, some seconds; judges nothing
+    python -m bench.sizing.kv_step            two minutes on one core
+    python -m bench.sizing.kv_step --quick    a short prompt, some seconds; judges nothing
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def table_of(runner: ModelRunner, kinds: list[Kind], num_prompt: int) -> Table:
 def main() -> int:
     """Run, print the table, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.kv_step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.sizing.kv_step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a short prompt, some seconds; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")

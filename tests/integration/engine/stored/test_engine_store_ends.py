@@ -23,10 +23,10 @@ from radixkv.stores import store as stores
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.slots import SlotFile
-from radixkv.stores.keys import StoreKeys
 from radixkv.stores.remote import RemoteLevel
 from radixkv.stores.remote.erasure import Erasures
-from radixkv.stores.sealing import Sealer
+from radixkv.stores.secrets.keys import StoreKeys
+from radixkv.stores.secrets.sealing import Sealer
 from radixkv.stores.store import BlockStore, Row
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine

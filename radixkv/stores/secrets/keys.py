@@ -31,8 +31,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from filelock import FileLock, Timeout
 
 from radixkv.core.namespaces import owner_of
-from radixkv.stores.cover import DEPTH, SEED_BYTES, Cover, CoverNode
 from radixkv.stores.errors import StoreKeyError
+from radixkv.stores.secrets.cover import DEPTH, SEED_BYTES, Cover, CoverNode
 
 __all__ = ["ID_BYTES", "POINT_BYTES", "NamespaceKeys", "StoreKeys"]
 

@@ -1,0 +1,1 @@
+"""Shared by the GPU benches: inputs, and times of a device."""

@@ -1,0 +1,1 @@
+"""Sizes to choose: blocks, layouts, KV in fewer bits, admission, long contexts."""
