@@ -22,9 +22,9 @@ def choose_device(device: str) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidArgumentError("device", device, "cpu on this machine, where torch finds no CUDA device")
     chosen = torch.device(device)
-    if chosen.type == "cuda" and chosen.index is None:  # a tensor's device always has an index
-        return torch.device("cuda", torch.cuda.current_device())
-    return chosen
+    if chosen.type == "cpu":  # a tensor's device has no index there, and always one on CUDA
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:

@@ -36,7 +36,7 @@ Flags = tuple[str, ...]
 
 
 def _gateway(options: argparse.Namespace) -> GatewayConfig:
-    return _gateway_config(options, _state_file(options.state or "none")[0], options.service, None)
+    return _gateway_config(options, _state_file(options.state or "none")[0], next(iter(options.service), None), None)
 
 
 def _worker(options: argparse.Namespace) -> WorkerConfig:
@@ -204,7 +204,14 @@ def test_a_flag_sets_what_it_names_and_nothing_else(command: str, flags: Flags, 
 
 
 def test_every_flag_of_a_setting_is_in_the_table_above() -> None:
-    elsewhere = {"--help", "--http", "--metrics", "--worker", "--gateway"}  # no settings, but where something else is
+    elsewhere = {
+        "--help",
+        "--http",
+        "--metrics",
+        "--worker",
+        "--gateway",
+        "--advertise",
+    }  # no settings, but where something else is
     elsewhere |= {"--token-file", "--tls-ca", "--tls-client-cert", "--tls-client-key"}  # see the tests of credentials
     listed = {flag for _, flags, _ in FLAGS for flag in flags if flag.startswith("--")}
     commands = argparse.ArgumentParser().add_subparsers()

@@ -325,6 +325,7 @@ def test_the_messages_have_a_field_for_every_field_of_the_values() -> None:
         *CacheStats._fields,
         *BlockTimes._fields,
         *EventStats._fields,
+        "worker",
     }
     assert names(readers.TimeHistogram) == set(TimeHistogram._fields)
     assert names(workers.Notice) == set(Notice._fields)

@@ -135,7 +135,7 @@ def test_another_namespace_and_salt_find_nothing_and_an_unshared_request_is_not_
     for more in ({"namespace": "team"}, {"cache_salt": "secret"}):
         assert cached(list(routed.generate(request(1, **more)))) == 0
         assert cached(list(routed.generate(request(1, **more)))) == 39
-    assert cached(list(routed.generate(request(1, shares_prefix=False)))) == 0
+    assert cached(list(routed.generate(request(1, sharing="off")))) == 0
 
 
 def test_a_busy_worker_is_left_to_others_and_siblings_wait_for_one_prompt(
