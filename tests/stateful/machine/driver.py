@@ -149,7 +149,8 @@ class CacheDriver:
     def match(self, namespace: str, tokens: Tokens) -> int:
         """Match, and compare with what the dump holds."""
         found, on_device, *below = self.holder.match(pack_tokens(tokens), namespace=namespace)
-        assert found == on_device and not any(below)
+        assert found == on_device
+        assert not any(below)
         expected = self.snapshot.match(namespace, tokens)
         assert found == expected, f"{tokens} matched {found} tokens in {namespace}, the dump holds {expected} of them"
         return found
