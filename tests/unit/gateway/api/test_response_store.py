@@ -216,7 +216,7 @@ def test_what_was_counted_is_what_is_there(store: ResponseStore, database: Datab
     async def story() -> None:
         source = random.Random(5)
         known: list[tuple[str, str]] = []
-        for number in range(100 if database.is_shared else 600):
+        for number in range(40 if database.is_shared else 600):
             clock.now_s += source.choice((0, 1, 20))
             namespace, parent = source.choice("ab"), None
             if known and source.random() < 0.7:
