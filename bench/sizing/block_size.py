@@ -11,7 +11,7 @@ whole load. Throughput is that of the default model on this machine, with all of
 prompts, found and computed, and of replies, by the process's time on the CPU.
 
     python -m bench.sizing.block_size              every size (some minutes on two cores)
-    python -m bench.sizing.block_size --quick      three sizes, few requests, as in CI
+    python -m bench.sizing.block_size --quick      two sizes, few requests, as in CI
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from radixkv.worker.run import Worker, WorkerConfig
 
 __all__ = ["main"]
 
-QUICK_SIZES = (8, 32, 128)
+QUICK_SIZES = (16, 128)
 LONGEST = 32_768
 REPLY = 16
 EVERY = 8
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         slots = max(distinct(requests), max(map(len, requests)) * 3 // 4) // 256 * 128
                         kept[name] = {each: keep(requests, slots, each) for each in sizes}
                         most = 4 * min(options.longest, engine.model().max_length - REPLY - 1)
-                        num_wanted = int(num_run * (0.25 if options.quick else options.requests))
+                        num_wanted = int(num_run * (0.1 if options.quick else options.requests))
                         computed[name] = [request[:most] for request in requests[: max(2, num_wanted)]]
                     speeds[name][size].append(throughput(engine, computed[name]))
                     print(

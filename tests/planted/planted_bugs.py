@@ -322,7 +322,7 @@ PLANTED_BUGS = (
         "            self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])",
         "            pass",
         (
-            "integration/engine/test_engine_store.py::test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name",
+            "integration/engine/stored/test_engine_store.py::test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name",
         ),
     ),
     PlantedBug(
@@ -331,7 +331,7 @@ PLANTED_BUGS = (
         "is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING",
         "is_wanted = True",
         (
-            "integration/engine/test_engine_store.py::test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request",
+            "integration/engine/stored/test_engine_store.py::test_a_load_that_comes_late_does_not_land_in_blocks_of_another_request",
         ),
         is_quick=True,
     ),
@@ -340,7 +340,7 @@ PLANTED_BUGS = (
         "worker/storing/stored_blocks.py",
         'if branch.generation.stored_under not in (b"", keys.id):',
         "if False:",
-        ("integration/engine/test_engine_store.py::test_a_reply_that_runs_over_an_erasure_is_not_stored",),
+        ("integration/engine/stored/test_engine_store.py::test_a_reply_that_runs_over_an_erasure_is_not_stored",),
     ),
     PlantedBug(
         "a sealed block opens under any name",

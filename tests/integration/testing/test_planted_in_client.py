@@ -110,7 +110,7 @@ BUGS: list[tuple[str, Any, str, Any, tuple[Fault, ...], float]] = [
         BREAKS,
         6.0,
     ),
-    ("notices-ack", NoticeBox, "num_received", property(lambda _: 0), (Fault.CLEAR, Fault.PIN), 0.3),
+    ("notices-ack", NoticeBox, "num_handled", property(lambda _: 0), (Fault.CLEAR, Fault.PIN), 0.3),
 ]
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +176,10 @@ WORKER = (sys.executable, "-P", "-m", "radixkv.cli", "worker", "--tensor-paralle
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    threads = [
-        Path(f"/proc/{process.pid}/task/{thread}/children") for thread in os.listdir(f"/proc/{process.pid}/task")
-    ]
-    children += [child for file in threads for child in file.read_text().split()]
+    children: list[str] = []
+    for thread in os.listdir(f"/proc/{process.pid}/task"):
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            children += Path(f"/proc/{process.pid}/task/{thread}/children").read_text().split()
     named = {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in children}
     return sorted({child for child, command in named.items() if "worker.parallel.rank" in command})
 

@@ -49,6 +49,8 @@ OPERATIONS = (
     ("DELETE", "/v1/radixkv/instructions"),
     ("POST", "/v1/radixkv/generations/{generation_id}/fork"),
     ("POST", "/v1/radixkv/match"),
+    ("POST", "/v1/radixkv/tokens"),
+    ("GET", "/v1/radixkv/billing"),
     ("POST", "/v1/radixkv/explain"),
     ("GET", "/v1/radixkv/pins"),
     ("POST", "/v1/radixkv/pins"),
