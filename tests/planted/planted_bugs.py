@@ -344,14 +344,14 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a sealed block opens under any name",
-        "stores/sealing.py",
+        "stores/secrets/sealing.py",
         "return name + num_bytes",
         "return num_bytes",
         ("unit/stores/test_sealing.py",),
     ),
     PlantedBug(
         "a namespace's leaf is found again after its erasure",
-        "stores/keys.py",
+        "stores/secrets/keys.py",
         "_State(state.secret, state.cover.puncture(point))",
         "_State(state.secret, state.cover)",
         ("unit/stores/test_keys.py",),
