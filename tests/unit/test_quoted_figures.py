@@ -121,7 +121,7 @@ def quoted() -> list[tuple[str, list[str]]]:
     README's own table, whose last column names the bench.
     """
     measured = (ROOT / "bench" / "README.md").read_text()
-    parts = re.split(r"^```sh\npython -m bench\.(\w+).*\n```\n", measured, flags=re.M)
+    parts = re.split(r"^```sh\npython -m bench\.(?:\w+\.)*(\w+).*\n```\n", measured, flags=re.M)
     text = (ROOT / "README.md").read_text()
     headlines = text[text.index("\n## Measured") : text.index("\n## Layout")]
     found = [

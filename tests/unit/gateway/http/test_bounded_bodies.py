@@ -23,7 +23,7 @@ from request_schemas import body_model, routes_of, unbounded
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.app import create_app
 from radixkv.gateway.config import GatewayConfig
-from radixkv.gateway.http import json_body as bodies
+from radixkv.gateway.http.bodies import json_body as bodies
 from radixkv.gateway.http.bodies.json_body import SMALL_BYTES, JsonRoute
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.fields import FAIL_FAST, PlainObject
