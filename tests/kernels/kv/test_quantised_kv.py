@@ -18,7 +18,9 @@ from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.kv.rotation import rotate
 from radixkv.kernels.work_list import WorkLimits
 
-RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 4 * 2**-8, torch.float16: 1e-2}
+"""In bfloat16 K, V, probabilities and the output are rounded, each by 2**-8 at most; a drawn tree of equal keys has 0.0114."""
+
 FORMATS = st.sampled_from(list(KVFormat))
 SMALL = Shape(num_heads=6, num_kv_heads=2, head_dim=32, v_head_dim=32, block_size=4)
 SHAPES = [

@@ -134,7 +134,7 @@ def test_a_level_from_which_nothing_comes_in_time_is_not_waited_for_again(
             wait_until(lambda: not stored._loading)
             engine.wake()
         assert stored._meters[False].cost().first_s >= 0.02
-        assert next(num_reads) <= 8
+        assert next(num_reads) <= 9  # one in each round, but two are under way when the first is late
 
 
 def test_saves_for_which_a_row_was_taken_meanwhile_are_not_forgotten(
