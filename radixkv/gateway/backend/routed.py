@@ -329,7 +329,9 @@ class RoutedGenerator:
             with self._lock:
                 self._refusals.served(worker)
             return answer
-        raise refusal or UnavailableError("no worker can be asked now")
+        raise refusal or UnavailableError(
+            "no service that answers has a worker to ask: attach one with radixkv worker --service ADDRESS"
+        )
 
     def _refused(self, worker: str, error: RadixKVError) -> None:
         """Leave the worker out for a while; not for a limit, which may be one tenant's own."""
