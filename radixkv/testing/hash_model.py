@@ -100,6 +100,12 @@ class Gate:
     def is_open(self) -> bool:
         return self._is_open.is_set()
 
+    @property
+    def is_held(self) -> bool:
+        """Is it closed, or to be closed after some?"""
+        with self._lock:
+            return self._num_until_closed > 0 or not self.is_open
+
     def open(self) -> None:
         """For all that come, also where it was to be closed after some."""
         with self._lock:

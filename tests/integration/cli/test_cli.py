@@ -24,6 +24,7 @@ from radixkv.cli.program import COMMANDS
 from radixkv.service import Quota, ServiceConfig, ServiceThread
 
 RADIXKV = str(Path(sys.executable).parent / "radixkv")
+FREE_PORT = ("--listen", "127.0.0.1:0")  # any process of this machine may have the default one
 
 
 @pytest.mark.usefixtures("default_model")
@@ -123,13 +124,13 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["worker", "--model", "/nowhere"], "no model folder /nowhere"),
+        (["worker", *FREE_PORT, "--model", "/nowhere"], "no model folder /nowhere"),
         (
-            ["serve", "--quota", "a=60%", "--quota", "b=50%"],
+            ["serve", *FREE_PORT, "--quota", "a=60%", "--quota", "b=50%"],
             "quotas is '110% of each pool in all'; it must be at most 100%",
         ),
         (
-            ["serve", "--quota", "a=1", "--quota", "a=2"],
+            ["serve", *FREE_PORT, "--quota", "a=1", "--quota", "a=2"],
             "quotas is 'a'; it must be a list that names each namespace once",
         ),
         (["quota", "--blocks", "5"], "NAMESPACE is None; it must be given along with --blocks"),
@@ -153,12 +154,15 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
         (["plan", "llama-3-8b", "--memory", "much"], "--memory is 'much'; it must be a size such as 512MiB"),
         (["plan", "llama-3-8b", "--memory", "16GiB"], "nothing is left for KV: give more memory"),
         (["plan", "llama-3-8b", "--memory", "80GiB", "--tp", "3"], "tp is 3; it must be a divisor of"),
-        (["worker", "--kv-memory", "lots"], "--kv-memory is 'lots'; it must be a size"),
-        (["worker", "--max-num-seqs", "0"], "--max-num-seqs is 0; it must be at least 1"),
-        (["worker", "--max-wait", "-1"], "--max-wait is -1.0; it must be at least 0"),
-        (["worker", "--utilisation", "1.5"], "utilisation is 1.5; it must be above 0 and at most 1"),
-        (["worker", "--host-cache", "0", "--preemption", "swap"], "which is 0: raise it, or leave one of them out"),
-        (["worker", "--num-blocks", "64", "--kv-memory", "1GiB"], "give one of them"),
+        (["worker", *FREE_PORT, "--kv-memory", "lots"], "--kv-memory is 'lots'; it must be a size"),
+        (["worker", *FREE_PORT, "--max-num-seqs", "0"], "--max-num-seqs is 0; it must be at least 1"),
+        (["worker", *FREE_PORT, "--max-wait", "-1"], "--max-wait is -1.0; it must be at least 0"),
+        (["worker", *FREE_PORT, "--utilisation", "1.5"], "utilisation is 1.5; it must be above 0 and at most 1"),
+        (
+            ["worker", *FREE_PORT, "--host-cache", "0", "--preemption", "swap"],
+            "which is 0: raise it, or leave one of them out",
+        ),
+        (["worker", *FREE_PORT, "--num-blocks", "64", "--kv-memory", "1GiB"], "give one of them"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_status_1(
@@ -230,7 +234,7 @@ def test_serve_keeps_the_quotas_it_was_given_and_warns_where_a_pool_is_too_small
 @pytest.mark.parametrize("quota", ["tenant", "tenant=", "tenant=x", "tenant=5:x", "=5", "tenant=-1", "tenant=101%"])
 def test_a_quota_that_cannot_be_read_is_a_usage_error(quota: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--quota", quota])
+        main(["serve", *FREE_PORT, "--quota", quota])
     assert ended.value.code == 2
     assert f"argument --quota: {quota!r}" in capsys.readouterr().err
 
@@ -389,7 +393,7 @@ def test_a_flag_outside_its_bound_is_a_usage_error_that_says_what_may_be_given(
     flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["worker", flag, value])
+        main(["worker", *FREE_PORT, flag, value])
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert f"argument {flag}: " in error

@@ -72,9 +72,10 @@ _HARD = (
 
 
 class GibberishRunner(HashRunner):
-    """The hash model over a real vocabulary: it says pieces of words and of characters, and ends at times.
+    """The hash model over a real vocabulary: it says pieces of words and of characters, and ends at times, but not while its gate
+    holds it: a reply that a test stops in the middle has a middle.
 
-    What is put into `dictated` it says first, whoever asks.
+    What is put into `dictated` it says first, whoever asks. Where `ends` is false, no reply ends before its length.
     """
 
     def __init__(self, text: ChatText, eos_token_id: int, num_blocks: int, max_model_len: int) -> None:
@@ -82,6 +83,7 @@ class GibberishRunner(HashRunner):
         self.vocab_size = _NUM_TOKENS
         self.eos_token_ids = frozenset([eos_token_id])
         self.dictated: deque[int] = deque()
+        self.ends = True
         self._text = text
         words = [token_id for piece in _HARD for token_id in text.encode(piece, special=False)]
         source = random.Random(0)
@@ -102,6 +104,8 @@ class GibberishRunner(HashRunner):
         logits = super().forward(rows)
         spread = torch.full((len(logits), self.vocab_size), _UNLIKELY)
         spread[:, self._words] = logits * 0.3  # drawn at temperature 1, replies to one prompt differ
+        if self.gate.is_held or not self.ends:
+            spread[:, list(self.eos_token_ids)] = _UNLIKELY
         for row in spread:
             if self.dictated:
                 row[self.dictated.popleft()] = -_UNLIKELY

@@ -45,6 +45,7 @@ def pair(default_model: str, postgres: PostgresServer) -> Iterator[Pair]:
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, state_file=state)
     with ExitStack() as stack:
         engine, runner, _ = stack.enter_context(gibberish_engine(default_model))
+        runner.ends = False  # whole and interrupted replies are compared
         servers = stack.enter_context(gateway(engine, config)), stack.enter_context(gateway(engine, config))
         clients = tuple(stack.enter_context(httpx.Client(base_url=server.url, timeout=60)) for server in servers)
         talks = tuple(stack.enter_context(Talk(server.url)) for server in servers)
