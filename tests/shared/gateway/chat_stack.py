@@ -72,8 +72,8 @@ _HARD = (
 
 
 class GibberishRunner(HashRunner):
-    """The hash model over a real vocabulary: it says pieces of words and of characters, and ends at times, but not while its gate
-    holds it: a reply that a test stops in the middle has a middle.
+    """The hash model over a real vocabulary: it says pieces of words and of characters, and ends at times, but not while its
+    gate holds it: a reply that a test stops in the middle has a middle.
 
     What is put into `dictated` it says first, whoever asks. Where `ends` is false, no reply ends before its length.
     """
