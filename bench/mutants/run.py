@@ -81,10 +81,11 @@ class Mutant(NamedTuple):
 
 def drawn(folders: list[str], seed: int, number: int) -> list[Mutant]:
     """`number` random lines, and a change of each."""
+    places = [ROOT / "radixkv" / folder for folder in folders]
     sources = {
         str(path.relative_to(ROOT)): path.read_bytes()
-        for folder in folders
-        for path in sorted((ROOT / "radixkv" / folder).rglob("*.py"))
+        for place in places
+        for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])
     }
     by_line: dict[tuple[str, int], list[Mutation]] = {}
     for module, source in sources.items():
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--number", type=int, default=100, help="how many are drawn (default: 100)")
-    parser.add_argument("--packages", nargs="+", default=PACKAGES, metavar="FOLDER", help="of radixkv")
+    parser.add_argument("--packages", nargs="+", default=PACKAGES, metavar="FOLDER", help="of radixkv, or a file")
     parser.add_argument(
         "--covering", nargs="+", type=Path, required=True, metavar="MAP", help="what bench.mutants.covering wrote"
     )

@@ -9,7 +9,8 @@ import pytest
 
 from radixkv import CacheEvent, HintOp, InvalidArgumentError, MatchOp, MatchResult, PrefixCache, pack_tokens
 from radixkv.core.events.hashes import chained_hashes, namespace_hash
-from radixkv.core.tree.hints import StoredHints
+from radixkv.core.reports import Tier
+from radixkv.core.tree.hints import HINTED_TIERS, StoredHints
 
 TOKENS = pack_tokens(range(22))
 
@@ -142,11 +143,15 @@ def test_the_owner_with_the_most_hints_loses_its_oldest() -> None:
     assert list(hints.hashes("disk", "few")) == [100, 101, 102, 103]
     hints.tell("host", "few", (1,), ())
     assert (hints.num("host"), hints.num("disk")) == (1, 10), "each tier has its own bound"
-    assert (
-        {one.owner for one in hints.slices(2)}
-        == hints.owners()
-        == {"many", "few", "more"} - {owner for owner in ("many", "more") if not hints.num("disk", owner)}
-    )
+    told = {(tier, owner): list(hints.hashes(tier, owner)) for tier in HINTED_TIERS for owner in hints.owners()}
+    for size in (1, 2, 3, 50):
+        parts: dict[tuple[Tier, str], list[int]] = {}
+        for part in hints.slices(size):
+            assert 0 < len(part.saved) <= size
+            assert not part.lost
+            parts.setdefault((part.tier, part.owner), []).extend(part.saved)
+        assert parts == {key: each for key, each in told.items() if each}
+    assert hints.owners() == {owner for _, owner in parts}
 
 
 @pytest.mark.parametrize("tier", ["device", "remote", "tape", "", 3])

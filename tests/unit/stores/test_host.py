@@ -160,6 +160,8 @@ def test_one_that_waits_for_a_row_gets_the_first_that_is_given_back() -> None:
 def test_random_calls_keep_every_row_accounted_for(seed: int) -> None:
     rng = random.Random(seed)
     host = level_of(rng.randint(1, 6), rng.randint(0, 12))
+    waits = dict.fromkeys(range(host.num_free + host.num_kept), Row(0, memoryview(b"")).wait)  # given last, by slot
+    unparked: set[int] = set()
     in_use: list[list[Row]] = []
     parked: list[list[int]] = []
     names = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 4))) for _ in range(20)]
@@ -169,21 +171,33 @@ def test_random_calls_keep_every_row_accounted_for(seed: int) -> None:
         match rng.randrange(9):
             case 0 | 1:
                 rows = host.take(len(chain))
+                assert [row.wait for row in rows] == [waits[row.slot] for row in rows]
+                rows = [row._replace(wait=lambda: None) for row in rows]
+                new = [(name, row) for name, row in zip(chain, rows, strict=False) if name not in host]
                 host.keep(
                     [Kept(name, name[:-1], rng.choice([ONE, TWO]), row) for name, row in zip(chain, rows, strict=False)]
                 )
+                waits.update((row.slot, row.wait) for name, row in new if name in host)
                 in_use.append(rows)
             case 2:
                 in_use.append(host.find(chain))
+                assert [row.wait for row in in_use[-1]] == [waits[row.slot] for row in in_use[-1]]
             case 3 | 4 if in_use:
-                host.give_back(in_use.pop(rng.randrange(len(in_use))))
+                rows, wait = in_use.pop(rng.randrange(len(in_use))), rng.choice([None, lambda: None])
+                host.give_back(rows, wait)
+                waits.update((row.slot, wait) for row in rows if wait is not None)
             case 5:
                 if (slots := host.park(rng.randint(0, 4))) is not None:
                     parked.append(slots)
+                    unparked -= set(slots)
             case 6 if parked:
-                host.unpark(parked.pop(rng.randrange(len(parked))))
+                unparked |= set(parked[-1])
+                host.unpark(parked.pop())
             case 7:
-                host.settle(lambda: lambda: None)
+                settled = Row(0, memoryview(b""), lambda: None)
+                host.settle(lambda: settled.wait)  # noqa: B023 - called at once
+                waits.update(dict.fromkeys(unparked, settled.wait))
+                unparked.clear()
             case 8:
                 host.forget_below(chain[:1])
                 if rng.random() < 0.01:

@@ -122,6 +122,24 @@ def test_a_deadline_ends_reads_and_writes_whether_bytes_come_or_not(ends: tuple[
     assert time.monotonic() - begin_s < 30.0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_arrive_whole_however_slowly_they_are_taken(ends: tuple[Wire, socket.socket], seed: int) -> None:
+    wire, far = ends
+    draw = random.Random(seed)
+    parts = [draw.randbytes(draw.choice([0, 1, 100, 300_000, 1_000_000])) for _ in range(6)]
+    received = bytearray()
+
+    def receive() -> None:
+        while len(received) < sum(map(len, parts)):
+            received.extend(far.recv(draw.choice([1000, 70_000])))
+
+    thread = threading.Thread(target=receive, daemon=True)
+    thread.start()
+    wire.send(parts, time.monotonic() + 20.0, stall_s=10.0)
+    thread.join(20.0)
+    assert received == b"".join(parts)
+
+
 def test_bytes_that_nothing_asked_for_or_an_end_make_a_connection_unclean(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
     assert wire.is_clean()

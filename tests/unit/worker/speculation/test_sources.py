@@ -69,6 +69,14 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     assert source.find(first, 4) is None
 
 
+def test_one_namespace_gets_up_to_a_quarter_of_the_memory_and_more_than_an_eighth() -> None:
+    source, sizes = RecentReplies(1 << 18), []
+    for number in range(30):
+        source.ended(a_branch(noise(number, 20), noise(1000 + number, 200)).generation)
+        sizes.append(source.size_bytes)
+    assert (1 << 15) < max(sizes) <= (1 << 16)
+
+
 def test_no_memory_keeps_nothing() -> None:
     source = RecentReplies(0)
     source.ended(a_branch(noise(1, 20), noise(2, 200)).generation)
