@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import re
@@ -21,7 +23,7 @@ from byte_model import save_byte_model
 from radixkv import PoolShape, connect
 from radixkv.core.api import Copy
 from radixkv.service import ServiceConfig
-from radixkv.testing.conform import EXIT_BROKEN, EXIT_STOPPED, EXIT_UNTESTED, main
+from radixkv.testing.conform import EXIT_BROKEN, EXIT_STOPPED, EXIT_UNTESTED, _parser, main
 from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults, Script
 from radixkv.testing.hash_model import HashRunner
 from radixkv.testing.observer import Observer
@@ -39,9 +41,9 @@ KIT = (sys.executable, "-m", "radixkv.testing.conform")
 
 def conform(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit status and report of the command."""
-    ended = subprocess.run([*KIT, "--json", *arguments], capture_output=True, text=True, timeout=500, check=False)
-    assert ended.stdout, ended.stderr
-    return ended.returncode, json.loads(ended.stdout)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = main(["--json", *arguments])
+    return status, json.loads(out.getvalue())
 
 
 # -- holders that are right
@@ -160,15 +162,15 @@ def test_a_holder_that_fails_or_does_nothing_is_reported() -> None:
     status, report = conform("--", "sh", "-c", "exit 3", "sh")
     assert status == EXIT_BROKEN
     assert report["num_breaches"] == {"holder-exit": 1}
+    assert (report["seed"], report["command"]) == (0, ["sh", "-c", "exit 3", "sh"])
     status, report = conform("--", "true")
     assert status == EXIT_UNTESTED
     assert "no Step was sent" in report["not_seen"]
 
 
-@pytest.mark.thorough
 def test_seconds_after_attached_stop_a_holder_which_says_goodbye() -> None:
-    late = f"sleep 4; exec {' '.join(EXAMPLE)} --steps 0 $0"
-    status, report = conform("--seconds", "2", "--faults", "", "--", "sh", "-c", late, "{address}")
+    """Its start alone takes longer."""
+    status, report = conform("--seconds", "0.2", "--faults", "", "--", *EXAMPLE, "--steps", "0")
     assert not report["breaches"]
     assert (status, report["exercised"]["goodbyes"]) == (0, 1)
     assert report["exercised"]["Steps"]
@@ -205,6 +207,12 @@ def test_a_wrong_command_line_is_named(arguments: list[str], named: str, capsys:
         main(arguments)
     assert ended.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_each_option_says_what_it_is_for_and_what_it_takes() -> None:
+    for action in _parser()._actions:
+        assert action.help, action
+        assert action.nargs == 0 or action.metavar, action
 
 
 def test_a_command_that_is_not_there_is_named(capfd: pytest.CaptureFixture[str]) -> None:
