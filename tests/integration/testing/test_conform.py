@@ -158,11 +158,12 @@ def test_breaches_that_differ_in_numbers_alone_are_one_with_a_count() -> None:
 # -- the command
 
 
-def test_a_holder_that_fails_or_does_nothing_is_reported() -> None:
-    status, report = conform("--", "sh", "-c", "exit 3", "sh")
+def test_a_holder_that_fails_or_does_nothing_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    status, report = conform("--", "sh", "-c", "echo text of a holder; exit 3", "sh")
+    assert capfd.readouterr() == ("", "text of a holder\n"), "apart from the report"
     assert status == EXIT_BROKEN
     assert report["num_breaches"] == {"holder-exit": 1}
-    assert (report["seed"], report["command"]) == (0, ["sh", "-c", "exit 3", "sh"])
+    assert (report["seed"], report["command"]) == (0, ["sh", "-c", "echo text of a holder; exit 3", "sh"])
     status, report = conform("--", "true")
     assert status == EXIT_UNTESTED
     assert "no Step was sent" in report["not_seen"]
