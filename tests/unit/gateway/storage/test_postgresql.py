@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,6 +21,7 @@ from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCache, TranscriptCacheLimits
 
 GONE = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
@@ -177,3 +179,27 @@ def test_what_was_acknowledged_survives_the_servers_end_and_jobs_fail_until_it_i
         await add(store, "r2", "r1", pack_tokens([1, 2]))
 
     asyncio.run(story())
+
+
+def test_gateways_are_counted_while_their_lease_is_renewed_and_forgotten_after_an_hour(any_state: Path | str) -> None:
+    with Database(any_state) as database:
+
+        def do(statement: str, *values: object) -> None:
+            database.submit(lambda connection: connection.execute(statement, values).rowcount).result()
+
+        def counted() -> int:
+            return database.submit(num_gateways).result()
+
+        assert counted() == 1
+        for name, age_s in (("late", 5), ("gone", 60), ("long gone", 3590), ("forgotten", 3700)):
+            do("INSERT INTO gateways VALUES (?, epoch_s() - ?)", name, age_s)
+        assert counted() == 2
+        known = database.submit(
+            lambda c: [row["id"] for row in c.execute("SELECT id FROM gateways").fetchall()]
+        ).result()
+        assert set(known) == {database.owner, "late", "gone", "long gone"}
+        do(GONE, database.owner)
+        assert counted() == 1
+        for name in (database.owner, "gone", "new"):
+            database.submit(lambda connection, name=name: beat(connection, name)).result()  # type: ignore[misc]
+        assert counted() == 4
