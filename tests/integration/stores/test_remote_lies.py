@@ -160,11 +160,23 @@ def test_a_scan_without_end_ends(liar: LyingServer, open_level: Open, monkeypatc
     reads_again(remote)
 
 
-def test_no_more_is_asked_for_at_once_than_may_be_on_its_way(liar: LyingServer, open_level: Open) -> None:
-    size_bytes = 3 * 2**20
+@pytest.mark.parametrize(  # 8 MiB, in four calls at most
+    ("size_bytes", "window", "num_answered"), [(3 * 2**20, 1, 0), (400 * 1024, 5, 4)]
+)
+def test_as_much_is_on_its_way_as_may_be_and_no_more(
+    liar: LyingServer, open_level: Open, size_bytes: int, window: int, num_answered: int
+) -> None:
     remote = open_level(liar.url, size_bytes)
-    assert remote.write_many([block(0, size_bytes)], 20.0) == 1
-    liar.lie = lambda words: [] if words[0] == b"GET" else None
-    before = liar.commands.count(b"GET")
-    assert timed_read(remote, names(20), 0.3) == [None] * 20
-    assert liar.commands.count(b"GET") - before == 1  # two calls of 4 MiB each may run; a block has 3
+    for command in (b"SET", b"GET"):
+        wait_until(lambda: remote.write_many([block(0, size_bytes)], 20.0) == 1)
+        before = liar.commands.count(command)
+        liar.lie = lambda words, command=command, before=before: (  # type: ignore[misc]
+            [] if words[0] == command and liar.commands.count(command) > before + num_answered else None
+        )
+        if command == b"SET":
+            assert remote.write_many([block(number, size_bytes) for number in range(12)], 0.4) == num_answered
+        else:
+            assert timed_read(remote, names(12), 0.4).count(None) == 12 - num_answered
+        sent = liar.commands.count(command) - before
+        assert num_answered + -(-window // 2) <= sent <= num_answered + window
+        liar.lie = None
