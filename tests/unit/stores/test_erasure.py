@@ -1,0 +1,244 @@
+"""Erasures on a remote level, against servers in memory that fail, forget tombstones and page as they like."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+
+from radixkv.stores.remote import erasure
+from radixkv.stores.remote.erasure import Erasures
+from radixkv.stores.remote.wire import ClosedError, ProtocolError, ReplyError
+from radixkv.stores.stats import LevelCounters
+
+ERASED = b"radixkv:erased"
+PAGE = 3
+
+
+class Keys:
+    """One server: blocks by key, and the tombstones."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.blocks: dict[bytes, bytes] = {}
+        self.points: set[bytes] = set()
+        self.fault: Exception | None = None
+        self._rng = rng
+        self._scanned: list[bytes] = []
+
+    def call(self, until_s: float, *parts: bytes) -> Any:
+        assert until_s > time.monotonic()
+        assert len(parts) <= 2 + max(PAGE, 4), "no command is longer than a page"
+        if self.fault is not None and self._rng.random() < 0.5:
+            raise self.fault
+        name, key, *arguments = parts
+        match name:
+            case b"SCARD":
+                return len(self.points)
+            case b"SADD":
+                self.points.update(arguments)
+                return len(arguments)
+            case b"SSCAN":
+                return self._page(sorted(self.points), arguments[0])
+            case b"SCAN":
+                assert arguments[0] == b"MATCH"
+                return self._page(
+                    [each for each in sorted(self.blocks) if fnmatch(each.decode(), arguments[1].decode())], key
+                )
+            case b"UNLINK":
+                return int(self.blocks.pop(key, None) is not None)
+            case b"GETRANGE":
+                return self.blocks.get(key, b"")[int(arguments[0]) : int(arguments[1]) + 1]
+        raise AssertionError(parts)
+
+    def call_all(self, until_s: float, commands: Sequence[Sequence[bytes]]) -> list[Any]:
+        assert 0 < len(commands) <= 2 * PAGE
+        return [self.call(until_s, *parts) for parts in commands]
+
+    def _page(self, found: list[bytes], cursor: bytes) -> list[Any]:
+        start = max(0, int(cursor) - 1)
+        if not start:
+            self._scanned = found  # what goes meanwhile moves no page
+        found = self._scanned
+        end = start + self._rng.randint(0, 2 * PAGE)  # an empty page is not the last one
+        return [b"0" if end >= len(found) else b"%d" % (end + 1), found[start:end]]
+
+
+class Both:
+    """Two servers of a cluster; the first has the tombstones."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.servers = Keys(rng), Keys(rng)
+
+    def of(self, key: bytes) -> Any:
+        assert key == ERASED
+        return self.servers[0]
+
+    def all(self) -> Any:
+        return list(self.servers)
+
+    @property
+    def blocks(self) -> dict[bytes, bytes]:
+        return self.servers[0].blocks | self.servers[1].blocks
+
+    def keys_of(self, namespace_id: bytes) -> list[bytes]:
+        return [key for key in self.blocks if b":%s:" % namespace_id.hex().encode() in key]
+
+    def fail_with(self, fault: Exception | None) -> None:
+        for server in self.servers:
+            server.fault = fault
+
+
+@pytest.fixture(autouse=True)
+def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure, "_PAGE", PAGE)
+
+
+def key_of(model: bytes, namespace_id: bytes, name: bytes) -> bytes:
+    return b"radixkv:%s:%s:%s" % (model, namespace_id.hex().encode(), name.hex().encode())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_fails_or_is_forgotten_every_worker_learns_of_each_erasure_once(seed: int) -> None:
+    rng = random.Random(seed)
+    both: Any = Both(rng)
+    workers = [Erasures(both, LevelCounters("remote")) for _ in range(3)]
+    told: list[Counter[bytes]] = [Counter() for _ in workers]
+    for worker, counter in zip(workers[1:], told[1:], strict=True):
+        worker.follow(counter.update)
+    namespaces = [bytes([number]) * 16 for number in range(12)]
+    for namespace_id in namespaces:
+        for number in range(8):
+            key = key_of(rng.choice([b"one", b"two"]), namespace_id, bytes([number]) * 16)
+            rng.choice(both.servers).blocks[key] = bytes(40)
+    erased: dict[bytes, bytes] = {}
+    for number in range(60):
+        both.fail_with(rng.choice([None, None, ClosedError(), ReplyError(b"-OOM x"), ProtocolError()]))
+        worker, kind = rng.choice(workers), rng.random()
+        if kind < 0.25:
+            namespace_id = rng.choice(namespaces)
+            erased[namespace_id] = b"point %d" % number
+            if worker.erase(namespace_id, erased[namespace_id], time.monotonic() + 9.0):
+                assert not both.keys_of(namespace_id)
+                assert erased[namespace_id] in both.servers[0].points
+        elif kind < 0.5:
+            worker.retry(9.0)
+        elif kind < 0.6:
+            both.servers[0].points.clear()
+        else:
+            with suppress(*([ClosedError, ReplyError, ProtocolError] if both.servers[0].fault else [])):
+                worker.refresh(is_first=rng.random() < 0.5)
+    both.fail_with(None)
+    for worker in workers * 2:
+        worker.retry(9.0)
+        worker.refresh(is_first=True)
+    for worker, counter in zip(workers, told, strict=True):
+        assert set(worker.tombstones()) == both.servers[0].points >= set(erased.values())
+        assert counter == (dict.fromkeys(worker.tombstones(), 1) if worker is not workers[0] else {})
+    assert [bool(both.keys_of(each)) for each in namespaces] == [each not in erased for each in namespaces]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("most", [10_000, 2])
+def test_what_follows_dropped_blocks_is_deleted_and_nothing_else(
+    seed: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasure, "MAX_PENDING", most)
+    rng = random.Random(seed)
+    both: Any = Both(rng)
+    counters = LevelCounters("remote")
+    worker = Erasures(both, counters)
+    names = [bytes([number]) * 16 for number in range(40)]
+    parent_of = {name: rng.choice(names[:at]) if at > 3 else bytes(16) for at, name in enumerate(names)}
+    ours, other = b"radixkv:one:aa:", b"radixkv:one:bb:"
+    for name, parent in parent_of.items():
+        rng.choice(both.servers).blocks[ours + name.hex().encode()] = parent + b"sealed"
+    both.servers[1].blocks[other + names[0].hex().encode()] = names[5] + b"sealed"
+    both.servers[0].blocks[ours + b"none of ours"] = b"short"
+    dropped = set(rng.sample(names, 4))
+    both.fail_with(rng.choice([ClosedError(), ReplyError(b"-LOADING x")]))
+    for name in dropped:
+        worker.forget_below(ours, [name])
+        worker.retry(9.0)
+    both.fail_with(None)
+    worker.retry(9.0)
+    gone = set(dropped)
+    for name in names:  # parents come first
+        if parent_of[name] in gone:
+            gone.add(name)
+    goes = {name for name in names if parent_of[name] in gone}
+    left = {key.removeprefix(ours) for key in both.blocks if key.startswith(ours)}
+    if most > 4:
+        assert left == {name.hex().encode() for name in names if name not in goes} | {b"none of ours"}
+    else:
+        assert not left & {name.hex().encode() for name in goes}
+    assert len([key for key in both.blocks if key.startswith(other)]) == 1
+    both.fail_with(ClosedError())
+    worker.retry(9.0)  # nothing is left to do
+
+
+def test_more_than_may_wait_is_all_of_the_namespace_and_the_oldest_erasure_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasure, "MAX_PENDING", 2)
+    both: Any = Both(random.Random(1))
+    worker = Erasures(both, LevelCounters("remote"))
+    for number in range(6):
+        both.servers[number % 2].blocks[b"radixkv:one:aa:%02x" % number] = bytes(20)
+    worker.forget_below(b"radixkv:one:aa:", [b"x", b"y"])
+    worker.retry(9.0)
+    assert len(both.blocks) == 6, "they are below another"
+    worker.forget_below(b"radixkv:one:aa:", [b"x", b"y", b"z"])
+    worker.forget_below(b"radixkv:one:aa:", [b"u"])
+    worker.retry(9.0)
+    assert not both.blocks
+    both.servers[0]._rng = Always()
+    both.fail_with(ReplyError(b"-OOM x"))
+    for number in range(3):
+        assert not worker.erase(bytes([number]) * 16, b"%d" % number, time.monotonic() + 9.0)
+    both.fail_with(None)
+    worker.retry(9.0)
+    assert both.servers[0].points == {b"1", b"2"}
+
+
+class Always(random.Random):
+    """Every call fails."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_faults_of_the_server_are_counted_and_too_many_or_too_long_tombstones_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(erasure, "MAX_TOMBSTONES", 5)
+    both: Any = Both(Always())
+    counters = LevelCounters("remote")
+    worker = Erasures(both, counters)
+    for fault, counted in ((ReplyError(b"-OOM x"), {"full": 1}), (ClosedError(), {"full": 1})):
+        both.fail_with(fault)
+        assert not worker.erase(bytes(16), b"point", time.monotonic() + 9.0)
+        assert counters.snapshot().faults == counted
+    worker.forget_below(b"radixkv:", [b"x"])
+    both.fail_with(None)
+    assert worker.erase(bytes(16), b"point", time.monotonic() + 9.0)
+    both.fail_with(ReplyError(b"-OOM x"))
+    worker.retry(9.0)
+    assert counters.snapshot().faults == {"full": 2}
+    both.fail_with(None)
+    both.servers[0]._rng = random.Random(2)
+    both.servers[0].points = {b"x" * 64, b"y" * 65, b"", b"point"}
+    worker.refresh(is_first=False)
+    assert sorted(worker.tombstones()) == [b"point", b"x" * 64]
+    both.servers[0].points = {b"%d" % number for number in range(4)}
+    with pytest.raises(ProtocolError):
+        worker.refresh(is_first=False)  # six with the known ones
+    assert len(worker.tombstones()) == 2
+    both.servers[0].points = {b"%d" % number for number in range(3)}
+    worker.refresh(is_first=False)
+    assert len(worker.tombstones()) == 5
