@@ -204,10 +204,40 @@ def test_a_stream_whose_worker_is_lost_goes_on_at_the_other_to_the_same_tokens(
 def test_workers_of_a_service_that_is_gone_are_served_by_load(
     hosts: tuple[Host, Host], routed: RoutedGenerator
 ) -> None:
-    for host in hosts:
-        host.service.stop()
+    now_s = 1000.0
+    with RoutedGenerator([hosts[0].address], clock=lambda: now_s) as alone:
+        hosts[0].service.stop()
+
+        def aged_s() -> float:
+            nonlocal now_s
+            (before,) = alone.workers()
+            now_s += 50.0
+            (after,) = alone.workers()
+            return after.load_age_s - before.load_age_s
+
+        wait_until(lambda: aged_s() == pytest.approx(50.0))  # once the last answer is in
+    hosts[1].service.stop()
     assert len({choice.worker for choice in routed.rank(request_tokens(1))}) == 2
     assert {choice.reason for choice in routed.rank(request_tokens(1))} == {"load"}
+
+
+def test_without_a_worker_each_call_says_so() -> None:
+    calls: list[Callable[[RoutedGenerator], Any]] = [
+        lambda generator: generator.generate(request(1)),
+        lambda generator: generator.model(),
+        lambda generator: generator.detokenize(pack_tokens([1])),
+        lambda generator: generator.stats(),
+        lambda generator: generator.verify_block(pack_tokens([1])),
+    ]
+    with (
+        ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service,
+        RoutedGenerator(service.addresses) as none,
+    ):
+        assert none.workers() == []
+        assert none.erase() == []
+        for call in calls:
+            with pytest.raises(UnavailableError):
+                call(none)
 
 
 def test_a_fork_goes_to_the_worker_that_its_generation_names(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
