@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ import pytest
 from resp_servers import LyingServer, wait_until
 from stores_calls import BLOCK_BYTES, VALUE_BYTES, block, names, reads_again, timed_read
 
-from radixkv.stores.remote import RemoteLevel, server
+from radixkv.stores.remote import RemoteLevel, level, server
 
 Open = Callable[..., RemoteLevel]
 HEAD = b"$%d\r\n" % VALUE_BYTES
@@ -180,3 +181,57 @@ def test_as_much_is_on_its_way_as_may_be_and_no_more(
         sent = liar.commands.count(command) - before
         assert num_answered + -(-window // 2) <= sent <= num_answered + window
         liar.lie = None
+
+
+@pytest.mark.parametrize("command", [b"GET", b"SET"])
+@pytest.mark.parametrize("num_closed", [1, 2, 3, 4])
+def test_a_call_is_tried_on_three_connections_that_the_server_closes(
+    liar: LyingServer, open_level: Open, command: bytes, num_closed: int
+) -> None:
+    remote = open_level(liar.url)
+    wait_until(lambda: remote.write_many([block(0)], 20.0) == 1)
+    before = liar.commands.count(command)
+    liar.lie = lambda words: (
+        [b""] if words[0] == command and liar.commands.count(command) <= before + num_closed else None
+    )
+    if command == b"GET":
+        assert (remote.read_many(names(1), bytes(range(16)), 20.0) == [None]) == (num_closed >= 3)
+        assert remote.stats().misses == ({"closed": 1} if num_closed >= 3 else {})
+    else:
+        assert remote.write_many([block(0)], 20.0) == (num_closed < 3)
+        assert remote.stats().unwritten == ({"closed": 1} if num_closed >= 3 else {})
+    assert liar.commands.count(command) - before == min(num_closed + 1, 3)
+
+
+def test_calls_past_their_number_wait_until_their_deadline(
+    liar: LyingServer, open_level: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(level, "MAX_CALLS", 1)
+    remote = open_level(liar.url)
+    wait_until(lambda: remote.write_many([block(0)], 20.0) == 1)
+    asked, may_end = threading.Event(), threading.Event()
+
+    def hold(_index: int, _: memoryview) -> None:
+        asked.set()
+        assert may_end.wait(20.0)
+
+    first = threading.Thread(target=remote.read_each, args=(names(1), bytes(range(16)), 20.0, hold))
+    first.start()
+    assert asked.wait(20.0)
+    assert remote.write_many([block(0)], 0.05) == 0
+    assert timed_read(remote, names(2), 0.05) == [None] * 2
+    assert (remote.stats().unwritten, remote.stats().misses) == ({"deadline": 1}, {"deadline": 2})
+    may_end.set()
+    first.join(20.0)
+    assert remote.read_many(names(1), bytes(range(16)), 20.0) == [block(0).sealed]
+
+
+def test_a_closed_level_ends_at_once(liar: LyingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level, "TOMBSTONES_S", 60.0)
+    before = set(threading.enumerate())
+    remote = RemoteLevel(liar.url, bytes(32), BLOCK_BYTES)
+    assert remote.await_tombstones(20.0)
+    remote.close()
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("radixkv-remote")]
+    assert remote.read_many(names(1), bytes(16), 5.0) == [None]
+    assert remote.write_many([block(0)], 5.0) == 0

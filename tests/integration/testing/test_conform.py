@@ -23,6 +23,7 @@ from byte_model import save_byte_model
 from radixkv import PoolShape, connect
 from radixkv.core.api import Copy
 from radixkv.service import ServiceConfig
+from radixkv.testing import conform as conform_module
 from radixkv.testing.conform import EXIT_BROKEN, EXIT_STOPPED, EXIT_UNTESTED, _parser, main
 from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults, Script
 from radixkv.testing.hash_model import HashRunner
@@ -245,3 +246,17 @@ def test_a_seed_draws_each_fault_once_and_the_same_again() -> None:
     met = [fault for fault in faults if fault is not None]
     assert set(met[: len(DEFAULT_FAULTS)]) == set(DEFAULT_FAULTS)
     assert RandomFaults(5, []).at(50) is None
+
+
+def test_a_holder_that_neither_attaches_nor_stops_is_killed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conform_module, "_START_S", 0.3)
+    monkeypatch.setattr(conform_module, "_STOP_S", 0.2)
+    stubborn = 'trap "" TERM; echo $$; while :; do sleep 0.05; done'
+    status, _ = conform("--seconds", "1", "--", "sh", "-c", stubborn, "sh")
+    assert status == EXIT_UNTESTED
+    pid, *lines = capfd.readouterr().err.splitlines()
+    assert lines == ["the holder did not end within 0.2 s of SIGTERM and is killed"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)

@@ -78,7 +78,7 @@ def a_step(rng: random.Random, worker: HashKvWorker, number: int) -> list[StepOp
     some = pack_tokens([rng.randrange(2) for _ in range(rng.randint(1, 9))])
     kind = rng.random()
     if one is None or kind < 0.22:
-        ranges = (Retention(0, rng.choice([4, None]), priority=80, duration_s=9.0),) if rng.random() < 0.2 else ()
+        ranges = (Retention(0, rng.choice([4, None]), priority=80, duration_s=9.0),) if rng.random() < 0.5 else ()
         shares = rng.random() < 0.9
         return [AcquireOp(some, rng.choice([0, 5]), rng.choice("ab"), seq_id, share_prefix=shares, retention=ranges)]
     if kind < 0.34 and one.num_computed:
@@ -295,3 +295,18 @@ def test_a_pending_is_awaited_and_changes_of_the_pool_are_kept_as_they_were_last
     assert record.retained == {1: (80, 9.0)}
     record.noted([PinOp(b"1234", 3.0, "a"), PinOp(b"1234", 4.0, "b"), UnpinOp(b"1234", "a")], 1)
     assert record.pins == {("b", b"1234"): 4.0}
+
+
+def test_a_block_that_a_copy_is_made_into_has_no_retention_of_before() -> None:
+    cache = Recorded()
+    kept = (Retention(0, None, priority=80),)
+    cache.step([AcquireOp(pack_tokens(range(6)), seq_id=1), InsertOp(1, 6), ReleaseOp(1)])
+    opened, *_ = cache.step([AcquireOp(pack_tokens([9] * 4), seq_id=2, retention=kept), InsertOp(2, 4), ReleaseOp(2)])
+    (block_id,) = opened.block_table
+    assert cache.record.retained.keys() == {block_id}
+    cache.step([AcquireOp(pack_tokens([8] * 4 * (NUM_BLOCKS - 3)), seq_id=3)])
+    cache.step([EvictBranchOp(pack_tokens([9] * 4), "default")])
+    opened, _ = cache.step([AcquireOp(pack_tokens([*range(5), 7]), seq_id=4), InsertOp(4, 6)])
+    assert [copy.dst for copy in opened.ops] == [block_id], "the only free one"
+    assert cache.record.retained == {}
+    assert faults(cache, list(cache.ledger.adoption())) == set()

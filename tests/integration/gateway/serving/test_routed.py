@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -287,3 +288,23 @@ def test_names_of_services_are_looked_up_and_bad_ones_refused() -> None:
     for services in ([], ["127.0.0.1:1"] * 17, ["nonsense"]):
         with pytest.raises(ValueError, match=r"services|address"):
             Members(services)
+
+
+def test_a_fork_whose_worker_is_lost_says_so(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
+    stream = routed.generate(request(1))
+    list(stream)
+    max(hosts, key=lambda host: holds(host, 1)).lose_worker()
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    with pytest.raises(UnavailableError):
+        routed.fork(ForkParams(generation_id=stream.generation_id, position=36, sampling=sampling))
+
+
+def test_equal_workers_are_chosen_by_the_given_chance(hosts: tuple[Host, Host]) -> None:
+    services = [host.address for host in hosts]
+    drawn = []
+    for seed in (1, 1, 2):
+        with RoutedGenerator(services, answer_s=DEADLINE_S, rng=random.Random(seed)) as generator:
+            wait_until(lambda: len(generator.workers()) == 2)
+            drawn.append([generator.rank(b"")[0].worker for _ in range(30)])
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(set(drawn[0])) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import takewhile
 
 import pytest
@@ -12,6 +13,7 @@ from drafts import LyingSource, a_branch
 
 from radixkv.generation.stats import EngineCounters
 from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.speculation.drafter import Drafter
 from radixkv.worker.speculation.settings import SpeculationSettings
@@ -157,3 +159,27 @@ def test_nothing_is_drafted_beside_a_prompt() -> None:
     branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
     drafter.plan([Row(branch, 2, 3), Row(other, 0, 16)], 320)
     assert list(branch.draft) == []
+
+
+@pytest.mark.parametrize(
+    "reason", ["", "starved", "is_line", "siblings", "adapter", "none", "scored", "its first token"]
+)
+def test_what_is_drafted_for_is_a_decode_of_its_own_that_has_room(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
+    settings = SpeculationSettings(always=True)
+    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    branch = a_branch([1], [] if reason == "its first token" else [2, 3])
+    branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, len(branch.tokens) - 1
+    match reason:
+        case "starved" | "is_line":
+            setattr(branch, reason, True)
+        case "siblings":
+            branch.siblings = [a_branch([1], [2], name="sibling")]
+        case "adapter":
+            branch.generation.adapter = "sql"
+        case "none":
+            branch.generation.sampling = replace(branch.generation.sampling, speculation="none")
+        case "scored":
+            monkeypatch.setattr(Generation, "takes_logits", True)
+    drafter.plan([Row(branch, branch.num_computed, len(branch.tokens))], 320)
+    assert list(branch.draft) == ([] if reason else [1, 2])

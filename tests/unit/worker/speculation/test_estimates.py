@@ -63,3 +63,30 @@ def test_expected_times_rise_and_are_positive_before_anything_is_known() -> None
     told = StepTime().expected_s(np.arange(1, 40), 100.0)
     assert (told > 0).all()
     assert (np.diff(told) >= 0).all()
+
+
+@pytest.mark.parametrize("num_came", range(7))
+def test_what_became_of_a_draft_is_by_how_much_of_it_came(num_came: int) -> None:
+    draft = Draft(Source.OWN, 6, [1, 2, 3, 4, 5, 6])
+    became = Acceptance().learn(draft, Outcome.CAME, [*draft.tokens[:num_came], 9, 9])
+    assert became is (Outcome.MISSED if not num_came else Outcome.CAME if num_came <= 3 else Outcome.CAME_LONG)
+
+
+def test_what_one_kind_of_draft_teaches_changes_that_kind_most_and_no_other_source() -> None:
+    acceptance = Acceptance()
+    taught = Draft(Source.OWN, 8, [1, 2, 3])
+    for _ in range(60):
+        acceptance.learn(taught, Outcome.CAME, [9])
+    chances = [
+        acceptance.chances(taught._replace(length=length), last)[0]
+        for length, last in (
+            (6, Outcome.CAME),
+            (11, Outcome.CAME),
+            (12, Outcome.CAME),
+            (5, Outcome.CAME),
+            (8, Outcome.MISSED),
+        )
+    ]
+    assert chances[0] == chances[1] < min(chances[2:]), "lengths from 6 to 11 are of a kind"
+    assert max(chances) < 0.2, "before it has trials of its own, a kind is as its source"
+    assert acceptance.chances(taught._replace(source=Source.RECENT), Outcome.CAME)[0] == 0.5
