@@ -156,3 +156,13 @@ def test_bytes_that_nothing_asked_for_or_an_end_make_a_connection_unclean(ends: 
     with pytest.raises(ClosedError):
         other.send([b"x"], soon())
     other.close()
+
+
+@pytest.mark.parametrize(
+    "stream", [b"$-2", b"$-3", b"$-100", b"$", b"$x", b"$1x", b"$" + b"1" * 21, b":1", b"+OK", b"*1", b"", b"x"]
+)
+def test_a_reply_that_is_no_block_ends_the_connection_at_once(ends: tuple[Wire, socket.socket], stream: bytes) -> None:
+    wire, far = ends
+    far.sendall(stream + b"\r\n")
+    with pytest.raises(ProtocolError):
+        wire.read_block(soon())

@@ -16,12 +16,15 @@ from radixkv.client.ledger import Ledger
 from radixkv.core.api import (
     DEFAULT_PRIORITY,
     AcquireOp,
+    AcquireResult,
     AdoptionOp,
     AdoptOp,
     AdoptSequenceOp,
     ClearOp,
+    Copy,
     EvictBranchOp,
     ExtendOp,
+    ExtendResult,
     ForkOp,
     InsertOp,
     Pending,
@@ -37,10 +40,10 @@ from radixkv.core.api import (
 )
 from radixkv.core.errors import AbortedError, InvalidArgumentError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
-from radixkv.core.tree.journal import Retained
+from radixkv.core.tree.journal import Dropped, Retained
 from radixkv.testing.adoption import Adoption
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
-from radixkv.testing.record import PoolRecord, SequenceRecord
+from radixkv.testing.record import Held, PoolRecord, SequenceRecord
 
 SIZE, NUM_BLOCKS = 4, 20
 
@@ -75,6 +78,8 @@ def a_step(rng: random.Random, worker: HashKvWorker, number: int) -> list[StepOp
     """A random op, on a sequence as its worker knows it."""
     usable = [one for one in worker.sequences.values() if one.is_usable]
     one, seq_id = rng.choice(usable) if usable else None, number * 10
+    if one is not None and rng.random() < 0.3:
+        write(rng, worker, one)  # and reports it later
     some = pack_tokens([rng.randrange(2) for _ in range(rng.randint(1, 9))])
     kind = rng.random()
     if one is None or kind < 0.22:
@@ -86,7 +91,7 @@ def a_step(rng: random.Random, worker: HashKvWorker, number: int) -> list[StepOp
         position = rng.randint(1, one.num_computed)
         return [ForkOp(one.seq_id or 0, position, len(ids), rng.choice([0, 3]), ids)]
     if kind < 0.44:
-        return [ReleaseOp(one.seq_id or 0, rng.random() < 0.8)]
+        return [ReleaseOp(one.seq_id or 0, rng.random() < 0.6)]
     if kind < 0.50:
         return [EvictBranchOp(some, "a")]
     if kind < 0.54:
@@ -96,10 +101,14 @@ def a_step(rng: random.Random, worker: HashKvWorker, number: int) -> list[StepOp
     return [reported(rng, worker, one)]
 
 
-def reported(rng: random.Random, worker: HashKvWorker, one: WorkerSequence) -> InsertOp:
+def write(rng: random.Random, worker: HashKvWorker, one: WorkerSequence) -> None:
     while len(one.tokens) < one.room:
         worker.sample(one, rng.randrange(2))
     worker.compute(one, one.num_computed + rng.randint(0, 9))
+
+
+def reported(rng: random.Random, worker: HashKvWorker, one: WorkerSequence) -> InsertOp:
+    write(rng, worker, one)
     new = one.tokens[one.num_reported : max(one.num_computed, one.num_reported)]
     return InsertOp(one.seq_id or 0, one.num_computed, pack_tokens(new))
 
@@ -150,7 +159,8 @@ def test_whatever_was_done_the_record_has_what_each_block_holds(seed: int) -> No
         for seq_id, one in record.open.items():
             other = opened[seq_id]
             assert one.table == other.table
-            assert (one.room, one.num_computed) == (other.room, other.num_computed)
+            assert one.room == other.room
+            assert one.num_computed <= other.num_computed
             assert unpack_tokens(one.tokens) == other.tokens[: other.num_reported]
         for block_id in record.held.keys() & record.dropped.keys():
             assert len(record.held[block_id].history) < len(record.dropped[block_id].history), "a part of it is left"
@@ -297,7 +307,8 @@ def test_a_pending_is_awaited_and_changes_of_the_pool_are_kept_as_they_were_last
     assert record.pins == {("b", b"1234"): 4.0}
 
 
-def test_a_block_that_a_copy_is_made_into_has_no_retention_of_before() -> None:
+@pytest.mark.parametrize("tokens", [[*range(5), 7], [7, 7], [*range(4), 7]])
+def test_a_block_that_is_handed_out_or_copied_into_has_no_retention_of_before(tokens: list[int]) -> None:
     cache = Recorded()
     kept = (Retention(0, None, priority=80),)
     cache.step([AcquireOp(pack_tokens(range(6)), seq_id=1), InsertOp(1, 6), ReleaseOp(1)])
@@ -306,7 +317,63 @@ def test_a_block_that_a_copy_is_made_into_has_no_retention_of_before() -> None:
     assert cache.record.retained.keys() == {block_id}
     cache.step([AcquireOp(pack_tokens([8] * 4 * (NUM_BLOCKS - 3)), seq_id=3)])
     cache.step([EvictBranchOp(pack_tokens([9] * 4), "default")])
-    opened, _ = cache.step([AcquireOp(pack_tokens([*range(5), 7]), seq_id=4), InsertOp(4, 6)])
-    assert [copy.dst for copy in opened.ops] == [block_id], "the only free one"
+    opened, _ = cache.step([AcquireOp(pack_tokens(tokens), seq_id=4), InsertOp(4, len(tokens))])
+    assert opened.block_table[-1] == block_id, "the only free one"
+    assert bool(opened.ops) == (len(tokens) == 6)
     assert cache.record.retained == {}
     assert faults(cache, list(cache.ledger.adoption())) == set()
+
+
+@pytest.mark.parametrize(
+    ("dropped", "kept", "after_step", "left"),
+    [
+        (6, (), 5, {1: 4, 2: 5}),  # a part of a block stays up to where the dropped history parts from it
+        (5, (), 5, {1: 4}),
+        (4, (), 5, {1: 3}),
+        (1, (), 5, {}),
+        (7, (), 5, {1: 4, 2: 6}),
+        (5, (2,), 5, {1: 4, 2: 6}),
+        (1, (1,), 5, {1: 4}),
+        (5, (), 4, {1: 4, 2: 6}),  # computed again since
+        (1, (), 3, {1: 4, 2: 6}),
+        (1, (), 4, {2: 6}),
+    ],
+)
+def test_what_is_dropped_may_not_be_adopted_where_it_is_neither_kept_nor_newer(
+    dropped: int, kept: tuple[int, ...], after_step: int, left: dict[int, int]
+) -> None:
+    history = pack_tokens(range(7))
+    for namespace, has_reader in (("a", False), ("a", True), ("b", False)):
+        record = PoolRecord(SIZE, trees={"a": 1, "b": 2})
+        before = {1: Held(1, history[: 4 * 4], 4), 2: Held(1, history[: 6 * 4], 5)}
+        record.held.update(before)
+        if has_reader:
+            record.open[1] = SequenceRecord("a", 1, history, [1, 2], 0, 0, 0, shares_last=False)
+        record.noted([Dropped(history[: dropped * 4], namespace, array("i", kept))], after_step)
+        if namespace == "b" or has_reader:
+            assert (record.held, record.dropped) == (before, {})
+        else:
+            assert {block_id: len(held.history) // 4 for block_id, held in record.held.items()} == left
+            changed = {block_id: held for block_id, held in before.items() if record.held.get(block_id) != held}
+            assert record.dropped == changed
+
+
+@pytest.mark.parametrize("stored", range(1, 8))
+@pytest.mark.parametrize("reserve", [0, 1])
+def test_of_a_block_that_is_written_in_place_only_the_writers_own_tokens_are_left(stored: int, reserve: int) -> None:
+    history, last = pack_tokens(range(8)), (stored - 1) // SIZE
+    before = {0: Held(1, history[: 4 * SIZE], 1), 1: Held(1, history, 1)}
+    own = before[last]._replace(history=history[: 4 * stored])
+    record = PoolRecord(SIZE, trees={"default": 1}, held=dict(before))
+    opened = AcquireResult(7, stored - 1, stored, array("i", range(last + 1)), ())
+    record.answered(2, [AcquireOp(history[: 4 * stored], reserve)], [opened])
+    is_shared = not reserve and stored % SIZE > 0
+    assert record.held == before | ({last: own} if not is_shared else {})
+    copying = deepcopy(record)
+    copied = ExtendResult(last, array("i", [9]), (Copy(last, 9, stored % SIZE),))
+    for _ in range(2):  # what is sent again changes nothing
+        copying.answered(3, [ExtendOp(7, 2 * SIZE)], [copied])
+        assert copying.open[7].table == [*range(last), 9]
+        assert copying.held[last] == record.held[last]
+    record.answered(3, [ExtendOp(7, 3 * SIZE)], [ExtendResult(last + 1, array("i", [9]), ())])
+    assert record.held == before | {last: own}

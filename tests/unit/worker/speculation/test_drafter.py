@@ -114,12 +114,12 @@ def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True, shared_tokens=32)
     drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
-    tables = ([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5, 6], [7])
+    tables = ([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5, 6], [0, 1], [0, 1, 8], [7], [])
     branches = [a_branch([1], [2, 3], name=str(table)) for table in tables]
     for branch, table in zip(branches, tables, strict=True):
         branch.phase, branch.room, branch.num_computed, branch.block_table = Phase.RUNNING, 40, 2, array("i", table)
     drafter.plan([Row(branch, 2, 3) for branch in branches], 320)
-    assert [len(branch.draft) for branch in branches] == [0, 0, 2, 2]
+    assert [len(branch.draft) for branch in branches] == [0, 0, 2, 2, 2, 2, 2]
 
 
 def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
