@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,12 +14,13 @@ import pytest
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.api import WorkerLoad
-from radixkv.core.errors import UnavailableError
+from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.backend.members import Members, resolve
 from radixkv.gateway.backend.routed import RoutedGenerator
+from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import ForkParams, GenerateParams, UnknownGenerationError
+from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
 from radixkv.generation.stream import Completed, Delta, GenerationEvent
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import HashRunner
@@ -308,3 +310,22 @@ def test_equal_workers_are_chosen_by_the_given_chance(hosts: tuple[Host, Host]) 
             drawn.append([generator.rank(b"")[0].worker for _ in range(30)])
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 2
+
+
+def test_an_answer_of_any_worker_is_the_routers_and_so_is_its_error(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    with GenerationClient(hosts[0].server.address) as direct:
+        assert routed.model() == direct.model()
+        asked: list[Callable[[RoutedGenerator | GenerationClient], Any]] = [
+            lambda generator: generator.tokenize(Prompt(text="some text")),
+            lambda generator: generator.detokenize(pack_tokens([1])),
+            lambda generator: generator.spell(pack_tokens([1])),
+        ]
+        for call in asked:  # these workers have no tokenizer
+            with pytest.raises(RadixKVError) as expected:
+                call(direct)
+            with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+                call(routed)
+    again = Prompt(messages=[{"role": "assistant", "content": ""}], continue_final_message=True)
+    assert routed.tokenize(again, pack_tokens([4, 5])) == pack_tokens([4, 5]), "nothing is to be asked"
