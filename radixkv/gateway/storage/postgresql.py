@@ -160,8 +160,12 @@ class PostgreSQL:
                 options=options,
                 **_LOST,
             )
-            raw.adapters.register_loader("numeric", _Whole)
-            _migrate(raw)
+            try:
+                raw.adapters.register_loader("numeric", _Whole)
+                _migrate(raw)
+            except BaseException:
+                raw.close()
+                raise
         except psycopg.Error:
             self._away_until_s = time.monotonic() + AWAY_S
             raise

@@ -235,3 +235,21 @@ def test_a_closed_level_ends_at_once(liar: LyingServer, monkeypatch: pytest.Monk
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("radixkv-remote")]
     assert remote.read_many(names(1), bytes(16), 5.0) == [None]
     assert remote.write_many([block(0)], 5.0) == 0
+
+
+def test_a_server_that_answers_nothing_but_errors_is_left_alone_and_one_good_answer_clears_it(
+    liar: LyingServer, open_level: Open
+) -> None:
+    remote = open_level(liar.url)
+    wait_until(lambda: remote.write_many([block(0)], 20.0) == 1)
+    key = next(iter(liar.values))
+    for is_good in (True, False):
+        liar.lie = lambda words, is_good=is_good: (  # type: ignore[misc]
+            None if words[0] != b"GET" or (is_good and words[1] == key) else [b"-ERR no\r\n"]
+        )
+        for _ in range(2 if not is_good else 4):
+            found = remote.read_many(names(3), bytes(range(16)), 20.0)
+            assert [value is not None for value in found] == [is_good, False, False]
+        assert ("error" in remote.stats().faults) == (not is_good)
+    assert remote.stats().misses["error"] == 8 + 6
+    assert remote.stats().faults == {"error": 2}

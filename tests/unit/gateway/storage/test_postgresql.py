@@ -203,3 +203,20 @@ def test_gateways_are_counted_while_their_lease_is_renewed_and_forgotten_after_a
         for name in (database.owner, "gone", "new"):
             database.submit(lambda connection, name=name: beat(connection, name)).result()  # type: ignore[misc]
         assert counted() == 4
+
+
+def test_a_database_of_a_later_version_is_left_alone(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    with Database(url) as ours, Database(url) as late:
+
+        def add_to_version(number: int) -> None:
+            statement = "UPDATE radixkv_schema SET version = version + ?"
+            ours.submit(lambda connection: connection.execute(statement, (number,)).rowcount).result()
+
+        add_to_version(1)
+        with Database(url) as another, pytest.raises(UnavailableError):
+            another.submit(num_gateways).result()
+        assert late.submit(num_gateways).result() == 2, "none came, and what is open goes on"
+        add_to_version(-1)
+        with Database(url) as another:
+            assert another.submit(num_gateways).result() == 3

@@ -34,6 +34,7 @@ def test_histories_past_the_bytes_have_no_drafts_until_others_end() -> None:
     assert source.find(other, 4) is None
     source.ended(one.generation)
     assert source.find(other, 4) is not None
+    assert OwnText(index_bytes(1024) - 1).find(one, 4) is None, "to the byte"
 
 
 def test_a_reply_is_found_by_the_end_of_its_prompt_and_ends_where_it_ended() -> None:
