@@ -43,30 +43,19 @@ class Answers(NamedTuple, Generic[_Result]):
     by_pool: Mapping[PoolName, _Result]
     silent: Mapping[str, UnavailableError]
 
-    def require(self) -> Mapping[PoolName, _Result]:
-        """Return the answers.
+    def require(self, name: Callable[[str], str] = str, *, is_all: bool = False) -> Mapping[PoolName, _Result]:
+        """Return the answers. `name`: names a service in a message. `is_all`: every service has to answer.
 
         Raises:
-            UnavailableError: there is none, and a service is silent.
+            UnavailableError: there is none, or not all, and a service is silent; the message names it.
             UnknownPoolError: there is none, since no worker holds a pool.
         """
-        if self.by_pool:
-            return self.by_pool
-        for error in self.silent.values():
-            raise error
-        raise UnknownPoolError("no worker holds a pool")
-
-    def require_all(self) -> Mapping[PoolName, _Result]:
-        """Return the answers of all services.
-
-        Raises:
-            UnavailableError: a service is silent; the message names it.
-            UnknownPoolError: no worker holds a pool.
-        """
-        if self.silent:
-            names = ", ".join(self.silent)
-            raise UnavailableError(f"not all pools were reached: no answer of {names}; repeat it, which is harmless")
-        return self.require()
+        if self.silent and (is_all or not self.by_pool):
+            names = ", ".join(map(name, self.silent))
+            raise UnavailableError(f"not all pools were reached, no answer of {names}: try again, which is harmless")
+        if not self.by_pool:
+            raise UnknownPoolError("no worker holds a pool")
+        return self.by_pool
 
 
 class CachePools:

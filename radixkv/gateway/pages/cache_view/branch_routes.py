@@ -65,18 +65,19 @@ async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[s
     view = view_of(request)
     path = await service_of(request).store.path(tenant.namespace, body.conversation, body.message)
     tokens, namespace = await place_of_branch(request, tenant, body.conversation, path)
-    observer = view.observer()
+    observer, best = view.observer(), None
     if len(view.observers) > 1:
         answers = await view.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))
         best = max(answers.by_pool, key=lambda pool: answers.by_pool[pool].num_tokens, default=None)
         observer = (view.observer(best.key) if best is not None else None) or observer
     assert observer is not None
     node, num_bytes = await view.run(partial(observer.state.find, namespace, tokens))
+    num_cached = num_bytes // TOKEN_BYTES if best is None else answers.by_pool[best].num_tokens
     return {
         "id": None if node is None else node.view_id,
         "pool": observer.pool.key,
         "num_tokens": num_tokens(tokens),
-        "num_cached_tokens": num_bytes // TOKEN_BYTES,
+        "num_cached_tokens": num_cached,
     }
 
 

@@ -63,10 +63,10 @@ async def clear(body: Clear, request: Request, tenant: CurrentTenant) -> dict[st
     with changing(view):
         cleared = await request.app.state.clears.clear(namespaces)
     told = [
-        {"service": name_of(pool.service, tenant), "pool": pool.pool, "num_blocks": number}
+        {"service": name_of(tenant, pool.service), "pool": pool.pool, "num_blocks": number}
         for pool, number in cleared.by_pool.items()
     ]
-    kept = [{"service": name_of(pool.service, tenant), "pool": pool.pool or None} for pool in cleared.kept]
+    kept = [{"service": name_of(tenant, pool.service), "pool": pool.pool or None} for pool in cleared.kept]
     return {"num_blocks": sum(cleared.by_pool.values()), "pools": told, "kept": kept}
 
 
@@ -79,7 +79,7 @@ async def usage(request: Request, tenant: CurrentTenant, of_all: bool = False) -
         answers = await view_of(request).ask(
             partial(RemoteReader.usage, namespace=None if of_all else tenant.namespace or DEFAULT_NAMESPACE)
         )
-        answers.require()
+        answers.require(partial(name_of, tenant))
     return by_pool(answers, tenant, _usages)
 
 
@@ -93,7 +93,7 @@ async def set_quota(body: Quota, request: Request, tenant: CurrentTenant) -> dic
     call = partial(RemoteReader.set_quota, namespace=body.namespace, blocks=body.blocks, sequences=body.sequences)
     with changing(view):
         answers = await view.ask(call)
-        answers.require_all()
+        answers.require(partial(name_of, tenant), is_all=True)
     return by_pool(answers, tenant, lambda use: _usages([use]))
 
 

@@ -26,7 +26,7 @@ from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.responses.cut import space_of
 from radixkv.gateway.backend.pools import Answers, PoolName
-from radixkv.gateway.http.auth import CurrentTenant, Tenant
+from radixkv.gateway.http.auth import TENANT, CurrentTenant, Tenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
@@ -134,7 +134,7 @@ def _shares(body: CachedPrompt, context: RequestContext) -> bool:
 async def _ask(request: Request, call: Callable[[RemoteReader], _Result]) -> Answers[_Result]:
     with asking():
         answers = await view_of(request).ask(call)
-        answers.require()
+        answers.require(partial(name_of, request.scope[TENANT]))
         return answers
 
 
@@ -204,14 +204,13 @@ async def pin(body: PinnedPrompt, request: Request, context: CurrentContext) -> 
     """
     tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
-    pool = _holding_most(found)
+    pool, view, tenant = _holding_most(found), view_of(request), tenant_of(context)
     if not found.by_pool[pool].num_tokens:
-        found.require_all()  # a silent service may hold it
-    view, tenant = view_of(request), tenant_of(context)
+        found.require(partial(name_of, tenant), is_all=True)  # a silent service may hold it
     with changing(view):
         call = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
         pinned = await view.ask_pool(pool, call)
-    unreachable = [name_of(service, tenant) for service in found.silent]
+    unreachable = [name_of(tenant, service) for service in found.silent]
     return {**_told(pinned, pool, tenant), "unreachable": unreachable}
 
 
@@ -224,9 +223,9 @@ async def unpin(body: CachedPrompt, request: Request, context: CurrentContext) -
     longest = max((one for one in own if tokens.startswith(one.tokens)), key=lambda one: one.num_tokens, default=None)
     ended = longest and await _ask(request, partial(RemoteReader.unpin, tokens=longest.tokens, namespace=namespace))
     if longest is None or ended is None or not any(ended.by_pool.values()):
-        listed.require_all()  # a silent service may have it
+        listed.require(partial(name_of, tenant_of(context)), is_all=True)  # a silent service may have it
         raise ApiError(404, "no pin stands at the beginning of this prompt", code="not_pinned")
-    unreachable = [name_of(service, tenant_of(context)) for service in {*listed.silent, *ended.silent}]
+    unreachable = [name_of(tenant_of(context), service) for service in {*listed.silent, *ended.silent}]
     return {"num_tokens": longest.num_tokens, "unreachable": unreachable}
 
 
@@ -239,7 +238,7 @@ async def pins(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
         "object": "list",
         "data": listed[:MAX_PINS_TOLD],
         "has_more": len(listed) > MAX_PINS_TOLD,
-        "unreachable": [name_of(service, tenant) for service in answers.silent],
+        "unreachable": [name_of(tenant, service) for service in answers.silent],
     }
 
 
@@ -267,7 +266,7 @@ def tenant_of(context: RequestContext) -> Tenant:
 
 def _told(pin: PinInfo, pool: PoolName, tenant: Tenant) -> dict[str, Any]:
     return {
-        "service": name_of(pool.service, tenant),
+        "service": name_of(tenant, pool.service),
         "pool": pool.pool,
         "cache_namespace": pin.namespace,
         "num_tokens": pin.num_tokens,

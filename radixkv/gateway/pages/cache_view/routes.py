@@ -105,7 +105,7 @@ def find_node(view: CacheView, view_id: int, tenant: Tenant) -> Seen:
     return seen
 
 
-def name_of(service: str, tenant: Tenant) -> str:
+def name_of(tenant: Tenant, service: str) -> str:
     """Return a service's name as a tenant may know it: to others than operators it stands for the address."""
     return service if tenant.is_operator else PoolName(service, "").key
 
@@ -145,7 +145,7 @@ async def pools(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
         "pools": [
             {
                 "key": key,
-                "service": name_of(observer.pool.service, tenant),
+                "service": name_of(tenant, observer.pool.service),
                 "pool": observer.pool.pool,
                 "state": observer.status["state"],
             }
@@ -300,7 +300,7 @@ async def evict(body: Evict, request: Request, tenant: CurrentTenant) -> dict[st
             return {"num_blocks": await view.ask_pool(pool, lambda reader: reader.evict(body.num_blocks))}
     with changing(view):
         answers = await view.ask(lambda reader: reader.evict(body.num_blocks))
-        num_blocks = sum(answers.require().values())
+        num_blocks = sum(answers.require(partial(name_of, tenant)).values())
     return {"num_blocks": num_blocks, **by_pool(answers, tenant, lambda number: {"num_blocks": number})}
 
 
@@ -308,8 +308,8 @@ def by_pool(answers: Answers[_Result], tenant: Tenant, told: Callable[[_Result],
     """Return answers in the API's form: of each pool, and the services that could not be reached."""
     return {
         "pools": [
-            {"service": name_of(pool.service, tenant), "pool": pool.pool, **told(answer)}
+            {"service": name_of(tenant, pool.service), "pool": pool.pool, **told(answer)}
             for pool, answer in answers.by_pool.items()
         ],
-        "unreachable": [name_of(service, tenant) for service in answers.silent],
+        "unreachable": [name_of(tenant, service) for service in answers.silent],
     }
