@@ -1,7 +1,7 @@
-"""Clears of namespaces in all pools: what a pool could not be told is kept in the gateway's state, and told later.
+"""Clears of namespaces in all pools. Those that a pool has not confirmed are kept in the gateway's state, and repeated.
 
-    clear ── a row for each pool ──> the book ── Clear, to all pools ──> told: its row goes; not told: it stays, marked
-    twice a second: marked rows ── no request of the namespace goes to that pool, until it is told and the row goes
+    clear ── a row for each pool ──> the book ── Clear, to all pools ──> confirmed: the row is removed; otherwise it is pending
+    twice a second: pending rows ── no request of the namespace goes to such a pool ── Clear, again ──> confirmed: as above
 
 Gateways over one database share the book. A row whose pool never comes back goes after `KEPT_S`.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from radixkv.client import RemoteReader
 from radixkv.core.errors import LimitError, RadixKVError
 from radixkv.core.namespaces import owner_of
-from radixkv.gateway.backend.members import Members, Untold
+from radixkv.gateway.backend.members import Members, PendingClear
 from radixkv.gateway.backend.pools import CachePools, PoolName
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
@@ -43,10 +43,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cleared(NamedTuple):
-    """Blocks that became free, by pool; and the pools that are told later, with an empty name all of a service."""
+    """Blocks that became free, by pool; and the pools that have not confirmed it yet, with an empty name all of a service."""
 
     by_pool: Mapping[PoolName, int]
-    kept: list[PoolName]
+    pending: list[PoolName]
 
 
 class Clears:
@@ -54,7 +54,7 @@ class Clears:
 
     Args:
         pools: the pools.
-        members: names to no request a pool that is untold; None: there is one pool, which cannot answer without its service.
+        members: leaves pools with pending clears out; None: there is one pool, which cannot answer without its service.
         run: runs a slow function on a thread.
     """
 
@@ -70,21 +70,21 @@ class Clears:
         self._has_rows = True
         self._database: Database | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._telling: asyncio.Task[None] | None = None
+        self._repeating: asyncio.Task[None] | None = None
 
     async def open(self, database: Database) -> None:
-        """Read the book, and tell what is in it from now on."""
+        """Read the book, and repeat its pending clears from now on."""
         self._database = database
         if not database.is_shared:
-            await database.run(lambda connection: connection.execute("UPDATE clears SET is_untold = 1"))
+            await database.run(lambda connection: connection.execute("UPDATE clears SET is_pending = 1"))
         await self._look_safely()
         self._looking = asyncio.create_task(self._keep_looking(), name="radixkv-clears")
 
     async def clear(self, namespaces: Collection[str]) -> Cleared:
-        """Clear namespaces of one owner in all pools; those that cannot be told now are told later.
+        """Clear namespaces of one owner in all pools; pools that do not confirm it now get it again later.
 
         Raises:
-            LimitError: too many clears of this owner wait.
+            LimitError: too many clears of this owner are pending.
             UnavailableError: the gateway's database does not answer; nothing is cleared.
             RadixKVError: a pool refuses it; others may have been cleared.
         """
@@ -101,23 +101,23 @@ class Clears:
         except RadixKVError:
             await self._database.run(lambda connection: _settle(connection, pools, namespaces, asked_s))
             raise
-        told = [pool for pool in pools if _is_told(pool, answers.by_pool)]
-        kept = [pool for pool in pools if pool not in told]
+        confirmed = [pool for pool in pools if _has_confirmed(pool, answers.by_pool)]
+        pending = [pool for pool in pools if pool not in confirmed]
 
         def settle(connection: Connection) -> None:
-            _settle(connection, told, namespaces, asked_s)
-            _mark(connection, kept, namespaces)
+            _settle(connection, confirmed, namespaces, asked_s)
+            _mark(connection, pending, namespaces)
 
         await self._database.run(settle)
-        if kept:
+        if pending:
             await self._look()
             if self._database.is_shared:
                 await asyncio.sleep(2 * LOOK_S)  # the other gateways have read it, too, before the caller is answered
-        return Cleared(answers.by_pool, kept)
+        return Cleared(answers.by_pool, pending)
 
     async def aclose(self) -> None:
-        """Stop. What is untold stays in the book."""
-        for task in (self._looking, self._telling):
+        """Stop. Pending clears stay in the book."""
+        for task in (self._looking, self._repeating):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -134,46 +134,46 @@ class Clears:
         try:
             await self._look()
         except RadixKVError as error:
-            _LOG.error("clears that wait are not known now: %s", error)
+            _LOG.error("pending clears are not known now: %s", error)
 
     async def _look(self) -> None:
         assert self._database is not None
         rows = await self._database.run(_read)
         self._has_rows = bool(rows)
-        untold = {Untold(*row[:3]): row[3] for row in rows if row[4]}
+        pending = {PendingClear(*row[:3]): row[3] for row in rows if row[4]}
         if self._members is not None:
-            self._members.hold_back(frozenset(untold))
-        if untold and (self._telling is None or self._telling.done()):
+            self._members.hold_back(frozenset(pending))
+        if pending and (self._repeating is None or self._repeating.done()):
             with own_work():
-                self._telling = asyncio.create_task(self._tell(untold), name="radixkv-clears-tell")
+                self._repeating = asyncio.create_task(self._repeat(pending), name="radixkv-clears-repeat")
 
-    async def _tell(self, untold: Mapping[Untold, float]) -> None:
+    async def _repeat(self, pending: Mapping[PendingClear, float]) -> None:
         assert self._database is not None
 
-        def tell(reader: RemoteReader) -> list[Untold]:
+        def repeat(reader: RemoteReader) -> list[PendingClear]:
             service, pool = reader.address, reader.pool_name
-            told = [each for each in untold if each.service == service and each.pool in ("", pool)]
-            for each in told:
+            due = [each for each in pending if each.service == service and each.pool in ("", pool)]
+            for each in due:
                 reader.clear(each.namespace)
-            return told
+            return due
 
-        services = {each.service for each in untold}
+        services = {each.service for each in pending}
         try:
-            answers = await self._run(partial(self._pools.ask, tell, CLEAR_S, services))
-            told = {each for one in answers.by_pool.values() for each in one}
+            answers = await self._run(partial(self._pools.ask, repeat, CLEAR_S, services))
+            confirmed = {each for one in answers.by_pool.values() for each in one}
 
             def settle(connection: Connection) -> None:
-                for each in told:
-                    _settle(connection, [PoolName(*each[:2])], [each.namespace], untold[each])
+                for each in confirmed:
+                    _settle(connection, [PoolName(*each[:2])], [each.namespace], pending[each])
 
-            if told:
+            if confirmed:
                 await self._database.run(settle)
                 await self._look()
         except RadixKVError as error:
-            _LOG.warning("clears that wait could not be told: %s", error)
+            _LOG.warning("pending clears could not be repeated: %s", error)
 
 
-def _is_told(pool: PoolName, answered: Collection[PoolName]) -> bool:
+def _has_confirmed(pool: PoolName, answered: Collection[PoolName]) -> bool:
     """Whether a pool is among those that answered; of a service whose pools were not known, whether any is."""
     return pool in answered or (not pool.pool and any(each.service == pool.service for each in answered))
 
@@ -185,7 +185,7 @@ def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collecti
     num_kept = connection.execute("SELECT count(*) FROM clears WHERE owner = ?", (owner,)).fetchone()[0]
     if num_kept >= MAX_KEPT:
         raise LimitError(
-            f"{num_kept} clears of this namespace wait for pools that cannot be reached; clear all of it later"
+            f"{num_kept} clears of this namespace are pending for pools that cannot be reached; clear all of it later"
         )
     now_s = connection.execute("SELECT epoch_s()").fetchone()[0]
     command = (
@@ -197,17 +197,17 @@ def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collecti
 
 
 def _settle(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str], asked_s: float) -> None:
-    """Remove what was told, unless it was asked for again meanwhile."""
+    """Remove confirmed rows, except those of a later clear."""
     command = "DELETE FROM clears WHERE service = ? AND pool = ? AND namespace = ? AND asked_s <= ?"
     connection.executemany(command, [(*pool, namespace, asked_s) for pool in pools for namespace in namespaces])
 
 
 def _mark(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str]) -> None:
-    command = "UPDATE clears SET is_untold = 1 WHERE service = ? AND pool = ? AND namespace = ?"
+    command = "UPDATE clears SET is_pending = 1 WHERE service = ? AND pool = ? AND namespace = ?"
     connection.executemany(command, [(*pool, namespace) for pool in pools for namespace in namespaces])
 
 
 def _read(connection: Connection) -> list[tuple[Any, ...]]:
-    """All rows: service, pool, namespace, time, and whether they are untold."""
-    query = "SELECT service, pool, namespace, asked_s, is_untold, epoch_s() - asked_s FROM clears"
+    """All rows: service, pool, namespace, time, and whether they are pending."""
+    query = "SELECT service, pool, namespace, asked_s, is_pending, epoch_s() - asked_s FROM clears"
     return [(*row[:4], bool(row[4]) or row[5] > ASKED_S) for row in map(tuple, connection.execute(query))]

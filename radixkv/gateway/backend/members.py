@@ -21,7 +21,7 @@ from radixkv.core.errors import InvalidArgumentError, RadixKVError
 from radixkv.core.namespaces import owner_of
 from radixkv.net.addresses import parse_address
 
-__all__ = ["ANSWER_S", "Members", "Untold", "resolve"]
+__all__ = ["ANSWER_S", "Members", "PendingClear", "resolve"]
 
 MAX_SERVICES = 16
 ANSWER_S = 0.02
@@ -41,8 +41,8 @@ class _Known(NamedTuple):
     at_s: float
 
 
-class Untold(NamedTuple):
-    """A clear of a namespace that a pool was not told; with an empty name, none of the service's."""
+class PendingClear(NamedTuple):
+    """A clear of a namespace that a pool has not confirmed; with an empty name, no pool of the service."""
 
     service: str
     pool: str
@@ -79,7 +79,7 @@ class Members:
         self._readers: dict[str, RemoteReader] = {}
         self._known: dict[str, _Known] = {}
         self._met: dict[str, set[str]] = {}  # names of all pools that a service ever had, for clears
-        self._untold: frozenset[Untold] = frozenset()
+        self._pending: frozenset[PendingClear] = frozenset()
         self._closing = threading.Event()
         self._resolve()
         self._look()
@@ -88,7 +88,7 @@ class Members:
 
     def ask(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, wait_s: float = ANSWER_S) -> list[PoolRoute]:
         """The part of a prompt that the pool of each worker has; of a silent service, its last known workers without a match.
-        Without the pools that were not told that the namespace was cleared.
+        Without the pools where a clear of the namespace is pending.
 
         Loads are as old as they say, also of silent services. O(pools). Waits `wait_s` at most.
         """
@@ -117,9 +117,9 @@ class Members:
         with self._lock:
             return {service: sorted(self._met.get(service, ())) for service in self._readers}
 
-    def hold_back(self, untold: frozenset[Untold]) -> None:
-        """From now on, name no pool for a namespace of which it was not told that it was cleared."""
-        self._untold = untold
+    def hold_back(self, pending: frozenset[PendingClear]) -> None:
+        """From now on, leave pools out for namespaces whose clear is pending there."""
+        self._pending = pending
 
     def known(self) -> list[PoolRoute]:
         """The workers that were named last, without a match. O(pools)."""
@@ -138,8 +138,8 @@ class Members:
             reader.close()
 
     def _is_held_back(self, service: str, pool: str, namespace: str) -> bool:
-        return bool(self._untold) and any(
-            Untold(service, name, cleared) in self._untold
+        return bool(self._pending) and any(
+            PendingClear(service, name, cleared) in self._pending
             for name in ("", pool)
             for cleared in (namespace, owner_of(namespace))
         )

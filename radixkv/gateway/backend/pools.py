@@ -5,7 +5,9 @@ A service that is silent is named in the answer, and delays it by no more than t
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +22,10 @@ __all__ = ["ASK_S", "Answers", "CachePools", "PoolName"]
 ASK_S = 2.0
 """How long each call to a pool may take."""
 
+_PAUSE_S = 2.0
+"""A service that let a call wait is not asked for so long, but for calls with a longer deadline."""
+
+_SLOW_S = 0.1
 _NUM_THREADS = 32
 
 _Result = TypeVar("_Result")
@@ -59,7 +65,7 @@ class Answers(NamedTuple, Generic[_Result]):
 
 
 class CachePools:
-    """The pools behind a gateway. Any thread may call it; `close` it at the end.
+    """The pools of a gateway's services. Any thread may call it; `close` it at the end.
 
     Args:
         met: returns the addresses of the services that there are now, each with the pools that it is known to have or have had;
@@ -75,6 +81,7 @@ class CachePools:
         self._credentials = credentials
         self._lock = threading.Lock()
         self._readers: dict[str, RemoteReader] = {}
+        self._paused: dict[str, tuple[float, UnavailableError]] = {}  # when a call that waited in vain ended, and how
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="radixkv-pools")
 
     @property
@@ -148,9 +155,18 @@ class CachePools:
     def _ask_one(
         self, reader: RemoteReader, call: Callable[[RemoteReader], _Result], timeout_s: float
     ) -> dict[PoolName, _Result]:
-        names = [self._only.pool] if self._only is not None else list(reader.of_pool("", ASK_S).stats_all())
-        found: dict[PoolName, _Result] = {}
-        for name in names:
-            with suppress(UnknownPoolError):  # its worker left just now
-                found[PoolName(reader.address, name)] = call(reader.of_pool(name, timeout_s))
+        began_s, found = time.monotonic(), dict[PoolName, _Result]()
+        ended_s, failure = self._paused.get(reader.address, (-math.inf, None))
+        if failure is not None and timeout_s <= ASK_S and began_s < ended_s + _PAUSE_S:
+            raise failure
+        try:
+            names = [self._only.pool] if self._only is not None else list(reader.of_pool("", timeout_s).stats_all())
+            for name in names:
+                with suppress(UnknownPoolError):  # its worker left just now
+                    found[PoolName(reader.address, name)] = call(reader.of_pool(name, timeout_s))
+        except UnavailableError as error:
+            if time.monotonic() - began_s > _SLOW_S:
+                self._paused[reader.address] = (time.monotonic(), error)
+            raise
+        self._paused.pop(reader.address, None)
         return found

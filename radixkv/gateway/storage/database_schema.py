@@ -311,7 +311,7 @@ CREATE TABLE clears (
     namespace TEXT NOT NULL,
     owner TEXT NOT NULL,                       -- of the namespace
     asked_s REAL NOT NULL,                     -- latest time, on the database's clock
-    is_untold INTEGER NOT NULL,                -- it could not be told: requests of the namespace keep away
+    is_pending INTEGER NOT NULL,                 -- not confirmed: requests of the namespace keep away
     PRIMARY KEY (service, pool, namespace)
 ) WITHOUT ROWID;
 CREATE INDEX clears_by_owner ON clears (owner);

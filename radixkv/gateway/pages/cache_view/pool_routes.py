@@ -1,4 +1,4 @@
-"""`/v1/radixkv/`: what a tenant has in all pools, and what an operator grants there.
+"""`/v1/radixkv/`: a tenant's use of all pools, its end, and its bounds.
 
 POST  /v1/radixkv/clear    drop what is cached of a namespace, or of one of its salts
 GET   /v1/radixkv/usage    what namespaces use of each pool, and their quotas
@@ -49,8 +49,8 @@ class Quota(ClosedModel):
 
 @router.post("/clear")
 async def clear(body: Clear, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """Drop what is cached in all pools, and what their workers store of it. Pools that cannot be told now are `kept`: no
-    request of the namespace goes there before they are told.
+    """Drop what is cached in all pools, and what their workers store of it. Pools that do not confirm it now
+    are `pending`: no request of the namespace goes there before they do.
     """
     view = view_of(request)
     if body.namespace not in (None, tenant.namespace):
@@ -62,12 +62,12 @@ async def clear(body: Clear, request: Request, tenant: CurrentTenant) -> dict[st
         namespaces += [with_adapter(namespaces[0], adapter) for adapter in info.adapters]
     with changing(view):
         cleared = await request.app.state.clears.clear(namespaces)
-    told = [
+    pools = [
         {"service": name_of(tenant, pool.service), "pool": pool.pool, "num_blocks": number}
         for pool, number in cleared.by_pool.items()
     ]
-    kept = [{"service": name_of(tenant, pool.service), "pool": pool.pool or None} for pool in cleared.kept]
-    return {"num_blocks": sum(cleared.by_pool.values()), "pools": told, "kept": kept}
+    pending = [{"service": name_of(tenant, pool.service), "pool": pool.pool or None} for pool in cleared.pending]
+    return {"num_blocks": sum(cleared.by_pool.values()), "pools": pools, "pending": pending}
 
 
 @router.get("/usage")

@@ -1,4 +1,4 @@
-"""The pools behind the gateway as its pages see them: calls to all of them, and an observer of each."""
+"""The pools of the gateway's services as its pages see them: calls to all of them, and an observer of each."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class CacheView:
             await asyncio.sleep(LOOK_S)
 
     def _meet(self, answers: Answers[None]) -> None:
-        """Observe these pools, and no longer those that their services do not have and nobody watches."""
+        """Observe these pools, and no longer those that their services do not have, unless a page shows them."""
         if not answers.by_pool:
             return
         known = {observer.pool: observer for observer in self.observers.values()}

@@ -177,7 +177,7 @@ def test_a_clear_reaches_all_pools_and_its_salts_but_no_other_tenant(
     assert red.post("match", prompt=prompt(2), cache_salt="pepper")["num_cached_tokens"] == LENGTH
     cleared = red.post("clear", cache_salt="pepper")
     assert set(named(cleared, "num_blocks")) == set(POOLS)
-    assert cleared["kept"] == []
+    assert cleared["pending"] == []
     assert red.post("match", prompt=prompt(2), cache_salt="pepper")["num_cached_tokens"] == 0
     assert [host.holds(1, "red") for host in hosts] == [LENGTH, LENGTH]
     red.post("clear", 403, namespace="blue")
@@ -207,7 +207,7 @@ def test_a_service_that_is_gone_is_named_and_told_of_a_clear_before_it_is_routed
         assert gone.address in chief.post("quotas", 503, namespace="blue", blocks=None)["error"]["message"]
         cleared = red.post("clear")
         assert list(named(cleared, "num_blocks")) == [here.pool]
-        assert [each["pool"] for each in cleared["kept"]] == [gone.pool]
+        assert [each["pool"] for each in cleared["pending"]] == [gone.pool]
         here.compute(4, "red")
         assert red.cached(4) == LENGTH - 1, "the other pool serves the namespace"
     with serving(hosts, tmp_path) as server:  # the gateway, again
@@ -216,8 +216,8 @@ def test_a_service_that_is_gone_is_named_and_told_of_a_clear_before_it_is_routed
         gone.start_service()
         assert red.cached(1) == 0, "it was told before it was routed to"
         assert blue.cached(3) == LENGTH - 1, "nothing else was cleared"
-        assert {each["pool"] for each in red.post("clear")["kept"]} <= {here.pool}, "it has no worker now"
+        assert {each["pool"] for each in red.post("clear")["pending"]} <= {here.pool}, "it has no worker now"
         here.start_worker()
-        wait_until(lambda: red.post("clear")["kept"] == [])
+        wait_until(lambda: red.post("clear")["pending"] == [])
         assert red.cached(5) == 0
         assert red.cached(5) == LENGTH - 1

@@ -15,7 +15,7 @@ from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.errors import LimitError
 from radixkv.gateway.backend import clears as module
 from radixkv.gateway.backend.clears import Clears
-from radixkv.gateway.backend.members import Untold
+from radixkv.gateway.backend.members import PendingClear
 from radixkv.gateway.backend.pools import CachePools, PoolName
 from radixkv.gateway.storage.database import Database
 from radixkv.service import ServiceConfig, ServiceThread
@@ -42,13 +42,13 @@ class Gateway:
     """The part of a gateway that clears: `held` is what it routes nowhere."""
 
     def __init__(self, state: Path | str, met: dict[str, list[str]]) -> None:
-        self.held: frozenset[Untold] = frozenset()
+        self.held: frozenset[PendingClear] = frozenset()
         self.database = Database(state)
         self.pools = CachePools(lambda: met)
         self.clears = Clears(self.pools, self, asyncio.to_thread)  # type: ignore[arg-type]  # stands for `Members`
 
-    def hold_back(self, untold: frozenset[Untold]) -> None:
-        self.held = untold
+    def hold_back(self, pending: frozenset[PendingClear]) -> None:
+        self.held = pending
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ def stored(service: ServiceThread, name: str) -> Any:
     return holder
 
 
-def test_a_pool_without_a_worker_is_told_when_it_has_one_and_held_back_until_then(
+def test_a_pool_without_a_worker_is_cleared_when_it_has_one_and_held_back_until_then(
     service: ServiceThread, state: Path | str
 ) -> None:
     (address,) = service.addresses
@@ -87,8 +87,8 @@ def test_a_pool_without_a_worker_is_told_when_it_has_one_and_held_back_until_the
     async def run() -> None:
         async with gateway(state, met) as first:
             cleared = await first.clears.clear(["red"])
-            assert (cleared.by_pool, cleared.kept) == ({PoolName(address, "here"): 4}, [PoolName(address, "left")])
-            assert first.held == {Untold(address, "left", "red")}
+            assert (cleared.by_pool, cleared.pending) == ({PoolName(address, "here"): 4}, [PoolName(address, "left")])
+            assert first.held == {PendingClear(address, "left", "red")}
         async with gateway(state, met) as again:
             assert again.held == first.held, "it is kept over the gateway's end"
             with stored(service, "left") as holder:
@@ -99,7 +99,7 @@ def test_a_pool_without_a_worker_is_told_when_it_has_one_and_held_back_until_the
         asyncio.run(run())
 
 
-def test_gateways_of_one_database_hold_back_what_another_could_not_tell(
+def test_gateways_of_one_database_hold_back_what_another_could_not_clear(
     service: ServiceThread, postgres: PostgresServer
 ) -> None:
     state, met = postgres.new_database(), {service.addresses[0]: [], "127.0.0.1:1": []}
@@ -107,14 +107,14 @@ def test_gateways_of_one_database_hold_back_what_another_could_not_tell(
     async def run() -> None:
         async with gateway(state, met) as one, gateway(state, met) as other:
             cleared = await one.clears.clear(["red", "red#adapter=a"])
-            assert cleared.kept == [PoolName("127.0.0.1:1", "")]
-            assert other.held == {Untold("127.0.0.1:1", "", each) for each in ("red", "red#adapter=a")}
+            assert cleared.pending == [PoolName("127.0.0.1:1", "")]
+            assert other.held == {PendingClear("127.0.0.1:1", "", each) for each in ("red", "red#adapter=a")}
 
     with stored(service, "here"):
         asyncio.run(run())
 
 
-def test_a_clear_whose_gateway_was_killed_while_it_told_is_told_by_the_next(
+def test_a_clear_whose_gateway_was_killed_while_it_told_has_confirmed_by_the_next(
     service: ServiceThread, tmp_path: Path
 ) -> None:
     pool = PoolName(service.addresses[0], "here")
@@ -157,6 +157,6 @@ def test_one_tenant_fills_no_more_than_its_part_of_the_book(tmp_path: Path, monk
                 await each.clears.clear([f"red#salt={number}"])
             with pytest.raises(LimitError, match="2 clears"):
                 await each.clears.clear(["red#salt=2"])
-            assert (await each.clears.clear(["blue"])).kept
+            assert (await each.clears.clear(["blue"])).pending
 
     asyncio.run(run())

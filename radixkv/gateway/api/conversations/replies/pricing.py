@@ -27,10 +27,14 @@ MAX_READ_CHARACTERS = 4_000_000
 """Of the branches of one request, each from its beginning; branches after this bound have unknown costs."""
 
 
+ANSWER_S = 0.5
+"""How long pools are waited for."""
+
+
 class _Cache(Protocol):
     """Asynchronous access to the pools."""
 
-    async def ask(self, call: Callable[[RemoteReader], MatchResult]) -> Answers[MatchResult]: ...
+    async def ask(self, call: Callable[[RemoteReader], MatchResult], timeout_s: float) -> Answers[MatchResult]: ...
 
 
 class Cost(NamedTuple):
@@ -97,7 +101,7 @@ async def _num_cached(cache: _Cache | None, tokens: bytes, namespace: str) -> in
     if cache is None:
         return None
     try:
-        found = await cache.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))
+        found = await cache.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace), ANSWER_S)
         return max(match.num_tokens for match in found.require().values())
     except RadixKVError:  # no service is reachable, or none holds a pool
         return None
