@@ -76,7 +76,7 @@ class Clears:
         """Read the book, and repeat its pending clears from now on."""
         self._database = database
         if not database.is_shared:
-            await database.run(lambda connection: connection.execute("UPDATE clears SET is_pending = 1"))
+            await database.run(_take_over)
         await self._look_safely()
         self._looking = asyncio.create_task(self._keep_looking(), name="radixkv-clears")
 
@@ -200,6 +200,11 @@ def _settle(connection: Connection, pools: Iterable[PoolName], namespaces: Itera
     """Remove confirmed rows, except those of a later clear."""
     command = "DELETE FROM clears WHERE service = ? AND pool = ? AND namespace = ? AND asked_s <= ?"
     connection.executemany(command, [(*pool, namespace, asked_s) for pool in pools for namespace in namespaces])
+
+
+def _take_over(connection: Connection) -> None:
+    """A file's only gateway ends clears that were under way."""
+    connection.execute("UPDATE clears SET is_pending = 1")
 
 
 def _mark(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str]) -> None:

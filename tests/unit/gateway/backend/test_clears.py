@@ -114,7 +114,7 @@ def test_gateways_of_one_database_hold_back_what_another_could_not_clear(
         asyncio.run(run())
 
 
-def test_a_clear_whose_gateway_was_killed_while_it_told_has_confirmed_by_the_next(
+def test_a_clear_whose_gateway_was_killed_under_way_is_ended_by_the_next(
     service: ServiceThread, tmp_path: Path
 ) -> None:
     pool = PoolName(service.addresses[0], "here")
