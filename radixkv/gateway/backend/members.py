@@ -176,7 +176,7 @@ class Members:
             self._met = {address: met for address, met in self._met.items() if address in found}
             for address in found:
                 if address not in self._readers:
-                    self._readers[address] = RemoteReader(address, credentials=self._credentials)
+                    self._readers[address] = RemoteReader(address, credentials=self._credentials, retries=False)
         for reader in gone:
             reader.close()
 
