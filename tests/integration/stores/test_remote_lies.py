@@ -253,3 +253,18 @@ def test_a_server_that_answers_nothing_but_errors_is_left_alone_and_one_good_ans
         assert ("error" in remote.stats().faults) == (not is_good)
     assert remote.stats().misses["error"] == 8 + 6
     assert remote.stats().faults == {"error": 2}
+
+
+def test_a_new_follower_hears_of_tombstones_at_once(
+    liar: LyingServer, open_level: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(level, "TOMBSTONES_S", 60.0)
+    page = b"*2\r\n$1\r\n0\r\n*1\r\n$5\r\npoint\r\n"
+    liar.lie = lambda words: {b"SCARD": [b":1\r\n"], b"SSCAN": [page]}.get(words[0])
+    remote = open_level(liar.url)
+    assert remote.await_tombstones(20.0)
+    for _ in range(2):
+        told: list[bytes] = []
+        remote.follow_tombstones(told.extend)
+        assert remote.await_tombstones(20.0)
+        assert told == [b"point"]
