@@ -231,6 +231,9 @@ def test_a_closed_level_ends_at_once(liar: LyingServer, monkeypatch: pytest.Monk
     before = set(threading.enumerate())
     remote = RemoteLevel(liar.url, bytes(32), BLOCK_BYTES)
     assert remote.await_tombstones(20.0)
+    assert (remote.write_many([]), remote.read_many([], bytes(16), 5.0)) == (0, [])
+    assert remote.write_many([block(0, BLOCK_BYTES - 1)]) == 0
+    assert remote.stats().unwritten == {"length": 1}
     remote.close()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("radixkv-remote")]
     assert remote.read_many(names(1), bytes(16), 5.0) == [None]

@@ -15,6 +15,7 @@ import pytest
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.api import WorkerLoad
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.gateway.backend import members as members_module
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.backend.members import Members, resolve
 from radixkv.gateway.backend.routed import RoutedGenerator
@@ -329,3 +330,38 @@ def test_an_answer_of_any_worker_is_the_routers_and_so_is_its_error(
                 call(routed)
     again = Prompt(messages=[{"role": "assistant", "content": ""}], continue_final_message=True)
     assert routed.tokenize(again, pack_tokens([4, 5])) == pack_tokens([4, 5]), "nothing is to be asked"
+
+
+def test_services_whose_addresses_are_gone_are_asked_no_more(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [host.address for host in hosts]
+    monkeypatch.setattr(members_module, "resolve", lambda _: places)
+    members = Members(["any.example:1"])
+    try:
+        wait_until(lambda: len(members.known()) == 2)
+        readers = dict(members._readers)
+        places.pop()
+        members._resolve()
+        assert [route.worker.generation_address for route in members.known()] == [hosts[0].server.address]
+        readers[hosts[0].address].workers_all()
+        with pytest.raises((RadixKVError, ValueError)):
+            readers[hosts[1].address].workers_all()
+    finally:
+        members.close()
+
+
+def test_a_name_stands_for_each_of_its_addresses_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def look_up(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        asked.append((host, port))
+        return [(None, None, None, "", (address, port)) for address in ("10.0.0.2", "10.0.0.1", "10.0.0.2", "fd00::1")]
+
+    monkeypatch.setattr(members_module.socket, "getaddrinfo", look_up)
+    assert resolve("any.example:7") == ["10.0.0.2:7", "10.0.0.1:7", "[fd00::1]:7"]
+    assert resolve("localhost:7") == ["localhost:7"]
+    asked.clear()
+    for place in ("10.0.0.9:7", "[fd00::2]:7", "unix:/tmp/service"):
+        assert resolve(place) == [place]
+    assert asked == [], "an address is not looked up"

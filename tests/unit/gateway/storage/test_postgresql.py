@@ -80,6 +80,14 @@ def test_a_job_that_raises_is_rolled_back_alone(two: Two) -> None:
     assert [row["name"] for row in rows] == ["one", "two"]
 
 
+def test_sums_are_whole_numbers_of_any_size(two: Two) -> None:
+    def total(connection: Connection) -> list[object]:
+        cursor = connection.execute("SELECT sum(n), sum(-n), count(*) FROM (VALUES (?), (?)) AS t(n)", (2**62, 2**62))
+        return list(cursor.fetchone())
+
+    assert two.a.submit(total).result() == [2**63, -(2**63), 2]
+
+
 def test_texts_come_back_as_they_are_also_with_nul(two: Two) -> None:
     text = "a\x00b\ufdd0c\ufdd01 100% :x ?"
 

@@ -47,6 +47,8 @@ def test_a_reply_is_found_by_the_end_of_its_prompt_and_ends_where_it_ended() -> 
     assert draft is not None
     assert list(draft.tokens) == reply[28:]
     assert source.find(a_branch(prompt, reply), 16) is None
+    source.ended(a_branch(noise(3, 100), noise(4, 30)).generation)
+    assert source.find(a_branch(prompt, reply), 16) is None, "another reply does not go on from it"
 
 
 def test_the_latest_reply_is_the_one_that_is_drafted() -> None:
