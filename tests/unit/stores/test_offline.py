@@ -87,7 +87,24 @@ def test_what_cannot_be_read_is_listed_as_such(folder: Path, maker: BlockMaker) 
     assert not unreadable.is_readable
     assert unreadable.file_bytes > 0
     assert index.read_bytes().startswith(b"no index"), "listing changes nothing"
-    assert [each.folder for each in offline.check(folder, maker.keys)] == ["ee" * 16]
+    checked = {each.folder: each for each in offline.check(folder, maker.keys)}
+    assert [name for name, each in checked.items() if not each.is_intact] == [FINGERPRINT.hex()[:32]]
+    assert checked["ee" * 16].num_blocks == 1
+
+
+def test_a_folder_of_another_program_is_neither_counted_nor_removed(folder: Path, maker: BlockMaker) -> None:
+    theirs = folder / ("ab" * 16)
+    theirs.mkdir()
+    (theirs / "slots").write_bytes(b"theirs")
+    (theirs / "letters").write_bytes(bytes(1_000_000))
+    assert theirs.name not in {model.folder for model in offline.list_models(folder)}
+    (left,) = offline.trim(folder, 8 * 1696)
+    assert left.folder == FINGERPRINT.hex()[:32]
+    assert (theirs / "letters").stat().st_size == 1_000_000
+    level = maker.level(folder, 8)
+    level.write(maker.chain([4, 5, 6], "alice"))
+    level.close()
+    assert sorted(path.name for path in theirs.iterdir()) == ["letters", "slots"]
 
 
 def test_a_folder_in_use_or_missing_is_refused(folder: Path, maker: BlockMaker, tmp_path: Path) -> None:
