@@ -95,6 +95,7 @@ class ParallelRunner(RankRunner):
         sent = {"model": model, "device": device, **options, "progress": False}
         self._ranks = Ranks(num_ranks, max(1, torch.get_num_threads() // num_ranks), sent)
         try:
+            self._ranks.await_ready()
             own = self._ranks.seat(0).join(device)
             super().__init__(model, device=own, **options)
         except BaseException:
