@@ -350,6 +350,8 @@ def test_state_is_kept_in_the_users_folder_unless_another_gateway_holds_it(
     assert found is None
     assert "cannot be used, File exists. To keep them: --state FILE" in notice
     assert _state_file("none") == (None, "")
+    with pytest.raises(InvalidArgumentError, match=r"--state is 'postgressql://…'"):
+        _state_file("postgressql://user:secret@host/database")
     assert _state_file("own") == (Path("own"), "")
 
 
