@@ -180,12 +180,17 @@ def _shared(url: str) -> list[_Thread]:
     """Return the threads of a PostgreSQL database, which is connected at the first job.
 
     Raises:
-        DatabaseError: psycopg is not installed.
+        DatabaseError: psycopg is not installed, or it is no URL; the message has no part of it.
     """
     try:
-        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, read_all
+        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, is_url, read_all
     except ImportError as error:
         raise DatabaseError("a PostgreSQL database needs psycopg: pip install 'radixkv[shared]'") from error
+    if not is_url(url):
+        raise DatabaseError(
+            "the database's URL cannot be read; it must be postgresql://user:password@host:port/database with parameters of "
+            "libpq, each part percent-encoded"
+        )
     return [
         _Thread("radixkv-database", partial(PostgreSQL, url), carry_out),
         _Thread("radixkv-database-reads", partial(PostgreSQL, url, is_reader=True), read_all),

@@ -151,6 +151,19 @@ def test_without_the_server_each_grants_its_share_and_running_slots_are_told_aga
     with_gateways(server, story)
 
 
-def test_a_url_of_something_else_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="shared"):
-        SharedLimiter("http://localhost", Limiter())
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cret@localhost",
+        "redis://user:pa:s3cret@localhost:port",
+        "redis://[s3cret",
+        "redis://localhost:99999",
+        "redis://localhost?socket_timeout=s3cret",
+        "redis://localhost?no_such_option=s3cret",
+        "rediss://localhost?ssl_cert_reqs=s3cret",
+    ],
+)
+def test_a_url_that_is_none_of_a_server_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="shared") as refused:
+        SharedLimiter(url, Limiter())
+    assert "s3cret" not in str(refused.value)

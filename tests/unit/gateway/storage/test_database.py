@@ -289,3 +289,19 @@ def test_a_file_that_could_not_be_opened_is_free_and_no_thread_is_left(content: 
         Database(path)
     assert not is_in_use(path)
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:pa:s3cret%ZZ@localhost/radixkv",
+        "postgresql://user:pa@ss:s3cret@localhost/radixkv",
+        "postgresql://[s3cret/radixkv",
+        "postgresql://localhost/radixkv?s3cret=1",
+    ],
+)
+def test_a_url_that_no_server_can_have_is_refused_without_its_secrets(url: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(DatabaseError, match="URL") as refused:
+        Database(url)
+    assert "s3cret" not in str(refused.value)
