@@ -24,6 +24,7 @@ from radixkv.core.api import Copy
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.settings import StoreSettings
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.model import ForwardRow, ModelRunner
@@ -166,7 +167,11 @@ def test_what_cannot_be_shared_out_is_refused_and_leaves_no_process(bad: str, tm
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [({"tensor_parallel": 0}, "tensor_parallel"), ({"tensor_parallel": 2, "model": "none/such"}, "none/such")],
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel"),
+        ({"tensor_parallel": 2, "model": "none/such"}, "none/such"),
+        ({"tensor_parallel": 2, "store": StoreSettings((Path("blocks"), 1 << 30))}, "1 with a block store"),
+    ],
 )
 def test_a_worker_refuses_before_it_starts_ranks(config: dict[str, Any], message: str) -> None:
     with pytest.raises(RadixKVError, match=message), Worker(WorkerConfig(listen=None, show_progress=False, **config)):
