@@ -353,7 +353,10 @@ def _carry_out_one(connection: sqlite3.Connection, job: _Job) -> tuple[Any, Exce
     try:
         return job.run(connection), None
     except Exception as error:  # the caller handles every kind
+        if isinstance(error, sqlite3.Error) and not connection.in_transaction:
+            raise  # the disk is full: SQLite has rolled back the whole transaction
         connection.execute("ROLLBACK TO job")
         return None, error
     finally:
-        connection.execute("RELEASE job")
+        if connection.in_transaction:
+            connection.execute("RELEASE job")

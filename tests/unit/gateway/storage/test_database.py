@@ -275,6 +275,16 @@ def test_where_a_commit_fails_every_job_of_it_is_told_and_the_next_ones_go_on(
     ]
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_job_is_named_and_the_next_job_goes_on(tmp_path: Path) -> None:
+    with Database(tmp_path / "state") as database:
+        database.submit(lambda connection: connection.execute("CREATE TABLE big (content BLOB)")).result()
+        database.submit(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall()).result()
+        full = database.submit(lambda connection: connection.execute("INSERT INTO big VALUES (zeroblob(1000000))"))
+        with pytest.raises(UnavailableError, match="full"):
+            full.result(10)
+        database.submit(lambda connection: connection.execute("DELETE FROM big")).result(10)
+
+
 def test_more_jobs_than_one_transaction_holds_are_all_carried_out(database: Database, held: threading.Event) -> None:
     jobs = [database.submit(lambda _, number=number: number) for number in range(1100)]  # type: ignore[misc]
     held.set()
