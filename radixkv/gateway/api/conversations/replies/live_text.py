@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.replies.live import Lives, Piece
 from radixkv.gateway.storage.shared_server import connect
 
@@ -69,7 +70,7 @@ class LiveText:
         while True:
             try:
                 await work()
-            except self._failures as error:
+            except (*self._failures, RadixKVError) as error:  # the server's, or the database's
                 if time.monotonic() - warned_s > 60:
                     warned_s = time.monotonic()
                     _LOG.warning("followers at other gateways see replies grow twice a second: %s", error)
