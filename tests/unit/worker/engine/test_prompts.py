@@ -160,4 +160,5 @@ def test_a_prediction_takes_the_turn_of_its_namespace_and_is_no_longer_than_a_re
     rules = reader.reply_rules(SamplingParams(prediction="ab" * 50_000), "theirs")
     assert rules.prediction.tolist() == encode("ab" * 20, special=False)
     assert turns == ["theirs"]
+    assert not rules.sampling.prediction, "its text is not held while the request runs"
     assert not reader.reply_rules(SamplingParams(prediction="ab", speculation="none"), "theirs").prediction
