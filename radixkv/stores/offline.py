@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import is_derived
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.folder import LOCK, model_folders
 from radixkv.stores.disk.index import Index, Row
@@ -127,9 +128,12 @@ def erase(folder: str | os.PathLike[str], keys: StoreKeys, namespace: str | None
         deleted blocks by the folder of their model.
 
     Raises:
+        InvalidArgumentError: `namespace` is a derived one; nothing is erased.
         StoreKeyError: the key file cannot be replaced; nothing is erased.
         StoreError: as `list_models`, or some blocks cannot be deleted; their keys are destroyed.
     """
+    if namespace is not None and is_derived(namespace):
+        raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
     models = list_models(folder)
     if namespace is not None:
         keys.erase(namespace)

@@ -8,6 +8,7 @@ import pytest
 from sealed_blocks import FINGERPRINT, BlockMaker
 
 from radixkv import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.stores import offline
 from radixkv.stores.errors import StoreError
 from radixkv.stores.secrets.keys import StoreKeys
@@ -66,6 +67,9 @@ def test_an_erasure_destroys_the_keys_and_deletes_the_blocks(folder: Path, maker
     erased = maker.keys.of("bob").id
     assert offline.erase(folder, StoreKeys(tmp_path / "key"), "bob") == {"ee" * 16: 1, FINGERPRINT.hex()[:32]: 2}
     assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3]
+    with pytest.raises(InvalidArgumentError, match="the owner of the derived ones"):
+        offline.erase(folder, maker.keys, derived_namespace("alice", salt="salt"))
+    assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3], "no salt takes all of alice's"
     assert maker.keys.erased([erased]) == {erased}
     maker.keys.erase("alice")
     assert offline.erase(folder, maker.keys) == {"ee" * 16: 0, FINGERPRINT.hex()[:32]: 3}
