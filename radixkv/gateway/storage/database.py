@@ -356,6 +356,9 @@ def _carry_out_one(connection: sqlite3.Connection, job: _Job) -> tuple[Any, Exce
         if isinstance(error, sqlite3.Error) and not connection.in_transaction:
             raise  # the disk is full: SQLite has rolled back the whole transaction
         connection.execute("ROLLBACK TO job")
+        if isinstance(error, sqlite3.Error):  # e.g. the file system is read-only now
+            _LOG.error("the gateway's database did not take a change: %s", error)
+            error = UnavailableError(f"the gateway's database did not take the change: {error}")
         return None, error
     finally:
         if connection.in_transaction:

@@ -201,6 +201,9 @@ def carry_out(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection
         for (_, answer), (result, fault) in zip(batch, results, strict=True):
             if fault is None:
                 answer.set_result(result)
+            elif isinstance(fault, psycopg.Error):  # e.g. the server only reads now
+                _LOG.error("the gateway's database did not carry out a job: %s", _first_line(fault))
+                answer.set_exception(UnavailableError(_AWAY))
             else:
                 answer.set_exception(fault)
         return

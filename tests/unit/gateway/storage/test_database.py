@@ -156,6 +156,21 @@ def test_a_job_that_fails_is_undone_alone(database: Database) -> None:
     assert kept == [bytes([number]) for number in range(0, 10, 2)]
 
 
+def test_what_the_database_refuses_of_a_job_is_an_error_that_may_pass(database: Database) -> None:
+    """Loops of the gateway go on after it, as after every error of ours."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA query_only = ON")  # as a file system that was made read-only
+        try:
+            connection.execute("DELETE FROM transcripts")
+        finally:
+            connection.execute("PRAGMA query_only = OFF")
+
+    with pytest.raises(UnavailableError, match="readonly"):
+        database.submit(write).result(5)
+    database.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(5)
+
+
 def test_no_change_waits_for_a_read(tmp_path: Path) -> None:
     """A read that lasts, and the many of its namespace behind it, keep neither changes nor other namespaces' reads."""
     reading, may_end = threading.Event(), threading.Event()
