@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end_output() -> None:
-    """What is left of standard output goes nowhere: it could not be written at the end of the process either."""
+    """Discard the rest of standard output, which could not be written at the end of the process either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -4,7 +4,7 @@
     DIR/<fingerprint>/slots      DIR/<fingerprint>/index
 
 All models count towards the size. Where one needs room, the folder of the least recently used other model is removed whole.
-What else lies in DIR, also under such a name, neither counts nor is touched.
+Other files and folders in DIR, also under such a name, neither count nor are touched.
 """
 
 from __future__ import annotations

@@ -55,11 +55,11 @@ class Ranks:
             self._processes.append(process)
             self._connections.append(Connection(near.detach()))
             threading.Thread(target=self._watch, args=(rank, process), name=f"radixkv-rank-{rank}", daemon=True).start()
-            with suppress(OSError):  # it has ended already: `await_ready` says so
+            with suppress(OSError):  # it has ended already, and `await_ready` raises
                 self._connections[-1].send((self.seat(rank), options))
 
     def await_ready(self) -> None:
-        """Wait until all are about to join the group: nobody notices there that one has ended, nor a signal.
+        """Wait until all are about to join the group, where the end of one is not noticed, nor a signal.
 
         Raises:
             ModelError: a rank has ended.
