@@ -22,7 +22,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -338,7 +339,7 @@ def _carry_out(connection: sqlite3.Connection, batch: list[_Job]) -> None:
             connection.execute("ROLLBACK")
         failure = UnavailableError(f"the gateway's database did not take the change: {error}")
         for job in batch:
-            if not job.answer.cancelled():
+            with suppress(InvalidStateError):  # it has been cancelled
                 job.answer.set_exception(failure)
         return
     for answer, result, fault in results:
