@@ -37,7 +37,7 @@ def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
         )
-        client.connection_pool.make_connection()  # not connected: it checks the options
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # not connected: it checks the options
     except (ValueError, TypeError, RedisError):
         bound = "redis://user:password@host:port/db with options of redis, each part percent-encoded"
         raise InvalidArgumentError("shared", f"{url.partition('://')[0]}://…", bound) from None

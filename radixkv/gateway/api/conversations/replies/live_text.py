@@ -44,7 +44,8 @@ class LiveText:
     """
 
     def __init__(self, url: str, lives: Lives, catch_up: Callable[[str], Awaitable[None]]) -> None:
-        self._redis, self._failures = connect(url, TIMEOUT_S)
+        self._redis, failures = connect(url, TIMEOUT_S)
+        self._failures: tuple[type[Exception], ...] = (*failures, RadixKVError)  # of the server, or of the database
         self._lives = lives
         self._catch_up = catch_up
         self._queued: deque[Piece] = deque(maxlen=MAX_QUEUED)
@@ -70,7 +71,7 @@ class LiveText:
         while True:
             try:
                 await work()
-            except (*self._failures, RadixKVError) as error:  # the server's, or the database's
+            except self._failures as error:
                 if time.monotonic() - warned_s > 60:
                     warned_s = time.monotonic()
                     _LOG.warning("followers at other gateways see replies grow twice a second: %s", error)
