@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -25,7 +26,7 @@ from radixkv.worker.parallel.seat import Seat
 __all__ = ["Ranks"]
 
 _LOG = logging.getLogger(__name__)
-_END_S = 5.0
+_END_S, _FAULT_S = 5.0, 1.0
 
 
 class Ranks:
@@ -65,6 +66,13 @@ class Ranks:
             ModelError: a rank has ended.
         """
         self._receive()
+
+    def await_fault(self) -> str:
+        """The fault, which may come a moment after its consequences; empty if none does."""
+        until_s = time.monotonic() + _FAULT_S
+        while not self.fault and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return self.fault
 
     def seat(self, rank: int) -> Seat:
         """Where that rank sits."""

@@ -275,7 +275,7 @@ def test_a_killed_rank_ends_the_worker_and_every_rank(killed: str, tmp_path: Pat
         if killed == "a rank that computes":
             next(iter(stream))
             os.kill(ranks[0], signal.SIGKILL)
-            with pytest.raises(RadixKVError):
+            with pytest.raises(RadixKVError, match="rank 1 of the model has ended"):
                 collect(stream)
         else:
             assert len(collect(stream).branches[0].tokens) == 200
