@@ -22,7 +22,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -180,12 +181,17 @@ def _shared(url: str) -> list[_Thread]:
     """Return the threads of a PostgreSQL database, which is connected at the first job.
 
     Raises:
-        DatabaseError: psycopg is not installed.
+        DatabaseError: psycopg is not installed, or it is no URL; the message has no part of it.
     """
     try:
-        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, read_all
+        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, is_url, read_all
     except ImportError as error:
         raise DatabaseError("a PostgreSQL database needs psycopg: pip install 'radixkv[shared]'") from error
+    if not is_url(url):
+        raise DatabaseError(
+            "the database's URL cannot be read; it must be postgresql://user:password@host:port/database with parameters of "
+            "libpq, each part percent-encoded"
+        )
     return [
         _Thread("radixkv-database", partial(PostgreSQL, url), carry_out),
         _Thread("radixkv-database-reads", partial(PostgreSQL, url, is_reader=True), read_all),
@@ -333,7 +339,7 @@ def _carry_out(connection: sqlite3.Connection, batch: list[_Job]) -> None:
             connection.execute("ROLLBACK")
         failure = UnavailableError(f"the gateway's database did not take the change: {error}")
         for job in batch:
-            if not job.answer.cancelled():
+            with suppress(InvalidStateError):  # it has been cancelled
                 job.answer.set_exception(failure)
         return
     for answer, result, fault in results:
@@ -348,7 +354,13 @@ def _carry_out_one(connection: sqlite3.Connection, job: _Job) -> tuple[Any, Exce
     try:
         return job.run(connection), None
     except Exception as error:  # the caller handles every kind
+        if isinstance(error, sqlite3.Error) and not connection.in_transaction:
+            raise  # the disk is full: SQLite has rolled back the whole transaction
         connection.execute("ROLLBACK TO job")
+        if isinstance(error, sqlite3.Error):  # e.g. the file system is read-only now
+            _LOG.error("the gateway's database did not take a change: %s", error)
+            error = UnavailableError(f"the gateway's database did not take the change: {error}")
         return None, error
     finally:
-        connection.execute("RELEASE job")
+        if connection.in_transaction:
+            connection.execute("RELEASE job")

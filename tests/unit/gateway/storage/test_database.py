@@ -156,6 +156,21 @@ def test_a_job_that_fails_is_undone_alone(database: Database) -> None:
     assert kept == [bytes([number]) for number in range(0, 10, 2)]
 
 
+def test_what_the_database_refuses_of_a_job_is_an_error_that_may_pass(database: Database) -> None:
+    """Loops of the gateway go on after it, as after every error of ours."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA query_only = ON")  # as a file system that was made read-only
+        try:
+            connection.execute("DELETE FROM transcripts")
+        finally:
+            connection.execute("PRAGMA query_only = OFF")
+
+    with pytest.raises(UnavailableError, match="readonly"):
+        database.submit(write).result(5)
+    database.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(5)
+
+
 def test_no_change_waits_for_a_read(tmp_path: Path) -> None:
     """A read that lasts, and the many of its namespace behind it, keep neither changes nor other namespaces' reads."""
     reading, may_end = threading.Event(), threading.Event()
@@ -275,6 +290,16 @@ def test_where_a_commit_fails_every_job_of_it_is_told_and_the_next_ones_go_on(
     ]
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_job_is_named_and_the_next_job_goes_on(tmp_path: Path) -> None:
+    with Database(tmp_path / "state") as database:
+        database.submit(lambda connection: connection.execute("CREATE TABLE big (content BLOB)")).result()
+        database.submit(lambda connection: connection.execute("PRAGMA max_page_count = 1").fetchall()).result()
+        full = database.submit(lambda connection: connection.execute("INSERT INTO big VALUES (zeroblob(1000000))"))
+        with pytest.raises(UnavailableError, match="full"):
+            full.result(10)
+        database.submit(lambda connection: connection.execute("DELETE FROM big")).result(10)
+
+
 def test_more_jobs_than_one_transaction_holds_are_all_carried_out(database: Database, held: threading.Event) -> None:
     jobs = [database.submit(lambda _, number=number: number) for number in range(1100)]  # type: ignore[misc]
     held.set()
@@ -289,3 +314,19 @@ def test_a_file_that_could_not_be_opened_is_free_and_no_thread_is_left(content: 
         Database(path)
     assert not is_in_use(path)
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:pa:s3cret%ZZ@localhost/radixkv",
+        "postgresql://user:pa@ss:s3cret@localhost/radixkv",
+        "postgresql://[s3cret/radixkv",
+        "postgresql://localhost/radixkv?s3cret=1",
+    ],
+)
+def test_a_url_that_no_server_can_have_is_refused_without_its_secrets(url: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(DatabaseError, match="URL") as refused:
+        Database(url)
+    assert "s3cret" not in str(refused.value)
