@@ -208,13 +208,13 @@ PLANTED_BUGS = (
     PlantedBug(
         "unanswered Steps lost with the service that knew them",
         "client/session.py",
-        "        self._adoption = self._adoption_steps(ledger)\n",
-        "        self._adoption = self._adoption_steps(ledger)\n        self._pending.clear()\n",
+        "        self._adoption = starmap(_Pending, steps)\n",
+        "        self._adoption = starmap(_Pending, steps)\n        self._pending.clear()\n",
     ),
     PlantedBug(
         "a restarted service that is told nothing of what the pool holds",
         "client/session.py",
-        "        self._adoption = self._adoption_steps(ledger)\n",
+        "        self._adoption = starmap(_Pending, steps)\n",
         "        self._adoption = None\n",
     ),
     PlantedBug(
