@@ -46,7 +46,7 @@ _MAX_DROPPED = 256
 _HINTS_AT_ONCE = 4096
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Open:
     """An open sequence. `promised_end`: end of the promised room. `shares_last`: as in `core.sequences`."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from radixkv.core.api import CacheStats
 from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tree.accounts import NamespaceAccount
@@ -11,31 +13,19 @@ from radixkv.core.tree.pins import PinBook
 __all__ = ["Counters"]
 
 
+@dataclass(slots=True, eq=False)
 class Counters:
     """Counts of successful calls; a failed call counts nowhere. Token counts are in tokens."""
 
-    __slots__ = (
-        "num_copied_tokens",
-        "num_forks",
-        "num_hit_tokens",
-        "num_inserted_tokens",
-        "num_missed_evicted_tokens",
-        "num_missed_new_tokens",
-        "num_missed_parted_tokens",
-        "num_queries",
-        "num_query_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.num_queries = 0
-        self.num_query_tokens = 0
-        self.num_hit_tokens = 0
-        self.num_missed_new_tokens = 0
-        self.num_missed_parted_tokens = 0
-        self.num_missed_evicted_tokens = 0
-        self.num_inserted_tokens = 0
-        self.num_forks = 0
-        self.num_copied_tokens = 0
+    num_queries: int = 0
+    num_query_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_missed_new_tokens: int = 0
+    num_missed_parted_tokens: int = 0
+    num_missed_evicted_tokens: int = 0
+    num_inserted_tokens: int = 0
+    num_forks: int = 0
+    num_copied_tokens: int = 0
 
     def count_query(self, account: NamespaceAccount, num_tokens: int, num_hit_tokens: int) -> None:
         """One acquire of `num_tokens`, of which `num_hit_tokens` need not be computed."""
