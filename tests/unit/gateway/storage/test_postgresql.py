@@ -228,3 +228,17 @@ def test_a_database_of_a_later_version_is_left_alone(postgres: PostgresServer) -
         add_to_version(-1)
         with Database(url) as another:
             assert another.submit(num_gateways).result() == 3
+
+
+def test_what_the_server_refuses_of_a_job_is_an_error_that_may_pass(two: Two) -> None:
+    """Loops of the gateway go on after it, as after every error of ours."""
+
+    def only_reads(is_on: str) -> None:
+        two.a.submit(lambda connection: connection.execute(f"SET default_transaction_read_only = {is_on}")).result(10)
+
+    only_reads("on")  # as a server whose disk is nearly full, or that has become a standby
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(10)
+    only_reads("off")
+    two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(10)
