@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from radixkv.worker.sampling.grammar import CompiledMatcher, GrammarCompiler
 from radixkv.worker.sampling.grammar_source import grammar_source
 from radixkv.worker.sampling.grammar_trials import GrammarTrials
 
+Answer = TypeVar("Answer")
 WAIT_S = 60.0
 SLOW = HOSTILE["multipleOf a prime of 8 digits"]
 
@@ -79,15 +81,20 @@ def _wait_for_end(pidfd: int) -> None:
     os.close(pidfd)
 
 
-def matcher_of(compiler: GrammarCompiler, grammar: Grammar, namespace: str = "default") -> CompiledMatcher:
-    """Its matcher, or why there is none; asked for again where the machine was too busy to say."""
+def answered(ask: Callable[[], Answer]) -> Answer:
+    """The answer; asked for again where the machine was too busy to give one."""
     until_s = time.monotonic() + 4 * WAIT_S
     while True:
         try:
-            return compiler.matcher(grammar, namespace)
+            return ask()
         except LimitError:
             if time.monotonic() > until_s:
                 raise
+
+
+def matcher_of(compiler: GrammarCompiler, grammar: Grammar, namespace: str = "default") -> CompiledMatcher:
+    """Its matcher, or why there is none."""
+    return answered(lambda: compiler.matcher(grammar, namespace))
 
 
 def _slowest_mask_s(matcher: CompiledMatcher, seed: int) -> float:
@@ -252,7 +259,7 @@ def test_a_trial_that_something_else_ended_gives_no_verdict(text: ChatText) -> N
         os.kill(_trial_of(trials.pid), signal.SIGKILL)
         with pytest.raises(LimitError, match="busy"):
             answer.result(WAIT_S)
-        assert trials.run(grammar_source(SLOW)).bound
+        assert answered(lambda: trials.run(grammar_source(SLOW))).bound
 
 
 def test_a_process_that_was_killed_is_told_of_and_replaced(text: ChatText) -> None:
@@ -264,7 +271,7 @@ def test_a_process_that_was_killed_is_told_of_and_replaced(text: ChatText) -> No
         with pytest.raises(UnavailableError, match="try again"):
             answer.result(WAIT_S)
         _wait_for_end(trial)
-        assert trials.run(grammar_source(HONEST["an object"])).bound == ""
+        assert answered(lambda: trials.run(grammar_source(HONEST["an object"]))).bound == ""
 
 
 def test_closing_ends_the_process_and_what_is_tried_and_leaves_no_zombie(text: ChatText) -> None:
