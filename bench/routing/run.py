@@ -27,7 +27,7 @@ from radixkv.simulate import Trace
 POOLS, GATEWAYS = (1, 8, 64), (1, 8)
 NUM_BLOCKS = 1024
 OFFERED = 0.85
-WEIGHTS = (1.0, 4.0, 16.0)
+WEIGHTS = (1.0, 2.0, 8.0)
 QUICK_REQUESTS = 150
 
 

@@ -59,17 +59,19 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    retry_policy(readers.DESCRIPTOR.services_by_name["PrefixCache"]),
 )
 
 
-def open_channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
-    """A channel to a service; nothing is sent yet.
+def open_channel(address: str, credentials: Credentials | None = None, *, retries: bool = True) -> grpc.Channel:
+    """A channel to a service; nothing is sent yet. `retries`: whether calls that cannot reach it are retried.
 
     Raises:
         InvalidArgumentError: an address that cannot be read, or credentials that cannot be used there.
     """
-    return make_channel(address, credentials, _CHANNEL_OPTIONS)
+    retrying = (
+        retry_policy(readers.DESCRIPTOR.services_by_name["PrefixCache"]) if retries else ("grpc.enable_retries", 0)
+    )
+    return make_channel(address, credentials, (*_CHANNEL_OPTIONS, retrying))
 
 
 class PoolCheck(NamedTuple):
@@ -87,6 +89,7 @@ class RemoteReader:
         pool_name: the pool of its calls.
         timeout_s: how long each call waits for its answer.
         credentials: the caller's, and those that secure the connection; None: anonymous, in plaintext.
+        retries: whether calls that cannot reach the service are retried.
 
     Every call raises `UnavailableError` when the service cannot be reached or does not answer in time, `UnknownPoolError` when
     the pool is not attached, and otherwise the errors of `PrefixCache`. A call that cannot reach the service is retried for
@@ -100,14 +103,21 @@ class RemoteReader:
         *,
         timeout_s: float = 10.0,
         credentials: Credentials | None = None,
+        retries: bool = True,
     ) -> None:
         if not timeout_s > 0:
             raise InvalidArgumentError("timeout_s", timeout_s, "above 0")
         self.address = address
         self.pool_name = pool_name
         self._timeout_s = timeout_s
-        self._channel = open_channel(address, credentials)
+        self._channel = open_channel(address, credentials, retries=retries)
         self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    def of_pool(self, pool_name: str, timeout_s: float) -> RemoteReader:
+        """A reader of another pool, over the same connection: closing one closes both."""
+        other = object.__new__(RemoteReader)
+        vars(other).update(vars(self), pool_name=pool_name, _timeout_s=timeout_s)
+        return other
 
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:
         """See `PrefixCache.match`."""

@@ -27,8 +27,10 @@ from radixkv.gateway.api.openai import chat, completions
 from radixkv.gateway.api.responses import item_list_routes
 from radixkv.gateway.api.responses import routes as responses
 from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.clears import Clears
 from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.backend.lately import Lately
+from radixkv.gateway.backend.pools import CachePools, PoolName
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission
@@ -42,10 +44,10 @@ from radixkv.gateway.http.refusals import add_error_handlers
 from radixkv.gateway.http.request_context import GENERATION_ID
 from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.pages import pages, replay
-from radixkv.gateway.pages.cache_view import branch_routes, prompt_routes
+from radixkv.gateway.pages.cache_view import branch_routes, pool_routes, prompt_routes
 from radixkv.gateway.pages.cache_view import routes as cache_routes
-from radixkv.gateway.pages.cache_view.observer import CacheObserver
 from radixkv.gateway.pages.cache_view.texts import NodeTexts
+from radixkv.gateway.pages.cache_view.view import CacheView
 from radixkv.gateway.protocol.errors import RATE_LIMIT_HEADERS
 from radixkv.gateway.state import kept_state
 from radixkv.gateway.storage.billing import BillingBook
@@ -74,6 +76,7 @@ _ROUTERS = (
     cache_routes.router,
     branch_routes.router,
     prompt_routes.router,
+    pool_routes.router,
     replay.router,
     me.router,
     billing.router,
@@ -117,7 +120,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.generations = Generations()
     state.billing = BillingBook()
     state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
-    state.cache_observer, state.node_texts = _cache_view(config, state.backend)
+    state.cache_view, state.node_texts, state.clears = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests, config.max_waiting, is_shared=not state.keys.is_open)
     state.connections = Connections()
     state.body_calls = Calls(1, None)
@@ -157,12 +160,16 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     return app
 
 
-def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheObserver | None, NodeTexts | None]:
-    """Create the data sources of the tree page, if a cache service is configured."""
+def _cache_view(config: GatewayConfig, backend: Backend) -> tuple[CacheView | None, NodeTexts | None, Clears | None]:
+    """Create what reaches the pools, if a cache service is configured."""
+    generator, credentials = backend.generator, config.service_credentials
     if config.service is None:
-        return None, None
-    observer = CacheObserver(config.service, config.pool_name, backend, credentials=config.service_credentials)
-    return observer, NodeTexts(backend, observer.run)
+        return None, None, None
+    first = PoolName(config.service, config.pool_name)
+    members = generator.members if isinstance(generator, RoutedGenerator) else None
+    pools = CachePools(members.met if members is not None else first, credentials=credentials)
+    view = CacheView(pools, first, backend, credentials=credentials)
+    return view, NodeTexts(backend, view.run), Clears(pools, members, view.run)
 
 
 @asynccontextmanager
@@ -171,15 +178,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         await asyncio.to_thread(_warm, app)
         async with kept_state(app):
-            if app.state.cache_observer is not None:
-                app.state.cache_observer.start()
+            if app.state.cache_view is not None:
+                app.state.cache_view.start()
             yield
     except RadixKVError as error:
         app.state.failure = error  # the server only learns that startup failed
         raise
     finally:
-        if app.state.cache_observer is not None:
-            app.state.cache_observer.close()
+        if app.state.cache_view is not None:
+            app.state.cache_view.close()
         app.state.body_calls.close()
         app.state.backend.close()
 

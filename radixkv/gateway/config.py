@@ -51,9 +51,10 @@ class GatewayConfig:
         max_conversations: conversations per tenant; others are rejected. max_conversation_bytes: the same, in bytes.
         max_file_bytes: of an uploaded file. max_batch_body_bytes: of the body of a message batch.
         max_job_bytes: of the files and batches of one tenant, with their results.
-        service: address of the worker's cache service, for the tree page; None: that page explains how to set it.
-        service_credentials: key or certificate for that service; None: none.
-        pool_name: the worker's pool on the service.
+        service: address of the worker's cache service, for administration and the tree page; None: there is neither. A
+            generator over several services has their addresses itself.
+        service_credentials: key or certificate for the services; None: none.
+        pool_name: the pool of a single worker on its service.
     """
 
     listen: str = DEFAULT_LISTEN

@@ -91,6 +91,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         if database.is_shared:
             loops += [_share(app), _look_elsewhere(state.conversations)]
         await state.limits.start()
+        if state.clears is not None:
+            await state.clears.open(database)
         live_text = None
         if config.shared_url is not None and database.is_shared:
             live_text = LiveText(config.shared_url, state.conversations.lives, state.conversations.look_at)
@@ -103,6 +105,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if state.clears is not None:
+                await state.clears.aclose()
             await state.jobs.aclose()
             await state.response_tasks.aclose()
             await state.conversations.aclose()

@@ -61,10 +61,13 @@ def add(commands: Any) -> None:
         metavar="ADDRESS",
         help="with --worker, its cache service; without, one whose workers are all served: each request goes to the one that "
         "holds most of its prompt and is least busy. May be given several times; the name of a host stands for all its "
-        "addresses. The tree of the first is shown at /tree",
+        "addresses. Pins, quotas, clears and the tree page reach all their pools",
     )
     gateway.add_argument(
-        "--pool", default="default", metavar="NAME", help="the worker's pool at that service (default %(default)s)"
+        "--pool",
+        default="default",
+        metavar="NAME",
+        help="with --worker, its pool at that service (default %(default)s)",
     )
     gateway.add_argument(
         "--listen",

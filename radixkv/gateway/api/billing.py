@@ -108,19 +108,21 @@ async def _keep(app: FastAPI) -> None:
 
 
 async def _look(app: FastAPI) -> None:
-    """Read how much the namespaces hold, if there is a cache service, a pool and the right to."""
-    observer, book = app.state.cache_observer, app.state.billing
-    if observer is None:
+    """Read how much the namespaces hold in every pool that answers, if there is the right to."""
+    view, book = app.state.cache_view, app.state.billing
+    if view is None:
         return
     try:
         async with asyncio.timeout(LOOK_S):
             info = await app.state.backend.model()
-            usages = await observer.ask(lambda reader: _usages(reader, book))
-        await book.hold(usages, info.block_size, info.prices)
+            told = await view.ask(lambda reader: _usages(reader, book))
+        for pool, usages in told.by_pool.items():
+            await book.hold("/".join(pool), usages, info.block_size, info.prices)
     except (RadixKVError, TimeoutError) as error:
         _LOG.debug("what is held is not known now: %s", error)
 
 
 def _usages(reader: RemoteReader, book: BillingBook) -> list[NamespaceUsage]:
     usages = reader.usage()
-    return usages + [usage for name in sorted(book.left_out(usages)) for usage in reader.usage(name)]
+    left_out = book.left_out(f"{reader.address}/{reader.pool_name}", usages)
+    return usages + [usage for name in sorted(left_out) for usage in reader.usage(name)]

@@ -18,9 +18,10 @@ from typing import NamedTuple
 from radixkv.client import Credentials, RemoteReader
 from radixkv.core.api import DEFAULT_NAMESPACE, PoolRoute
 from radixkv.core.errors import InvalidArgumentError, RadixKVError
+from radixkv.core.namespaces import owner_of
 from radixkv.net.addresses import parse_address
 
-__all__ = ["ANSWER_S", "Members", "resolve"]
+__all__ = ["ANSWER_S", "Members", "PendingClear", "resolve"]
 
 MAX_SERVICES = 16
 ANSWER_S = 0.02
@@ -38,6 +39,14 @@ class _Known(NamedTuple):
 
     routes: Mapping[str, PoolRoute]
     at_s: float
+
+
+class PendingClear(NamedTuple):
+    """A clear of a namespace that a pool has not confirmed; with an empty name, no pool of the service."""
+
+    service: str
+    pool: str
+    namespace: str
 
 
 class Members:
@@ -69,6 +78,8 @@ class Members:
         self._lock = threading.Lock()
         self._readers: dict[str, RemoteReader] = {}
         self._known: dict[str, _Known] = {}
+        self._met: dict[str, set[str]] = {}  # names of all pools that a service ever had, for clears
+        self._pending: frozenset[PendingClear] = frozenset()
         self._closing = threading.Event()
         self._resolve()
         self._look()
@@ -77,6 +88,7 @@ class Members:
 
     def ask(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, wait_s: float = ANSWER_S) -> list[PoolRoute]:
         """The part of a prompt that the pool of each worker has; of a silent service, its last known workers without a match.
+        Without the pools where a clear of the namespace is pending.
 
         Loads are as old as they say, also of silent services. O(pools). Waits `wait_s` at most.
         """
@@ -94,10 +106,20 @@ class Members:
                 with self._lock:
                     if service in self._readers:
                         self._known[service] = _Known(routes, self._clock())
-            for route in routes.values():
-                if route.worker.generation_address:
+                        self._met.setdefault(service, set()).update(routes)
+            for pool, route in routes.items():
+                if route.worker.generation_address and not self._is_held_back(service, pool, namespace):
                     offers[route.worker.generation_address] = route
         return list(offers.values())
+
+    def met(self) -> dict[str, list[str]]:
+        """The pools that each service has or had, by the service's address; of one that never answered none."""
+        with self._lock:
+            return {service: sorted(self._met.get(service, ())) for service in self._readers}
+
+    def hold_back(self, pending: frozenset[PendingClear]) -> None:
+        """From now on, leave pools out for namespaces whose clear is pending there."""
+        self._pending = pending
 
     def known(self) -> list[PoolRoute]:
         """The workers that were named last, without a match. O(pools)."""
@@ -114,6 +136,13 @@ class Members:
             readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.close()
+
+    def _is_held_back(self, service: str, pool: str, namespace: str) -> bool:
+        return bool(self._pending) and any(
+            PendingClear(service, name, cleared) in self._pending
+            for name in ("", pool)
+            for cleared in (namespace, owner_of(namespace))
+        )
 
     def _remembered(self, service: str) -> dict[str, PoolRoute]:
         with self._lock:
@@ -144,9 +173,10 @@ class Members:
         with self._lock:
             gone = [self._readers.pop(address) for address in set(self._readers) - set(found)]
             self._known = {address: known for address, known in self._known.items() if address in found}
+            self._met = {address: met for address, met in self._met.items() if address in found}
             for address in found:
                 if address not in self._readers:
-                    self._readers[address] = RemoteReader(address, credentials=self._credentials)
+                    self._readers[address] = RemoteReader(address, credentials=self._credentials, retries=False)
         for reader in gone:
             reader.close()
 

@@ -134,6 +134,11 @@ class RoutedGenerator:
             self._refused(worker, error)
             raise
 
+    @property
+    def members(self) -> Members:
+        """The services and their workers."""
+        return self._members
+
     def workers(self) -> list[WorkerReport]:
         """The latest reports of the known workers. O(workers)."""
         return [route.worker for route in self._members.known()]

@@ -43,7 +43,7 @@ class BillingBook:
     def __init__(self) -> None:
         self._database: Database | None = None
         self._new: dict[str, Bill] = {}
-        self._holding: set[str] = set()
+        self._holding: dict[str, set[str]] = {}  # by pool
 
     def open(self, database: Database) -> None:
         """Store the sums there from now on."""
@@ -82,20 +82,20 @@ class BillingBook:
                 self._new[name] = _sum(bill, self._new[name]) if name in self._new else bill
             raise
 
-    async def hold(self, usages: Iterable[NamespaceUsage], block_size: int, prices: Prices | None) -> None:
-        """Add what namespaces have held since the last time, by the counters of the cache service.
+    async def hold(self, pool: str, usages: Iterable[NamespaceUsage], block_size: int, prices: Prices | None) -> None:
+        """Add what namespaces have held in a pool since the last time, by its counters.
 
         A counter begins at 0 again where the service was restarted or the worker has a new pool: then it is less than half of
         the last reading. Between the two it is a reading that comes late, and adds nothing.
         """
         assert self._database is not None
         held = {usage.namespace: usage.held_block_s for usage in usages}
-        self._holding = {usage.namespace for usage in usages if usage.num_blocks}
-        await self._database.run(lambda connection: _hold(connection, held, block_size, prices))
+        self._holding[pool] = {usage.namespace for usage in usages if usage.num_blocks}
+        await self._database.run(lambda connection: _hold(connection, pool, held, block_size, prices))
 
-    def left_out(self, usages: Iterable[NamespaceUsage]) -> set[str]:
+    def left_out(self, pool: str, usages: Iterable[NamespaceUsage]) -> set[str]:
         """Namespaces that held blocks the last time and are not in `usages` now: they have to be asked for by name."""
-        return self._holding - {usage.namespace for usage in usages}
+        return self._holding.get(pool, set()) - {usage.namespace for usage in usages}
 
     async def read(self, namespace: str, *, of_all: bool = False) -> list[Bill]:
         """The sums of a namespace, or of all by name; none of one that has used nothing."""
@@ -120,13 +120,19 @@ def _add(connection: Connection, bills: Iterable[Bill]) -> None:
         connection.execute(command, tuple(bill))
 
 
-def _hold(connection: Connection, held: Mapping[str, float], block_size: int, prices: Prices | None) -> None:
+def _hold(connection: Connection, pool: str, held: Mapping[str, float], block_size: int, prices: Prices | None) -> None:
+    query = "SELECT seen FROM held WHERE pool = ? AND namespace = ?"
     for namespace, now in held.items():
-        row = connection.execute("SELECT held_seen FROM billing WHERE namespace = ?", (namespace,)).fetchone()
+        row = connection.execute(query, (pool, namespace)).fetchone()
+        if row is None:  # a counter that goes on from that of an earlier version
+            values = (pool, namespace, now)
+            connection.execute("UPDATE held SET pool = ? WHERE pool = '' AND namespace = ? AND seen <= ?", values)
+            row = connection.execute(query, (pool, namespace)).fetchone()
         seen = row[0] if row is not None else 0.0
         if now == seen or seen / 2 < now < seen:
             continue
         token_s = (now - seen if now > seen else now) * block_size
         cost = 0.0 if prices is None else prices.held_cost(token_s)
         _add(connection, [Bill(namespace, held_token_s=token_s, cost=cost)])
-        connection.execute("UPDATE billing SET held_seen = ? WHERE namespace = ?", (now, namespace))
+        command = "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT (pool, namespace) DO UPDATE SET seen = excluded.seen"
+        connection.execute(command, (pool, namespace, now))

@@ -296,6 +296,26 @@ CREATE TABLE billing (
     held_seen REAL NOT NULL DEFAULT 0          -- block-seconds of the cache service's counter that are in the sum
 ) WITHOUT ROWID;
 """
+_POOLS = """
+CREATE TABLE held (
+    pool TEXT NOT NULL,                        -- whose counter it is; empty: that of the only pool of earlier versions
+    namespace TEXT NOT NULL,
+    seen REAL NOT NULL,                        -- block-seconds of the counter that are in the sum of billing
+    PRIMARY KEY (pool, namespace)
+) WITHOUT ROWID;
+INSERT INTO held SELECT '', namespace, held_seen FROM billing WHERE held_seen > 0;
+ALTER TABLE billing DROP COLUMN held_seen;
+CREATE TABLE clears (
+    service TEXT NOT NULL,                     -- address of a cache service
+    pool TEXT NOT NULL,                        -- empty: all that it has when it answers
+    namespace TEXT NOT NULL,
+    owner TEXT NOT NULL,                       -- of the namespace
+    asked_s REAL NOT NULL,                     -- latest time, on the database's clock
+    is_pending INTEGER NOT NULL,                 -- not confirmed: requests of the namespace keep away
+    PRIMARY KEY (service, pool, namespace)
+) WITHOUT ROWID;
+CREATE INDEX clears_by_owner ON clears (owner);
+"""
 
 STEPS = (
     _RESPONSES,
@@ -308,6 +328,7 @@ STEPS = (
     _INSTRUCTIONS,
     _OWNERS,
     _BILLING,
+    _POOLS,
 )
 """Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 

@@ -21,7 +21,7 @@ DEADLINE_S = 20.0
 class Follower:
     """`nodes`: rows by id, as told; `gone`, `left`: what has left the tree, by events and by listings; `raw`: all bytes."""
 
-    def __init__(self, address: str, key: str = "") -> None:
+    def __init__(self, address: str, key: str = "", query: str = "") -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = httpx.Client(base_url=f"http://{address}{CACHE}", headers=headers, timeout=DEADLINE_S)
         self.hello: dict[str, Any] = {}
@@ -34,7 +34,7 @@ class Follower:
         self.num_tree_bytes = 0
         self._news = threading.Condition()
         self._is_closing = False
-        self._answer = self.client.send(self.client.build_request("GET", "/events"), stream=True)
+        self._answer = self.client.send(self.client.build_request("GET", f"/events{query}"), stream=True)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -92,9 +92,9 @@ class Follower:
 
 
 @contextmanager
-def follower(address: str, key: str = "") -> Iterator[Follower]:
-    """Follows while it is entered."""
-    follower = Follower(address, key)
+def follower(address: str, key: str = "", query: str = "") -> Iterator[Follower]:
+    """Follows while it is entered. `query`: of the request, which may name a pool."""
+    follower = Follower(address, key, query)
     try:
         yield follower
     finally:

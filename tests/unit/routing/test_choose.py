@@ -29,17 +29,17 @@ def names(choices: list[Choice]) -> list[str]:
     return [choice.worker for choice in choices]
 
 
-def test_the_cost_is_the_backlog_and_eight_times_what_is_to_be_computed() -> None:
+def test_the_cost_is_the_backlog_and_three_times_what_is_to_be_computed() -> None:
     first, second = ranked(offer("a", 600, backlog=500, speed=2000.0), offer("b", backlog=100))
     assert (first.worker, first.num_found_tokens, first.reason) == ("a", 600, "matched")
     assert first.backlog_s == pytest.approx(0.25)
-    assert first.cost_s == pytest.approx(0.25 + 8 * 400 / 2000)
-    assert (second.worker, second.cost_s, second.reason) == ("b", pytest.approx(0.1 + 8.0), "load")
+    assert first.cost_s == pytest.approx(0.25 + 3 * 400 / 2000)
+    assert (second.worker, second.cost_s, second.reason) == ("b", pytest.approx(0.1 + 3.0), "load")
 
 
 def test_a_worker_that_holds_the_prefix_is_left_once_it_is_too_busy() -> None:
-    assert names(ranked(offer("holds", 900, backlog=7000), offer("idle"))) == ["holds", "idle"]
-    assert names(ranked(offer("holds", 900, backlog=7300), offer("idle"))) == ["idle", "holds"]
+    assert names(ranked(offer("holds", 900, backlog=2600), offer("idle"))) == ["holds", "idle"]
+    assert names(ranked(offer("holds", 900, backlog=2800), offer("idle"))) == ["idle", "holds"]
 
 
 def test_what_a_running_sequence_is_about_to_publish_counts_as_cached() -> None:
@@ -68,8 +68,8 @@ def test_workers_that_stop_or_serve_nowhere_are_left_out() -> None:
 def test_a_worker_without_a_measured_speed_counts_with_the_usual_one() -> None:
     unmeasured = [offer("new", speed=0.0), PoolRoute(0, 0, WorkerReport(1, "silent", "silent"))]
     costs = {choice.worker: choice.cost_s for choice in ranked(*unmeasured, offer("a", speed=500.0))}
-    assert costs == {"new": 16.0, "silent": 16.0, "a": 16.0}
-    assert {choice.cost_s for choice in ranked(*unmeasured)} == {8.0}
+    assert costs == {"new": 6.0, "silent": 6.0, "a": 6.0}
+    assert {choice.cost_s for choice in ranked(*unmeasured)} == {3.0}
 
 
 def test_choosing_is_pure_and_found_tokens_are_those_of_the_prompt() -> None:

@@ -1,4 +1,5 @@
 """A live view of the cache service's radix tree.
 
-service ── dump, stats, events ──> CacheObserver (one) ── changes ──> Viewer, one per page
+services ── calls to all pools ──────────────────> CacheView
+pool ────── dump, stats, events ──> CacheObserver (one) ── changes ──> Viewer, one per page
 """

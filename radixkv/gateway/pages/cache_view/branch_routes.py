@@ -7,11 +7,13 @@ GET  .../nodes/{id}/conversations     conversations with a branch through a node
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from radixkv.client import RemoteReader
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import conversation_salt, derived_namespace, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes, num_tokens
@@ -20,7 +22,7 @@ from radixkv.gateway.api.conversations.messages import Conversation, Message
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
-from radixkv.gateway.pages.cache_view.routes import find_node, observer_of
+from radixkv.gateway.pages.cache_view.routes import find_node, view_of
 from radixkv.gateway.pages.cache_view.turns import Turn
 from radixkv.gateway.protocol.fields import ClosedModel, Name
 from radixkv.gateway.protocol.sse import until_disconnected
@@ -57,23 +59,32 @@ class Place(NamedTuple):
 
 @router.post("/place")
 async def place(body: Branch, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The node in which a branch ends, or its last cached node; null: nothing is cached."""
-    observer = observer_of(request)
+    """The node in which a branch ends, or its last cached node, in the pool that holds most of it, which is named; null: it
+    is not cached, or the pool is not listed while no page shows it.
+    """
+    view = view_of(request)
     path = await service_of(request).store.path(tenant.namespace, body.conversation, body.message)
     tokens, namespace = await place_of_branch(request, tenant, body.conversation, path)
-    node, num_bytes = await observer.run(lambda: observer.state.find(namespace, tokens))
+    observer, best = view.observer(), None
+    if len(view.observers) > 1:
+        answers = await view.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))
+        best = max(answers.by_pool, key=lambda pool: answers.by_pool[pool].num_tokens, default=None)
+        observer = (view.observer(best.key) if best is not None else None) or observer
+    assert observer is not None
+    node, num_bytes = await view.run(partial(observer.state.find, namespace, tokens))
+    num_cached = num_bytes // TOKEN_BYTES if best is None else answers.by_pool[best].num_tokens
     return {
         "id": None if node is None else node.view_id,
+        "pool": observer.pool.key,
         "num_tokens": num_tokens(tokens),
-        "num_cached_tokens": num_bytes // TOKEN_BYTES,
+        "num_cached_tokens": num_cached,
     }
 
 
 @router.get("/nodes/{view_id}/conversations")
 async def conversations(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """The caller's conversations with a branch through a node, each with the message whose branch shares most with it."""
-    observer = observer_of(request)
-    node = find_node(observer, view_id, tenant)
+    observer, node = find_node(view_of(request), view_id, tenant)
     if owner_of(node.info.namespace) != tenant.namespace:
         return {"conversations": []}  # operators see the nodes of other tenants, not their conversations
     history = observer.state.history(view_id)

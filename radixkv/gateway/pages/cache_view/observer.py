@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from radixkv.client import Credentials, RemoteReader
 from radixkv.core.api import NodeInfo
 from radixkv.core.errors import RadixKVError, UnavailableError, UnknownPoolError
 from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.pools import PoolName
 from radixkv.gateway.pages.cache_view import gauges
 from radixkv.gateway.pages.cache_view.departures import with_kinds
 from radixkv.gateway.pages.cache_view.gauges import Gauges
@@ -57,39 +57,36 @@ class CacheObserver:
     Attributes:
         state: the latest listing of the tree.
         gauges: the pool's numbers of the last minutes.
-        run_id: identifies this life of the node ids.
         status: for viewers: whether the service responds, or its error.
 
     Args:
-        service: address of the cache service.
-        pool_name: of the pool.
+        pool: its service and its name there.
         backend: reports the worker's speed.
         credentials: for the service; None: none.
+        ids: ids of nodes, from 1; None: its own.
     """
 
     def __init__(
         self,
-        service: str,
-        pool_name: str,
+        pool: PoolName,
         backend: Backend,
         *,
         credentials: Credentials | None = None,
+        ids: Iterator[int] | None = None,
     ) -> None:
-        self.service = service
-        self.pool_name = pool_name
+        self.pool = pool
         self.state = TreeState()
         self.gauges = Gauges()
-        self.run_id = secrets.token_hex(4)
         self.status: dict[str, Any] = {"state": "waiting", "message": ""}
         self._backend = backend
         self._worker: WorkerStats | None = None
-        self._ids = itertools.count(1)
+        self._ids = ids or itertools.count(1)
         self._changes: deque[Change] = deque(maxlen=NUM_CHANGES)
         self._viewers: set[Viewer] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._removals: Removals | None = None
         self._reader: RemoteReader | None = None
-        self._open_reader = partial(RemoteReader, service, pool_name, credentials=credentials)
+        self._open_reader = partial(RemoteReader, *pool, credentials=credentials)
         self._hurry = asyncio.Event()
         self._leaving: list[Departure] = []
         self._has_left = asyncio.Event()
@@ -100,6 +97,11 @@ class CacheObserver:
         """Start observing. Call on the loop."""
         self._reader = self._open_reader()
         self._look()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is a viewer."""
+        return bool(self._viewers)
 
     @contextmanager
     def watch(self, sees: Callable[[str], bool]) -> Iterator[Viewer]:
@@ -257,7 +259,7 @@ class CacheObserver:
         if error is None:
             self.status = {"state": "live", "message": ""}
         elif isinstance(error, UnknownPoolError):
-            self.status = {"state": "no-pool", "message": f"no worker holds the pool {self.pool_name!r} now"}
+            self.status = {"state": "no-pool", "message": f"no worker holds the pool {self.pool.pool!r} now"}
         else:
             self.status = {"state": "lost", "message": "the cache service does not answer"}
 

@@ -1,4 +1,4 @@
-"""A prompt's cached prefix, the reason it ends there, and pins, over HTTP. Own namespaces only.
+"""A prompt's cached prefix in all pools, the reason it ends there, pins and retention, over HTTP. Own namespaces only.
 
 POST   /v1/radixkv/match      number of cached tokens
 POST   /v1/radixkv/explain    where it diverges from the cache, and why
@@ -6,10 +6,12 @@ POST   /v1/radixkv/tokens     its token ids, and the namespace where they are ca
 POST   /v1/radixkv/pins       pin its cached prefix
 DELETE /v1/radixkv/pins       end the longest pin that it begins with
 GET    /v1/radixkv/pins       the tenant's pins
+POST   /v1/radixkv/retention  replace the retention priorities of its ranges
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -17,23 +19,23 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from radixkv.client import RemoteReader
-from radixkv.core.api import DEFAULT_NAMESPACE, PinInfo
-from radixkv.core.errors import PinBudgetError, UnknownPoolError
+from radixkv.core.api import DEFAULT_NAMESPACE, Explanation, MatchResult, PinInfo
 from radixkv.core.namespaces import derived_namespace, shares_prefix, with_adapter
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.core.validation import MAX_TTL_S
 from radixkv.gateway.api.conversations.conversation_service import service_of
 from radixkv.gateway.api.responses.cut import space_of
-from radixkv.gateway.http.auth import CurrentTenant, Tenant
+from radixkv.gateway.backend.pools import Answers, PoolName
+from radixkv.gateway.http.auth import TENANT, CurrentTenant, Tenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
-from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.pages.cache_view.routes import asking, by_pool, changing, name_of, view_of
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import ClosedModel, Name, PlainObject, TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
-from radixkv.gateway.turns.options import CacheSalt, ModelName, Sharing
+from radixkv.gateway.turns.options import CacheSalt, ModelName, RetentionRanges, Sharing, retention_of
 from radixkv.gateway.turns.tools import ChatTools, plan_tools
 from radixkv.gateway.turns.turns import chat_model, read_prompt
 from radixkv.generation.request import Prompt
@@ -64,6 +66,12 @@ class PinnedPrompt(CachedPrompt):
     """A prompt to pin, and for how long."""
 
     ttl_s: Annotated[float, Field(gt=0, le=MAX_TTL_S, description="Seconds after each use.")] = 300.0
+
+
+class RetainedPrompt(CachedPrompt):
+    """A prompt, and retention priorities of ranges of it, as in a chat request."""
+
+    retention: RetentionRanges
 
 
 async def _place_of(body: CachedPrompt, request: Request, context: RequestContext) -> Place:
@@ -123,39 +131,37 @@ def _shares(body: CachedPrompt, context: RequestContext) -> bool:
     return shares_prefix(context.sharing, salted=is_salted)
 
 
-async def _ask(request: Request, call: Any) -> Any:
-    observer: CacheObserver | None = request.app.state.cache_observer
-    if observer is None:
-        message = "this gateway knows no cache service: start it with --service ADDRESS"
-        raise ApiError(404, message, code="no_cache_service")
-    try:
-        return await observer.ask(call)
-    except PinBudgetError as error:
-        raise ApiError(409, str(error), code="pin_budget") from None
-    except UnknownPoolError:
-        message = "no worker holds the pool now"
-        raise ApiError(503, message, type="server_error", code="unavailable") from None
+async def _ask(request: Request, call: Callable[[RemoteReader], _Result]) -> Answers[_Result]:
+    with asking():
+        answers = await view_of(request).ask(call)
+        answers.require(partial(name_of, request.scope[TENANT]))
+        return answers
 
 
 @router.post("/match")
-async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
-    """Number of cached tokens of a prompt that a request finds, and of those after them on the worker's disk. Recency is
-    unchanged.
+async def match(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Number of cached tokens of a prompt that a request finds in the pool that holds most of it, and of those after them on
+    its worker's disk; and the same of each pool. Recency is unchanged.
     """
     tokens, namespace = await _place_of(body, request, context)
-    found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
+    answers = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
     shares = _shares(body, context)
-    return {
-        "num_prompt_tokens": num_tokens(tokens),
-        "num_cached_tokens": found.num_tokens if shares else 0,
-        "num_host_tokens": found.num_host_tokens if shares else 0,
-        "num_disk_tokens": found.num_disk_tokens if shares else 0,
-    }
+
+    def told(found: MatchResult) -> dict[str, Any]:
+        return {
+            "num_cached_tokens": found.num_tokens if shares else 0,
+            "num_host_tokens": found.num_host_tokens if shares else 0,
+            "num_disk_tokens": found.num_disk_tokens if shares else 0,
+        }
+
+    best = answers.by_pool[_holding_most(answers)]
+    return {"num_prompt_tokens": num_tokens(tokens), **told(best), **by_pool(answers, tenant_of(context), told)}
 
 
 @router.post("/explain")
 async def explain(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
-    """Where a prompt diverges from the cache, and why. Call before sending the prompt.
+    """Where a prompt diverges from the cache, and why, in the pool that holds most of it; and in each pool. Call before
+    sending the prompt.
 
     The cause is `unshared` where its `sharing`, which is returned too, lets it find nothing.
     """
@@ -165,19 +171,23 @@ async def explain(body: CachedPrompt, request: Request, context: CurrentContext)
         found = {"num_prompt_tokens": num_tokens(tokens), "num_cached_tokens": 0, "cause": "unshared", **nothing}
         found |= {"num_host_tokens": 0, "num_disk_tokens": 0}
         return {"sharing": context.sharing, **found}
-    told = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
-    return {
-        "sharing": context.sharing,
-        "num_prompt_tokens": told.num_prompt_tokens,
-        "num_cached_tokens": told.num_tokens,
-        "num_host_tokens": told.num_host_tokens,
-        "num_disk_tokens": told.num_disk_tokens,
-        "cause": told.cause,
-        "wanted_token_ids": unpack_tokens(told.wanted),
-        "found_token_ids": unpack_tokens(told.found),
-        "num_siblings": told.num_siblings,
-        "evicted": None if told.evicted is None else told.evicted._asdict(),
-    }
+    answers = await _ask(request, partial(RemoteReader.explain, tokens=tokens, namespace=namespace))
+
+    def told(each: Explanation) -> dict[str, Any]:
+        return {
+            "num_prompt_tokens": each.num_prompt_tokens,
+            "num_cached_tokens": each.num_tokens,
+            "num_host_tokens": each.num_host_tokens,
+            "num_disk_tokens": each.num_disk_tokens,
+            "cause": each.cause,
+            "wanted_token_ids": unpack_tokens(each.wanted),
+            "found_token_ids": unpack_tokens(each.found),
+            "num_siblings": each.num_siblings,
+            "evicted": None if each.evicted is None else each.evicted._asdict(),
+        }
+
+    best = answers.by_pool[_holding_most(answers)]
+    return {"sharing": context.sharing, **told(best), **by_pool(answers, tenant_of(context), told)}
 
 
 @router.post("/tokens")
@@ -189,37 +199,75 @@ async def tokens(body: CachedPrompt, request: Request, context: CurrentContext) 
 
 @router.post("/pins")
 async def pin(body: PinnedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
-    """Pin the cached prefix of a prompt; without one, nothing is pinned."""
+    """Pin the cached prefix of a prompt in the pool that holds most of it, of equals in the first; without one, nothing is
+    pinned.
+    """
     tokens, namespace = await _place_of(body, request, context)
-    pinned = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
-    return _told(await _ask(request, pinned))
+    found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
+    pool, view, tenant = _holding_most(found), view_of(request), tenant_of(context)
+    if not found.by_pool[pool].num_tokens:
+        found.require(partial(name_of, tenant), is_all=True)  # a silent service may hold it
+    with changing(view):
+        call = partial(RemoteReader.pin, tokens=tokens, ttl=body.ttl_s, namespace=namespace)
+        pinned = await view.ask_pool(pool, call)
+    unreachable = [name_of(tenant, service) for service in found.silent]
+    return {**_told(pinned, pool, tenant), "unreachable": unreachable}
 
 
 @router.delete("/pins")
-async def unpin(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
-    """End the longest pin whose tokens a prompt begins with."""
+async def unpin(body: CachedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """End the longest pin whose tokens a prompt begins with, in every pool that has it."""
     tokens, namespace = await _place_of(body, request, context)
-
-    def end_longest(reader: RemoteReader) -> int:
-        own = [one for one in reader.pins(namespace) if one.namespace == namespace and tokens.startswith(one.tokens)]
-        longest = max(own, key=lambda one: one.num_tokens, default=None)
-        return longest.num_tokens if longest and reader.unpin(longest.tokens, namespace=namespace) else 0
-
-    num_unpinned = await _ask(request, end_longest)
-    if not num_unpinned:
+    listed = await _ask(request, partial(RemoteReader.pins, namespace=namespace))
+    own = [one for pins in listed.by_pool.values() for one in pins if one.namespace == namespace]
+    longest = max((one for one in own if tokens.startswith(one.tokens)), key=lambda one: one.num_tokens, default=None)
+    ended = longest and await _ask(request, partial(RemoteReader.unpin, tokens=longest.tokens, namespace=namespace))
+    if longest is None or ended is None or not any(ended.by_pool.values()):
+        listed.require(partial(name_of, tenant_of(context)), is_all=True)  # a silent service may have it
         raise ApiError(404, "no pin stands at the beginning of this prompt", code="not_pinned")
-    return {"num_tokens": num_unpinned}
+    unreachable = [name_of(tenant_of(context), service) for service in {*listed.silent, *ended.silent}]
+    return {"num_tokens": longest.num_tokens, "unreachable": unreachable}
 
 
 @router.get("/pins")
 async def pins(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """The tenant's pins, including those under its salts and adapters; at most 1,000."""
-    listed = await _ask(request, partial(RemoteReader.pins, namespace=tenant.namespace))
-    return {"object": "list", "data": list(map(_told, listed[:MAX_PINS_TOLD])), "has_more": len(listed) > MAX_PINS_TOLD}
-
-
-def _told(pin: PinInfo) -> dict[str, Any]:
+    """The tenant's pins in all pools, including those under its salts and adapters; at most 1,000."""
+    answers = await _ask(request, partial(RemoteReader.pins, namespace=tenant.namespace))
+    listed = [_told(each, pool, tenant) for pool, pins in answers.by_pool.items() for each in pins]
     return {
+        "object": "list",
+        "data": listed[:MAX_PINS_TOLD],
+        "has_more": len(listed) > MAX_PINS_TOLD,
+        "unreachable": [name_of(tenant, service) for service in answers.silent],
+    }
+
+
+@router.post("/retention")
+async def retain(body: RetainedPrompt, request: Request, context: CurrentContext) -> dict[str, Any]:
+    """Replace the retention priorities of ranges of a prompt, as far as each pool holds it."""
+    tokens, namespace = await _place_of(body, request, context)
+    retention = retention_of(body.retention)
+    call = partial(RemoteReader.retain, tokens=tokens, retention=retention, namespace=namespace)
+    answers = await _ask(request, call)
+    told = by_pool(answers, tenant_of(context), lambda number: {"num_tokens": number})
+    return {"num_tokens": max(answers.by_pool.values()), **told}
+
+
+def _holding_most(answers: Answers[Any]) -> PoolName:
+    """Return the pool with the longest match, of equals the first; `answers`: matches or explanations, at least one."""
+    return max(answers.by_pool, key=lambda pool: answers.by_pool[pool].num_tokens)
+
+
+def tenant_of(context: RequestContext) -> Tenant:
+    """Return the tenant of a request, which was authenticated before."""
+    assert context.tenant is not None
+    return context.tenant
+
+
+def _told(pin: PinInfo, pool: PoolName, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "service": name_of(tenant, pool.service),
+        "pool": pool.pool,
         "cache_namespace": pin.namespace,
         "num_tokens": pin.num_tokens,
         "num_blocks": pin.num_blocks,

@@ -1,8 +1,12 @@
-"""`/v1/radixkv/cache/`: queries and actions of the tree page. A tenant sees and changes only its own namespaces."""
+"""`/v1/radixkv/cache/`: queries and actions of the tree page. A tenant sees and changes only its own namespaces.
+
+The page shows one pool at a time: `?pool=KEY` names it, without a key the first. Ids of nodes are unique over all pools.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -15,16 +19,18 @@ from radixkv.core.errors import PinBudgetError, UnknownPoolError
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.validation import MAX_TTL_S
+from radixkv.gateway.backend.pools import Answers, PoolName
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.http.auth import CurrentTenant, Tenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.pages.cache_view.nodes import ViewNode
 from radixkv.gateway.pages.cache_view.observer import CacheObserver
+from radixkv.gateway.pages.cache_view.view import CacheView, Seen
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.fields import FAIL_FAST, ClosedModel
 from radixkv.gateway.protocol.sse import EventStreamResponse, sse
 
-__all__ = ["find_node", "observer_of", "router"]
+__all__ = ["asking", "by_pool", "changing", "find_node", "name_of", "router", "view_of"]
 
 MAX_ASKED = 2000
 """Nodes labelled per request."""
@@ -74,47 +80,92 @@ def _sees(tenant: Tenant) -> Callable[[str], bool]:
     return lambda namespace: tenant.is_operator or owner_of(namespace) == tenant.namespace
 
 
-def observer_of(request: Request) -> CacheObserver:
-    """Return the observer of the cache service, if one is configured."""
-    observer: CacheObserver | None = request.app.state.cache_observer
-    if observer is None:
+def view_of(request: Request) -> CacheView:
+    """Return the pools, if a cache service is configured."""
+    view: CacheView | None = request.app.state.cache_view
+    if view is None:
         message = "this gateway knows no cache service: start it with --service ADDRESS"
         raise ApiError(404, message, code="no_cache_service")
+    return view
+
+
+def _observer_of(request: Request) -> CacheObserver:
+    """Return the observer of the pool that the request names."""
+    observer = view_of(request).observer(request.query_params.get("pool", ""))
+    if observer is None:
+        raise ApiError(404, "there is no such pool any more", code="pool_gone", param="pool")
     return observer
 
 
-def find_node(observer: CacheObserver, view_id: int, tenant: Tenant) -> ViewNode:
+def find_node(view: CacheView, view_id: int, tenant: Tenant) -> Seen:
     """Return a node visible to this tenant; nodes of other tenants count as missing."""
-    node = observer.state.nodes.get(view_id)
-    if node is None or not _sees(tenant)(node.info.namespace):
+    seen = view.find(view_id)
+    if seen is None or not _sees(tenant)(seen.node.info.namespace):
         raise ApiError(404, "this node is not cached any more", code="node_gone")
-    return node
+    return seen
 
 
-async def _change(observer: CacheObserver, call: Callable[[RemoteReader], _Result]) -> _Result:
-    """Change the cache, and list the tree again at once."""
+def name_of(tenant: Tenant, service: str) -> str:
+    """Return a service's name as a tenant may know it: to others than operators it stands for the address."""
+    return service if tenant.is_operator else PoolName(service, "").key
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Give refusals of the pools in the API's form."""
     try:
-        return await observer.ask(call)
+        yield
     except PinBudgetError as error:
         raise ApiError(409, str(error), code="pin_budget") from None
     except UnknownPoolError:
         message = "no worker holds the pool now"
         raise ApiError(503, message, type="server_error", code="unavailable") from None
+
+
+@contextmanager
+def changing(view: CacheView) -> Iterator[None]:
+    """As `asking`; lists the trees again at once."""
+    try:
+        with asking():
+            yield
     finally:
-        observer.hurry()
+        view.hurry()
+
+
+async def _change(view: CacheView, observer: CacheObserver, call: Callable[[RemoteReader], _Result]) -> _Result:
+    with changing(view):
+        return await observer.ask(call)
+
+
+@router.get("/pools")
+async def pools(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """List the pools that a page can show, and whether each answers."""
+    observers = view_of(request).observers
+    return {
+        "pools": [
+            {
+                "key": key,
+                "service": name_of(tenant, observer.pool.service),
+                "pool": observer.pool.pool,
+                "state": observer.status["state"],
+            }
+            for key, observer in observers.items()
+        ]
+    }
 
 
 @router.get("/events")
 async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse:
-    """Stream everything that a page shows: `hello`, `status`, `points`, `tree`, `gone`."""
-    observer = observer_of(request)
+    """Stream everything that a page shows of a pool: `hello`, `status`, `points`, `tree`, `gone`."""
+    view, observer = view_of(request), _observer_of(request)
     gate = request.app.state.gate
 
     async def told() -> AsyncIterator[bytes]:
         hello = {
-            "service": observer.service if tenant.is_operator else "",
-            "run": observer.run_id,
-            "pool": observer.pool_name,
+            "service": observer.pool.service if tenant.is_operator else "",
+            "run": view.run_id,
+            "pool": observer.pool.pool,
+            "key": observer.pool.key,
             "is_operator": tenant.is_operator,
             "namespace": tenant.namespace,
         }
@@ -129,7 +180,7 @@ async def events(request: Request, tenant: CurrentTenant) -> EventStreamResponse
 @router.post("/labels")
 async def labels(body: Labels, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """Role and text at the beginning of these nodes' edges; missing nodes are left out."""
-    state, sees = observer_of(request).state, _sees(tenant)
+    state, sees = _observer_of(request).state, _sees(tenant)
     nodes = [node for view_id in body.ids if (node := state.nodes.get(view_id)) is not None]
     told = await request.app.state.node_texts.labels([n for n in nodes if sees(n.info.namespace)], state)
     return {"labels": told}
@@ -138,7 +189,7 @@ async def labels(body: Labels, request: Request, tenant: CurrentTenant) -> dict[
 @router.post("/search")
 async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """The nodes where a text ends."""
-    observer = observer_of(request)
+    observer = _observer_of(request)
     async with request.app.state.one_by_one.place(tenant.namespace):
         found = await request.app.state.node_texts.search(body.text, observer.state, _sees(tenant))
     return {"ids": found.ids, "is_complete": found.is_complete}
@@ -147,8 +198,7 @@ async def search(body: Search, request: Request, tenant: CurrentTenant) -> dict[
 @router.get("/nodes/{view_id}")
 async def node(view_id: int, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """One node: the text of its path and of its edge, its blocks, its pins."""
-    observer = observer_of(request)
-    found = find_node(observer, view_id, tenant)
+    observer, found = find_node(view_of(request), view_id, tenant)
     info, history = found.info, observer.state.history(view_id)
     texts = request.app.state.node_texts
     pins = await _read(observer, lambda reader: reader.pins(info.namespace))
@@ -184,43 +234,46 @@ def _told(pin: PinInfo) -> dict[str, Any]:
 @router.post("/nodes/{view_id}/pin")
 async def pin(view_id: int, body: Pin, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """Pin everything up to the end of a node."""
-    observer = observer_of(request)
-    found = find_node(observer, view_id, tenant)
+    view = view_of(request)
+    observer, found = find_node(view, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
-    return _told(await _change(observer, lambda reader: reader.pin(history, ttl=body.ttl_s, namespace=namespace)))
+    return _told(await _change(view, observer, lambda reader: reader.pin(history, ttl=body.ttl_s, namespace=namespace)))
 
 
 @router.post("/nodes/{view_id}/unpin")
 async def unpin(view_id: int, body: Unpin, request: Request, tenant: CurrentTenant) -> dict[str, bool]:
     """End a pin on a node."""
-    observer = observer_of(request)
-    found = find_node(observer, view_id, tenant)
+    view = view_of(request)
+    observer, found = find_node(view, view_id, tenant)
     tokens = observer.state.history(view_id)[: body.num_tokens * TOKEN_BYTES]
-    was_pinned = await _change(observer, lambda reader: reader.unpin(tokens, namespace=found.info.namespace))
+    was_pinned = await _change(view, observer, lambda reader: reader.unpin(tokens, namespace=found.info.namespace))
     return {"was_pinned": was_pinned}
 
 
 @router.post("/nodes/{view_id}/evict")
 async def evict_branch(view_id: int, _body: EvictBranch, request: Request, tenant: CurrentTenant) -> dict[str, int]:
     """Evict a node and its descendants, except blocks locked by sequences and pins."""
-    observer = observer_of(request)
-    found = find_node(observer, view_id, tenant)
+    view = view_of(request)
+    observer, found = find_node(view, view_id, tenant)
     history, namespace = observer.state.history(view_id), found.info.namespace
     return {
-        "num_blocks": await _change(observer, partial(RemoteReader.evict_branch, tokens=history, namespace=namespace))
+        "num_blocks": await _change(
+            view, observer, partial(RemoteReader.evict_branch, tokens=history, namespace=namespace)
+        )
     }
 
 
 @router.get("/workers")
 async def workers(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     """List the workers that the gateway serves, with the load that they reported; to others than operators none."""
-    observer, generator = observer_of(request), request.app.state.backend.generator
+    view, generator = view_of(request), request.app.state.backend.generator
     if not tenant.is_operator:
         return {"workers": []}
     if isinstance(generator, RoutedGenerator):
         reports = generator.workers()
     else:
-        reports = list((await _read(observer, RemoteReader.workers_all)).values())
+        told = (await view.ask(lambda reader: reader.workers_all()[reader.pool_name])).require()
+        reports = list(told.values())
     return {
         "workers": [
             {
@@ -235,10 +288,28 @@ async def workers(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
 
 
 @router.post("/evict")
-async def evict(body: Evict, request: Request, tenant: CurrentTenant) -> dict[str, int]:
-    """Evict cold blocks of the pool, of any tenant; operators only."""
-    observer = observer_of(request)
+async def evict(body: Evict, request: Request, tenant: CurrentTenant) -> dict[str, Any]:
+    """Evict so many cold blocks, of any tenant, of the pool that is named, otherwise of each; operators only."""
+    view = view_of(request)
     if not tenant.is_operator:
         message = "only an operator may evict from the whole pool"
         raise ApiError(403, message, type="permission_error", code="not_an_operator")
-    return {"num_blocks": await _change(observer, lambda reader: reader.evict(body.num_blocks))}
+    if "pool" in request.query_params:
+        pool = _observer_of(request).pool
+        with changing(view):
+            return {"num_blocks": await view.ask_pool(pool, lambda reader: reader.evict(body.num_blocks))}
+    with changing(view):
+        answers = await view.ask(lambda reader: reader.evict(body.num_blocks))
+        num_blocks = sum(answers.require(partial(name_of, tenant)).values())
+    return {"num_blocks": num_blocks, **by_pool(answers, tenant, lambda number: {"num_blocks": number})}
+
+
+def by_pool(answers: Answers[_Result], tenant: Tenant, told: Callable[[_Result], dict[str, Any]]) -> dict[str, Any]:
+    """Return answers in the API's form: of each pool, and the services that could not be reached."""
+    return {
+        "pools": [
+            {"service": name_of(tenant, pool.service), "pool": pool.pool, **told(answer)}
+            for pool, answer in answers.by_pool.items()
+        ],
+        "unreachable": [name_of(tenant, service) for service in answers.silent],
+    }

@@ -22,6 +22,11 @@ export class Gauges {
     this.turn.value += 1;
   }
 
+  clear() {
+    this.points = [];
+    this.turn.value += 1;
+  }
+
   get latest() {
     return this.points[this.points.length - 1];
   }

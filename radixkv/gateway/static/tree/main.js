@@ -9,7 +9,7 @@ import { Panel } from "./panel.js";
 import * as state from "./state.js";
 import { EvictSome, Legend, SearchBox, ViewButtons } from "./tools.js";
 import { capital, count } from "./words.js";
-import { Workers } from "./workers.js";
+import { Pools, Workers } from "./workers.js";
 import { effect, html, render, signal, useEffect, useRef } from "../vendor/htm-preact.js";
 
 const HELLO = [{ role: "user", content: "Hello" }];
@@ -82,6 +82,7 @@ function App() {
     <div class="cards"><${GaugeCards} gauges=${state.gauges} /></div>
     <${Workers} isOperator=${Boolean(state.hello.value?.is_operator)} />
     <div class="tools">
+      <${Pools} />
       <${SearchBox} onFound=${(ids) => (state.found.value = ids)} onNext=${nextFound} say=${say} />
       <${ViewButtons} isList=${isList} onList=${(wants) => (state.isList.value = wants)} onFit=${() => drawing.fit()}
         onZoom=${(step) => drawing.zoom(ZOOM_STEP ** step)} />

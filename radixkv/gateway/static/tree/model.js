@@ -46,6 +46,12 @@ export class Tree {
     return this.leave(gone, keepsGhosts);
   }
 
+  /** Another pool is shown, of which nothing is known yet. */
+  forget() {
+    [this.nodes, this.#arriving, this.isListed.value] = [new Map(), null, false];
+    this.#arrange();
+  }
+
   /** Nodes have left the tree, `[id, kind, blocks]` each: they stay as ghosts for a moment, or go at once. Those not known of before. */
   leave(gone, keepsGhosts) {
     const news = gone.filter(([id]) => !id || this.nodes.get(id)?.goneAt_ms === 0);

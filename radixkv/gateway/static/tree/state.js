@@ -18,6 +18,8 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 export const tree = new Tree();
 export const gauges = new Gauges();
 export const hello = signal(null);
+/** Key of the pool that is shown; empty: the first. */
+export const pool = signal("");
 /** Of the gateway: waiting, live, lost, and when it was lost. */
 export const link = signal({ state: "waiting", at_ms: 0 });
 /** Of the cache service, as the gateway tells it. */
@@ -58,8 +60,9 @@ export async function placeOf(hash) {
   const [conversation, message] = hash.slice(1).split("/");
   if (!message) return null;
   try {
-    const { id } = await call("POST", `${CACHE}/place`, { conversation, message });
-    if (!id) say("Nothing of this branch is cached now.");
+    const { id, pool: key, num_cached_tokens: cached } = await call("POST", `${CACHE}/place`, { conversation, message });
+    if (!cached) say("Nothing of this branch is cached now.");
+    else if (key !== hello.value?.key) show(key); // asked again once that pool is listed
     return id;
   } catch (error) {
     say(error.message, true);
@@ -78,8 +81,15 @@ export function select(node) {
 
 const heard = {
   hello(told) {
-    if (hello.value?.run !== told.run) selected.value = null;
+    const before = hello.value;
     hello.value = told;
+    if (before?.run === told.run && before.key === told.key) return;
+    select(null);
+    if (before && before.key !== told.key) {
+      gauges.clear();
+      tree.forget();
+      left.value = {};
+    }
   },
   status(told) {
     status.value = told;
@@ -113,6 +123,20 @@ function noteLeft(gone) {
   if (gone.length) left.value = next;
 }
 
+/** Ends what is followed of the pool that is shown. */
+let following = new AbortController();
+
+/** Show another pool. */
+export function show(key) {
+  pool.value = key;
+  following.abort();
+}
+
+/** A path of the pool that is shown. */
+export function ofPool(path) {
+  return pool.value ? `${CACHE}/${path}?pool=${pool.value}` : `${CACHE}/${path}`;
+}
+
 /** Follow the cache, for as long as the page is there. */
 export async function watch() {
   setInterval(() => {
@@ -121,10 +145,14 @@ export async function watch() {
     tick.value += 1;
   }, TICK_MS);
   const onState = (state) => (link.value = { state, at_ms: state === link.value.state ? link.value.at_ms : performance.now() });
-  try {
-    await follow(`${CACHE}/events`, { onEvent: (name, data) => heard[name]?.(data), onState, signal: new AbortController().signal });
-  } catch (error) {
-    refusal.value = error;
+  while (!refusal.value) {
+    following = new AbortController();
+    try {
+      await follow(ofPool("events"), { onEvent: (name, data) => heard[name]?.(data), onState, signal: following.signal });
+    } catch (error) {
+      if (pool.value) pool.value = ""; // it is gone: the first is shown
+      else refusal.value = error;
+    }
   }
 }
 
@@ -146,7 +174,7 @@ async function askForLabels() {
     asked.add(id);
   }
   try {
-    tree.name((await call("POST", `${CACHE}/labels`, { ids })).labels);
+    tree.name((await call("POST", ofPool("labels"), { ids })).labels);
     if (selected.value) where.value = describe(selected.value, tree.now_s());
   } catch (error) {
     if (error.status) say(error.message, true);

@@ -1,6 +1,7 @@
 // What stands above the drawing: search, zoom, drawing or list, the signs and what they mean, and room for an operator to make.
 
 import { call } from "../page.js";
+import { ofPool } from "./state.js";
 import { count } from "./words.js";
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 
@@ -15,7 +16,7 @@ export function SearchBox({ onFound, onNext, say }) {
     const search = async () => {
       if (!text.trim()) return tell(null);
       try {
-        return tell(await call("POST", "/v1/radixkv/cache/search", { text }));
+        return tell(await call("POST", ofPool("search"), { text }));
       } catch (error) {
         return say(error.message, true);
       }
@@ -84,7 +85,7 @@ export function EvictSome({ say }) {
     const num_blocks = Number(new FormData(event.target).get("blocks"));
     dialog.current.close();
     try {
-      const told = await call("POST", "/v1/radixkv/cache/evict", { num_blocks });
+      const told = await call("POST", ofPool("evict"), { num_blocks });
       say(`${count(told.num_blocks, "block")} evicted.`);
     } catch (error) {
       say(error.message, true);

@@ -50,7 +50,7 @@ def test_nodes_come_and_go_and_are_counted(stack: TreeStack, eye: Follower) -> N
 
 
 def test_who_comes_late_is_told_what_the_figures_were_before(stack: TreeStack) -> None:
-    observer = stack.server.app.state.cache_observer
+    observer = stack.server.app.state.cache_view.observer()
     with follower(stack.server.address) as early:
         early.wait_until(lambda: bool(early.points))
     num_read = observer.gauges.num_read
@@ -59,7 +59,7 @@ def test_who_comes_late_is_told_what_the_figures_were_before(stack: TreeStack) -
 
 
 def test_figures_are_read_while_nobody_looks(stack: TreeStack) -> None:
-    wait_until(lambda: stack.server.app.state.cache_observer.gauges.num_read > 0)
+    wait_until(lambda: stack.server.app.state.cache_view.observer().gauges.num_read > 0)
 
 
 def test_an_eviction_is_told_by_the_event_and_not_only_by_the_next_listing(stack: TreeStack, eye: Follower) -> None:
@@ -121,11 +121,11 @@ def test_nobody_asks_the_service_while_nobody_looks(stack: TreeStack) -> None:
             stack.store(PUBLIC)
             eye.wait_until(lambda: bool(eye.nodes))
             assert reader.event_stats().num_event_subscribers == 1
-            state = stack.server.app.state.cache_observer.state
+            state = stack.server.app.state.cache_view.observer().state
             assert state.nodes
-        observer = stack.server.app.state.cache_observer
+        observer = stack.server.app.state.cache_view.observer()
         wait_until(lambda: not observer.state.nodes and not reader.event_stats().num_event_subscribers)
-    assert eye.hello["run"] == observer.run_id
+    assert eye.hello["run"] == stack.server.app.state.cache_view.run_id
 
 
 def test_several_who_look_share_one_look(stack: TreeStack, eye: Follower) -> None:

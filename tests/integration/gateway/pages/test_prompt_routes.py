@@ -62,18 +62,18 @@ def test_a_prompt_is_matched_explained_and_pinned_as_a_request_with_it_is(url: s
     before = ask(url, "POST", "radixkv/explain", **mine).json()
     assert (before["num_cached_tokens"], before["cause"]) == (0, "empty")
     length = say(url, mine)
-    assert ask(url, "POST", "radixkv/match", **mine).json() == {
-        "num_prompt_tokens": length,
-        "num_cached_tokens": length,
-        "num_host_tokens": 0,
-        "num_disk_tokens": 0,
-    }
+    here = {"num_cached_tokens": length, "num_host_tokens": 0, "num_disk_tokens": 0}
+    matched = ask(url, "POST", "radixkv/match", **mine).json()
+    (pool,) = matched.pop("pools")
+    assert matched == {"num_prompt_tokens": length, **here, "unreachable": []}
+    assert pool.pop("service") != "127.0.0.1", "it names the service without its address"
+    assert pool == {"pool": "default", **here}
     assert ask(url, "POST", "radixkv/explain", **mine).json()["cause"] == "cached"
     pinned = ask(url, "POST", "radixkv/pins", ttl_s=60, **mine).json()
     assert (pinned["num_tokens"], pinned["ttl_s"]) == (length, 60)
     listed = ask(url, "GET", "radixkv/pins").json()["data"]
     assert [pin["num_tokens"] for pin in listed if pin["cache_namespace"] == pinned["cache_namespace"]] == [length]
-    assert ask(url, "DELETE", "radixkv/pins", **mine).json() == {"num_tokens": length}
+    assert ask(url, "DELETE", "radixkv/pins", **mine).json() == {"num_tokens": length, "unreachable": []}
     assert ask(url, "DELETE", "radixkv/pins", **mine).status_code == 404
 
 
@@ -88,7 +88,7 @@ def test_another_tenant_or_salt_is_told_of_nothing(url: str, form: dict[str, Any
         assert ask(url, "POST", "radixkv/pins", key, ttl_s=60, **other).json()["num_tokens"] == 0
         assert ask(url, "DELETE", "radixkv/pins", key, **other).status_code == 404
     assert ask(url, "GET", "radixkv/pins", "blue").json()["data"] == []
-    assert ask(url, "DELETE", "radixkv/pins", **form).json() == {"num_tokens": length}
+    assert ask(url, "DELETE", "radixkv/pins", **form).json() == {"num_tokens": length, "unreachable": []}
 
 
 def test_a_kept_branch_is_pinned_as_it_was_put_to_the_model(url: str) -> None:
@@ -102,7 +102,10 @@ def test_a_kept_branch_is_pinned_as_it_was_put_to_the_model(url: str) -> None:
             pinned = ask(url, "POST", "radixkv/pins", ttl_s=60, **form).json()
             assert pinned["num_tokens"] == matched["num_cached_tokens"] >= least
             assert ask(url, "POST", "radixkv/pins", "blue", ttl_s=60, **form).status_code == 404
-            assert ask(url, "DELETE", "radixkv/pins", **form).json() == {"num_tokens": pinned["num_tokens"]}
+            assert ask(url, "DELETE", "radixkv/pins", **form).json() == {
+                "num_tokens": pinned["num_tokens"],
+                "unreachable": [],
+            }
 
 
 def test_an_explanation_shows_where_two_prompts_part(url: str) -> None:

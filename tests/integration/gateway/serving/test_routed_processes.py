@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -123,9 +124,7 @@ def test_a_killed_worker_fails_no_request_and_its_stream_ends_with_the_same_text
     reader.start()
     assert has_begun.wait(TIMEOUT_S)
     lost = _worker_with_a_reply(deployment)
-    lost.send(signal.SIGKILL)
-    while not lost.ended():
-        time.sleep(0.01)
+    kill(lost)
     for number in range(4):
         post(other, "/v1/chat/completions", chat(f"{number} {TEXT}"))
     reader.join(TIMEOUT_S)
@@ -137,13 +136,64 @@ def test_a_killed_worker_fails_no_request_and_its_stream_ends_with_the_same_text
     lost.wait_ready()
 
 
+def test_a_clear_survives_the_kill_of_its_gateway_and_reaches_the_killed_service_before_any_request(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    roles, port = deployment.roles, free_port()
+    line = ["gateway", "--listen", f"127.0.0.1:{port}", "--state", str(tmp_path / "state"), "--worker-wait", "60"]
+    addresses = {address_of(roles[f"service {name}"]): name for name in "ab"}
+    for address in addresses:
+        line += ["--service", address]
+    gateway, url = Role("kept", line, tmp_path / "gateway.log"), f"http://127.0.0.1:{port}"
+    gateway.start()
+    gateway.wait_ready()
+
+    def holders(text: str, **more: str) -> list[str]:
+        found = post(url, "/v1/radixkv/match", {"prompt": text, **more})
+        return [each["service"] for each in found["pools"] if each["num_cached_tokens"] > len(text) // 2]
+
+    def cached(text: str, **more: str) -> int:
+        body = {"prompt": text, "max_tokens": 4, "temperature": 0, **more}
+        return cached_of_chat(post(url, "/v1/completions", body))
+
+    try:
+        cached("Salted " + TEXT, cache_salt="pepper")
+        (address,) = holders("Salted " + TEXT, cache_salt="pepper")
+        texts = (f"Kept {number} {TEXT}" for number in range(100))
+        kept = next(text for text in texts if cached(text) >= 0 and holders(text) == [address])
+        lost, other = addresses[address], "ba"[list("ab").index(addresses[address])]
+        kill(roles[f"service {lost}"])
+        cleared = post(url, "/v1/radixkv/clear", {"cache_salt": "pepper"})
+        assert [each["service"] for each in cleared["pending"]] == [address]
+        kill(gateway)
+        gateway.start()
+        gateway.wait_ready()
+        roles[f"service {lost}"].start()
+        roles[f"service {lost}"].wait_ready()
+        kill(roles[f"worker {other}"])
+        assert cached("Salted " + TEXT, cache_salt="pepper") == 0
+        assert cached(kept) == len(kept.encode()) - 1, "the worker has given the restarted service its tree again"
+        roles[f"worker {other}"].start()
+        roles[f"worker {other}"].wait_ready()
+    finally:
+        gateway.kill()
+
+
+def address_of(service: Role) -> str:
+    return service._arguments[service._arguments.index("--listen") + 1]
+
+
+def kill(role: Role) -> None:
+    role.send(signal.SIGKILL)
+    while not role.ended():
+        time.sleep(0.01)
+
+
 def _worker_with_a_reply(deployment: Deployment) -> Role:
     """The worker that runs a reply now, or ran the last one."""
     busiest, most = None, -1
     for name in "ab":
-        service = deployment.roles[f"service {name}"]
-        address = service._arguments[service._arguments.index("--listen") + 1]
-        with connect(address) as reader:
+        with connect(address_of(deployment.roles[f"service {name}"])) as reader:
             (stats,) = reader.stats_all().values()
         if stats.num_sequences > most:
             busiest, most = deployment.roles[f"worker {name}"], stats.num_sequences

@@ -66,7 +66,7 @@ def test_held_tokens_are_what_the_counter_has_risen_and_all_of_a_new_one(databas
             1.5,
         ):  # the fourth comes late; the next is of a service that was started again
             book = book_of(database)  # a gateway that was, too
-            await book.hold([usage("a", counter)], BLOCK_SIZE, PRICES)
+            await book.hold("pool", [usage("a", counter)], BLOCK_SIZE, PRICES)
             (bill,) = await book.read("a")
             assert bill.cost == pytest.approx(bill.held_token_s)
             told.append(bill.held_token_s / BLOCK_SIZE)
@@ -80,9 +80,9 @@ def test_a_namespace_that_holds_nothing_any_more_is_asked_for_once(database: Dat
         book = book_of(database)
         left = []
         for usages in ([usage("a", 1.0), usage("b", 1.0)], [usage("a", 2.0)], [usage("a", 2.0)]):
-            left.append(book.left_out(usages))
+            left.append(book.left_out("pool", usages))
             gone = [usage(name, 1.5, num_blocks=0) for name in left[-1]]
-            await book.hold([*usages, *gone], BLOCK_SIZE, None)
+            await book.hold("pool", [*usages, *gone], BLOCK_SIZE, None)
         (bill,) = await book.read("b")
         assert bill.held_token_s == 1.5 * BLOCK_SIZE
         return left

@@ -11,6 +11,7 @@ import pytest
 from radixkv import CacheStats, PrefixCache, pack_tokens
 from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.gateway.backend.backend import Backend
+from radixkv.gateway.backend.pools import PoolName
 from radixkv.gateway.pages.cache_view.gauges import KEPT_S, Gauges
 from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
 from radixkv.gateway.pages.cache_view.observer import NUM_CHANGES, CacheObserver
@@ -135,7 +136,7 @@ class Shown:
 
     def __init__(self) -> None:
         self.watched = Watched()
-        self.observer = CacheObserver("127.0.0.1:1", "default", Backend(object()))  # type: ignore[arg-type]  # asked nothing
+        self.observer = CacheObserver(PoolName("127.0.0.1:1", "default"), Backend(object()))  # type: ignore[arg-type]  # asked nothing
 
     def look(self) -> None:
         change = self.watched.look()

@@ -29,7 +29,7 @@ from radixkv.worker.sampling.grammar import CompiledMatcher, GrammarCompiler
 from radixkv.worker.sampling.grammar_source import grammar_source
 from radixkv.worker.sampling.grammar_trials import GrammarTrials
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 WAIT_S = 60.0
 SLOW = HOSTILE["multipleOf a prime of 8 digits"]
 
@@ -81,8 +81,13 @@ def _wait_for_end(pidfd: int) -> None:
     os.close(pidfd)
 
 
-def answered(ask: Callable[[], Answer]) -> Answer:
-    """The answer; asked for again where the machine was too busy to give one."""
+def matcher_of(compiler: GrammarCompiler, grammar: Grammar, namespace: str = "default") -> CompiledMatcher:
+    """Its matcher, or why there is none."""
+    return said(lambda: compiler.matcher(grammar, namespace))
+
+
+def said(ask: Callable[[], T]) -> T:
+    """The answer, asked for again where the machine was too busy to say."""
     until_s = time.monotonic() + 4 * WAIT_S
     while True:
         try:
@@ -90,11 +95,6 @@ def answered(ask: Callable[[], Answer]) -> Answer:
         except LimitError:
             if time.monotonic() > until_s:
                 raise
-
-
-def matcher_of(compiler: GrammarCompiler, grammar: Grammar, namespace: str = "default") -> CompiledMatcher:
-    """Its matcher, or why there is none."""
-    return answered(lambda: compiler.matcher(grammar, namespace))
 
 
 def _slowest_mask_s(matcher: CompiledMatcher, seed: int) -> float:
@@ -197,7 +197,7 @@ def test_a_namespace_that_sends_slow_ones_keeps_no_other_waiting_for_them(shared
             for prime in primes
         ]
         for count in range(5):
-            shared.matcher(Grammar("regex", f"quick{{{count}}}"), "b")
+            matcher_of(shared, Grammar("regex", f"quick{{{count}}}"), "b")
         assert not all(one.done() for one in slow)
         assert all(isinstance(one.exception(WAIT_S), InvalidArgumentError | LimitError) for one in slow)
 
@@ -259,7 +259,7 @@ def test_a_trial_that_something_else_ended_gives_no_verdict(text: ChatText) -> N
         os.kill(_trial_of(trials.pid), signal.SIGKILL)
         with pytest.raises(LimitError, match="busy"):
             answer.result(WAIT_S)
-        assert answered(lambda: trials.run(grammar_source(SLOW))).bound
+        assert said(lambda: trials.run(grammar_source(SLOW))).bound
 
 
 def test_a_process_that_was_killed_is_told_of_and_replaced(text: ChatText) -> None:
@@ -271,7 +271,7 @@ def test_a_process_that_was_killed_is_told_of_and_replaced(text: ChatText) -> No
         with pytest.raises(UnavailableError, match="try again"):
             answer.result(WAIT_S)
         _wait_for_end(trial)
-        assert answered(lambda: trials.run(grammar_source(HONEST["an object"]))).bound == ""
+        assert said(lambda: trials.run(grammar_source(HONEST["an object"]))).bound == ""
 
 
 def test_closing_ends_the_process_and_what_is_tried_and_leaves_no_zombie(text: ChatText) -> None:

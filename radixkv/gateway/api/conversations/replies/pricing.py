@@ -15,6 +15,7 @@ from radixkv.core.namespaces import conversation_salt, derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
+from radixkv.gateway.backend.pools import Answers
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.models import ServedModel
@@ -26,10 +27,14 @@ MAX_READ_CHARACTERS = 4_000_000
 """Of the branches of one request, each from its beginning; branches after this bound have unknown costs."""
 
 
-class _Cache(Protocol):
-    """Asynchronous access to the cache service."""
+ANSWER_S = 0.5
+"""How long pools are waited for."""
 
-    async def ask(self, call: Callable[[RemoteReader], MatchResult]) -> MatchResult: ...
+
+class _Cache(Protocol):
+    """Asynchronous access to the pools."""
+
+    async def ask(self, call: Callable[[RemoteReader], MatchResult], timeout_s: float) -> Answers[MatchResult]: ...
 
 
 class Cost(NamedTuple):
@@ -68,7 +73,7 @@ async def cost_of(
     tokens = await read_prompt(state.backend, transcript, ())
     salt = conversation_salt(tenant.sharing, conversation_id)
     namespace = derived_namespace(tenant.namespace, salt=salt, adapter=model.adapter)
-    cached = 0 if tenant.sharing == "off" else await _num_cached(state.cache_observer, tokens, namespace)
+    cached = 0 if tenant.sharing == "off" else await _num_cached(state.cache_view, tokens, namespace)
     return Cost(num_tokens(tokens), cached, model.info.max_length - 1)
 
 
@@ -96,6 +101,7 @@ async def _num_cached(cache: _Cache | None, tokens: bytes, namespace: str) -> in
     if cache is None:
         return None
     try:
-        return (await cache.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace))).num_tokens
-    except RadixKVError:  # the service is unreachable, or holds no pool
+        found = await cache.ask(partial(RemoteReader.match, tokens=tokens, namespace=namespace), ANSWER_S)
+        return max(match.num_tokens for match in found.require().values())
+    except RadixKVError:  # no service is reachable, or none holds a pool
         return None

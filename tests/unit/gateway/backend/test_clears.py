@@ -1,0 +1,162 @@
+"""The book of clears over one database: written before anything is told, read by every gateway, ended by being told alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgres_server import PostgresServer
+
+from radixkv import PoolShape, connect, pack_tokens
+from radixkv.core.errors import LimitError
+from radixkv.gateway.backend import clears as module
+from radixkv.gateway.backend.clears import Clears
+from radixkv.gateway.backend.members import PendingClear
+from radixkv.gateway.backend.pools import CachePools, PoolName
+from radixkv.gateway.storage.database import Database
+from radixkv.service import ServiceConfig, ServiceThread
+
+TOKENS = pack_tokens(range(16))
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def service() -> Iterator[ServiceThread]:
+    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+        yield service
+
+
+@pytest.fixture(params=["file", "postgresql"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    if request.param == "file":
+        return tmp_path / "state"
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    return postgres.new_database()
+
+
+class Gateway:
+    """The part of a gateway that clears: `held` is what it routes nowhere."""
+
+    def __init__(self, state: Path | str, met: dict[str, list[str]]) -> None:
+        self.held: frozenset[PendingClear] = frozenset()
+        self.database = Database(state)
+        self.pools = CachePools(lambda: met)
+        self.clears = Clears(self.pools, self, asyncio.to_thread)  # type: ignore[arg-type]  # stands for `Members`
+
+    def hold_back(self, pending: frozenset[PendingClear]) -> None:
+        self.held = pending
+
+
+@asynccontextmanager
+async def gateway(state: Path | str, met: dict[str, list[str]]) -> AsyncIterator[Gateway]:
+    each = Gateway(state, met)
+    try:
+        await each.clears.open(each.database)
+        yield each
+    finally:
+        await each.clears.aclose()
+        each.pools.close()
+        each.database.close()
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def stored(service: ServiceThread, name: str) -> Any:
+    """A holder that has a prompt in namespace `red`."""
+    holder = connect(service.addresses[0], PoolShape(8, 4, name))
+    seq = holder.acquire(TOKENS, namespace="red")
+    holder.insert(seq.seq_id, 16)
+    holder.release(seq.seq_id)
+    return holder
+
+
+def test_a_pool_without_a_worker_is_cleared_when_it_has_one_and_held_back_until_then(
+    service: ServiceThread, state: Path | str
+) -> None:
+    (address,) = service.addresses
+    met = {address: ["here", "left"]}
+
+    async def run() -> None:
+        async with gateway(state, met) as first:
+            cleared = await first.clears.clear(["red"])
+            assert (cleared.by_pool, cleared.pending) == ({PoolName(address, "here"): 4}, [PoolName(address, "left")])
+            assert first.held == {PendingClear(address, "left", "red")}
+        async with gateway(state, met) as again:
+            assert again.held == first.held, "it is kept over the gateway's end"
+            with stored(service, "left") as holder:
+                await until(lambda: not again.held)
+                assert holder.match(TOKENS, namespace="red").num_tokens == 0
+
+    with stored(service, "here"):
+        asyncio.run(run())
+
+
+def test_gateways_of_one_database_hold_back_what_another_could_not_clear(
+    service: ServiceThread, postgres: PostgresServer
+) -> None:
+    state, met = postgres.new_database(), {service.addresses[0]: [], "127.0.0.1:1": []}
+
+    async def run() -> None:
+        async with gateway(state, met) as one, gateway(state, met) as other:
+            cleared = await one.clears.clear(["red", "red#adapter=a"])
+            assert cleared.pending == [PoolName("127.0.0.1:1", "")]
+            assert other.held == {PendingClear("127.0.0.1:1", "", each) for each in ("red", "red#adapter=a")}
+
+    with stored(service, "here"):
+        asyncio.run(run())
+
+
+def test_a_clear_whose_gateway_was_killed_under_way_is_ended_by_the_next(
+    service: ServiceThread, tmp_path: Path
+) -> None:
+    pool = PoolName(service.addresses[0], "here")
+
+    async def before() -> None:
+        with Database(tmp_path / "state") as database:
+            await database.run(lambda connection: module._ask(connection, [pool], ["red"]))
+
+    asyncio.run(before())
+
+    async def again() -> None:
+        async with gateway(tmp_path / "state", {pool.service: [pool.pool]}) as each:
+            await until(lambda: not each.held and not holder.match(TOKENS, namespace="red").num_tokens)
+
+    with stored(service, "here") as holder:
+        asyncio.run(again())
+
+
+def test_what_was_asked_again_meanwhile_is_not_ended_by_the_earlier_answer(tmp_path: Path) -> None:
+    pool = PoolName("127.0.0.1:1", "here")
+
+    async def run() -> None:
+        with Database(tmp_path / "state") as database:
+            earlier = await database.run(lambda c: module._ask(c, [pool], ["red"]))
+            later = await database.run(lambda c: module._ask(c, [pool], ["red"]))
+            await database.run(lambda c: module._settle(c, [pool], ["red"], earlier))
+            assert [row[:3] for row in await database.run(module._read)] == [(*pool, "red")]
+            await database.run(lambda c: module._settle(c, [pool], ["red"], later))
+            assert await database.run(module._read) == []
+
+    asyncio.run(run())
+
+
+def test_one_tenant_fills_no_more_than_its_part_of_the_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 2)
+
+    async def run() -> None:
+        async with gateway(tmp_path / "state", {"127.0.0.1:1": ["here"]}) as each:
+            for number in range(2):
+                await each.clears.clear([f"red#salt={number}"])
+            with pytest.raises(LimitError, match="2 clears"):
+                await each.clears.clear(["red#salt=2"])
+            assert (await each.clears.clear(["blue"])).pending
+
+    asyncio.run(run())
