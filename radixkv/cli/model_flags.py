@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from radixkv.cli.flags import say_stage
 from radixkv.cli.store_flags import add_store_flags, store_settings
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import is_derived
+from radixkv.core.validation import check_namespace
 from radixkv.planner.dtypes import KV_DTYPES
 from radixkv.planner.fit import BLOCK_SIZES
 from radixkv.planner.sizes import parse_bytes
@@ -292,7 +295,7 @@ def worker_config(
         drain_s=drain_s,
         limits=_limits(options),
         share_prefixes=not options.no_prefix_sharing,
-        unshared_namespaces=frozenset(options.no_prefix_sharing_for),
+        unshared_namespaces=_unshared(options.no_prefix_sharing_for),
         store=store_settings(options),
         prices_file=options.prices,
         speculation=options.speculation,
@@ -310,12 +313,23 @@ def _draft_tokens(number: int) -> int:
     return number
 
 
+def _unshared(namespaces: Sequence[str]) -> frozenset[str]:
+    for namespace in namespaces:
+        check_namespace(namespace)
+        if is_derived(namespace):
+            raise InvalidArgumentError("--no-prefix-sharing-for", namespace, "the owner of the derived ones")
+    return frozenset(namespaces)
+
+
 def _limits(options: argparse.Namespace) -> SchedulerLimits:
     from radixkv.worker.scheduling.limits import SchedulerLimits
 
     for flag, value in (("--max-num-seqs", options.max_num_seqs), ("--max-batch-tokens", options.max_batch_tokens)):
         if value < 1:
             raise InvalidArgumentError(flag, value, "at least 1")
+    if options.admission == "worst-case" and options.preemption == "swap":
+        bound = "recompute with --admission worst-case, by which nothing is preempted"
+        raise InvalidArgumentError("--preemption", options.preemption, bound)
     if not 0 <= options.max_wait < float("inf"):
         raise InvalidArgumentError("--max-wait", options.max_wait, "at least 0 and finite")
     usual = SchedulerLimits()

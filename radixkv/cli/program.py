@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ __all__ = ["main", "run"]
 
 EXIT_ERROR = 1
 EXIT_BROKEN_PIPE = 141
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 COMMANDS = (
     up,
@@ -113,9 +115,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _end_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"radixkv: what is written finds no room: {error.strerror}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it was the output
+            _end_output()
+        return EXIT_ERROR
     return status
+
+
+def _end_output() -> None:
+    """Discard the rest of standard output, which could not be written at the end of the process either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run() -> NoReturn:

@@ -15,26 +15,22 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import islice
+from itertools import islice, starmap
 from typing import NamedTuple, cast
 
+from radixkv.client.adoption import adoption_steps, take_outcomes
+from radixkv.client.journal import JournalBox
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
 from radixkv.core import validation
 from radixkv.core.api import (
     AcquireOp,
     AdoptionOp,
-    AdoptSequenceOp,
     ForkOp,
-    HintOp,
     InsertOp,
-    Notice,
-    PinInfo,
-    PinOp,
     PoolShape,
     StepOp,
     StepResult,
-    UnpinOp,
     WorkerLoad,
 )
 from radixkv.core.errors import (
@@ -48,7 +44,6 @@ from radixkv.core.errors import (
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES, unknown_option
-from radixkv.wire.journal import journal_from_proto
 from radixkv.wire.steps import PENDING, op_from_proto, op_to_proto, result_from_proto
 from radixkv.wire.values import SHAPE, WORKER_LOAD, unpack_blocks
 
@@ -60,7 +55,7 @@ FINAL_ERRORS = (LeaseError, InvalidArgumentError, LimitError, PermissionDeniedEr
 """Errors of a stream after which no new stream is tried: the lease is lost with them."""
 
 MAX_PENDING_STEPS = 65_536
-_MAX_ADOPTION_OPS, _MAX_ADOPTION_BYTES, _ADOPTION_WINDOW = 256, 1 << 20, 8
+_ADOPTION_WINDOW = 8
 _ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowledgements
 
 
@@ -69,7 +64,7 @@ class _Pending(NamedTuple):
 
     request: workers.AttachRequest
     ops: Sequence[StepOp | AdoptionOp]
-    future: Future[list[StepResult]] | None
+    future: Future[list[StepResult]] | None = None
 
 
 class _Limits(NamedTuple):
@@ -125,15 +120,12 @@ class HolderSession:
             features=[name for name in FEATURES if given.get(name, True)],
         )
         self._notices = notices
-        self._on_restart, self._on_freed, self._on_journal = on_restart, on_freed, on_journal
+        self._on_restart, self._on_freed = on_restart, on_freed
         self._load = load
         self._sent_load: WorkerLoad | None = None
         self._pool = pool
         self._ledger: Ledger | None = None  # once the service has accepted the pool
-        self._journal: deque[tuple[int, list[JournalEntry], int]] = (
-            deque()
-        )  # after which Step, changes, number of the message
-        self._erasing: deque[tuple[int, list[Future[None]]]] = deque()  # number of the message, what it waits for
+        self._journal = JournalBox(notices, on_journal)
         # Never held while a call is opened or cancelled: `receive` takes it inside gRPC's own.
         self._lock = threading.Lock()
         self._pending: deque[_Pending] = deque()
@@ -275,8 +267,7 @@ class HolderSession:
             self._take_notices(response.notices, send)
         elif response.HasField("attached"):
             self._take_attached(response.attached, send)
-        while self._erasing:  # without the lock
-            self._await_erasures(*self._erasing.popleft())
+        self._journal.await_erasures(self.heartbeat)
 
     def announce(self, generation_address: str, fingerprint: str) -> None:
         """From the next stream on, say where Generation is served, and what."""
@@ -377,31 +368,10 @@ class HolderSession:
             for op, proto in zip(pending.ops, pending.request.step.ops, strict=True):
                 if unknown_option(op, self._features) is not None:
                     proto.Clear()  # to an earlier version, which rejects an unset op, and would ignore the option
-        while self._journal:
-            self._note(*self._journal.popleft()[1:])
+        self._journal.note_all(ledger)
         self._telling.clear()
-        self._adoption = self._adoption_steps(ledger)
-
-    def _adoption_steps(self, ledger: Ledger) -> Iterator[_Pending]:
-        """Adoption Steps, short enough to be interleaved with other holders' Steps."""
-        limits = self._limits
-        max_bytes = min(_MAX_ADOPTION_BYTES, limits.max_message_bytes // 2)
-        max_ops = min(_MAX_ADOPTION_OPS, limits.max_ops_per_step)
-        ops: list[StepOp | AdoptionOp] = []
-        request, size_bytes = workers.AttachRequest(), 0
-        for op in ledger.adoption():
-            if isinstance(op, HintOp) and "hint" not in self._features:
-                continue
-            proto = workers.Op()
-            op_to_proto(op, proto)
-            if ops and (size_bytes + proto.ByteSize() > max_bytes or len(ops) >= max_ops):
-                yield _Pending(request, ops, None)
-                request, size_bytes, ops = workers.AttachRequest(), 0, []
-            request.step.ops.append(proto)
-            size_bytes += proto.ByteSize()
-            ops.append(op)
-        if ops:
-            yield _Pending(request, ops, None)
+        steps = adoption_steps(ledger, self._limits.max_message_bytes, self._limits.max_ops_per_step, self._features)
+        self._adoption = starmap(_Pending, steps)
 
     def _take_answer(self, answer: workers.StepAnswer, send: Callable[[bytes], None] | None) -> None:
         with self._lock:
@@ -428,64 +398,25 @@ class HolderSession:
         with self._lock:
             results = [result_from_proto(op, told) for op, told in zip(pending.ops, answer.results, strict=True)]
             self._notices.await_outcomes(results)
+            assert self._ledger is not None, "who was attached follows his Steps"
             if pending.future is None:
-                self._took_on(pending.ops, results)
-            elif self._ledger is not None:
+                take_outcomes(pending.ops, results, self._ledger, self._notices)
+            else:
                 self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
-            while self._journal and self._journal[0][0] <= answer.number:
-                self._note(*self._journal.popleft()[1:])
+            self._journal.answered(answer.number, self._ledger)
             if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
         if answer.freed_block_ids and self._on_freed is not None:
             self._on_freed(unpack_blocks(answer.freed_block_ids, "freed_block_ids"))
         return results
 
-    def _took_on(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
-        """Handle answers to adoption Steps: a rejected history is recomputed on demand, a rejected sequence after its
-        notice.
-        """
-        assert self._ledger is not None, "who was attached follows his Steps"
-        for op, result in zip(ops, results, strict=True):
-            if isinstance(op, PinOp) and not (isinstance(result, PinInfo) and result.tokens == op.tokens):
-                self._ledger.noted(UnpinOp(op.tokens, op.namespace))
-            if isinstance(op, AdoptSequenceOp) and isinstance(result, RadixKVError):
-                _LOG.warning("the restarted service did not take sequence %d on: %s", op.seq_id, result)
-                self._ledger.lost(op.seq_id)
-                self._notices.tell([Notice("lost", op.seq_id, 0)])
-
     def _take_notices(self, notices: workers.Notices, send: Callable[[bytes], None] | None) -> None:
         with self._lock:
             if self._is_over(send):
                 return  # sent again, unless the service that sent it is gone
-            if (notices.cleared or notices.journal) and notices.number > self._notices.num_received:
-                entries = journal_from_proto(notices)
-                if notices.cleared and self._on_journal is not None:
-                    self._notices.delay(notices.number)
-                if notices.after_step <= self._num_answered:
-                    self._note(entries, notices.number)
-                else:
-                    self._journal.append((notices.after_step, entries, notices.number))
+            self._journal.take(notices, self._num_answered, self._ledger)
             self._notices.hold(notices)
         self._notices.release()
-
-    def _note(self, entries: Sequence[JournalEntry], number: int) -> None:
-        if self._ledger is not None:
-            for entry in entries:
-                self._ledger.noted(entry)
-        if self._on_journal is not None:
-            self._erasing.append((number, list(self._on_journal(entries) or ())))
-
-    def _await_erasures(self, number: int, erasing: list[Future[None]]) -> None:
-        """Acknowledge a message once all of these are done. One that fails leaves it to `NoticeBox.delay`."""
-
-        def go_on(done: Future[None]) -> None:
-            if done.exception() is None:
-                self._await_erasures(number, erasing[1:])
-
-        if erasing:
-            erasing[0].add_done_callback(go_on)
-        elif self._notices.handled(number):
-            self.heartbeat()
 
 
 def _is_frozen(op: StepOp) -> bool:

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixkv.core.errors import LimitError, RateLimit
@@ -50,13 +51,11 @@ class _Bucket:
         return RateLimit(kind, self.limit, max(0, math.floor(self.left)), self.wait_s(self.limit))
 
 
+@dataclass(slots=True, eq=False)
 class _Account:
-    __slots__ = ("num_running", "requests", "tokens")
-
-    def __init__(self) -> None:
-        self.num_running = 0
-        self.requests: _Bucket | None = None
-        self.tokens: _Bucket | None = None
+    num_running: int = 0
+    requests: _Bucket | None = None
+    tokens: _Bucket | None = None
 
     def rates(self) -> tuple[RateLimit, ...]:
         requests = (self.requests.rate("requests"),) if self.requests else ()

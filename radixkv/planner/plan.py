@@ -238,6 +238,10 @@ def _check(shape: ModelShape, load: Load, tp: int, layout: str) -> None:
         )
     if shape.num_query_heads % tp:
         raise InvalidArgumentError("tp", tp, f"a divisor of the model's {shape.num_query_heads} query heads")
+    for num_heads in {layer.num_heads for layer in shape.layers if layer.num_heads}:
+        if max(num_heads, tp) % min(num_heads, tp):  # as a worker's --tensor-parallel
+            bound = f"a divisor of the model's {num_heads} KV heads, or a multiple of {num_heads}"
+            raise InvalidArgumentError("tp", tp, bound)
     if layout not in ("least", "stored"):
         raise InvalidArgumentError("layout", layout, "least or stored")
 

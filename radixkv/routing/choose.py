@@ -3,8 +3,8 @@
     cost_s = backlog_s + W · (prompt - max(matched, pending)) / tokens_per_s          lowest first, equal ones at random
 
 `backlog_s` is the time until the worker has computed the prompts that it accepted; the rest is the time for what its cache does
-not hold. W is above 1, since a token that is computed twice delays other requests, too, and evicts cached ones: in the replay of
-`bench.routing` 2 waits as long and finds less, 8 finds as much and waits 3 to 13% longer.
+not hold. W is above 1, since a token that is computed twice delays other requests, too, and evicts cached ones: in the replay
+of `bench.routing` 2 waits as long and finds less, 8 finds more and waits 3 to 13% longer.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.namespaces import is_derived
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.folder import LOCK, model_folders
 from radixkv.stores.disk.index import Index, Row
@@ -59,7 +60,7 @@ class CheckedModel:
     Attributes:
         num_opened: open with a given key. num_damaged: do not open with the keys of their namespace, or cannot be read.
         num_erased: of namespaces that the key file has erased. num_unopened: read, of namespaces that were not given.
-        is_intact: whether the index was readable to the end.
+        is_intact: whether the index was readable to the end; no block is counted where it was not readable at all.
     """
 
     folder: str
@@ -95,7 +96,7 @@ def check(
         by_id.setdefault(given.id, []).append(given)
     with _locked(folder) as path:
         described = [(model, _describe(model)) for model in model_folders(path)]
-        return [_check_model(model, stored, by_id, keys) for model, stored in described if stored.is_readable]
+        return [_check_model(model, stored, by_id, keys) for model, stored in described]
 
 
 def trim(folder: str | os.PathLike[str], size_bytes: int) -> list[StoredModel]:
@@ -127,9 +128,12 @@ def erase(folder: str | os.PathLike[str], keys: StoreKeys, namespace: str | None
         deleted blocks by the folder of their model.
 
     Raises:
+        InvalidArgumentError: `namespace` is a derived one; nothing is erased.
         StoreKeyError: the key file cannot be replaced; nothing is erased.
         StoreError: as `list_models`, or some blocks cannot be deleted; their keys are destroyed.
     """
+    if namespace is not None and is_derived(namespace):
+        raise InvalidArgumentError("namespace", namespace, "the owner of the derived ones")
     models = list_models(folder)
     if namespace is not None:
         keys.erase(namespace)
@@ -217,6 +221,8 @@ def _opened(model: Path, fingerprint: bytes, sealed_bytes: int) -> Iterator[tupl
 def _check_model(
     model: Path, stored: StoredModel, by_id: Mapping[bytes, list[NamespaceKeys]], keys: StoreKeys | None
 ) -> CheckedModel:
+    if not stored.is_readable:
+        return CheckedModel(model.name, False, 0, 0, 0, 0, 0)
     sealer = Sealer(stored.fingerprint)
     sealed = memoryview(bytearray(stored.sealed_bytes))
     out = memoryview(bytearray(stored.sealed_bytes - SEAL_BYTES))

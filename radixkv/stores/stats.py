@@ -79,10 +79,9 @@ class LevelCounters:
             self._written_bytes += num_bytes
             self._write_s += seconds
 
-    def unwritten(self, cause: str, num_blocks: int = 1, seconds: float = 0.0) -> None:
+    def unwritten(self, cause: str, num_blocks: int = 1) -> None:
         with self._lock:
             self._unwritten[cause] += num_blocks
-            self._write_s += seconds
 
     def fault(self, cause: str) -> None:
         with self._lock:

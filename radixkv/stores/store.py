@@ -14,25 +14,23 @@ miss.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
-from radixkv.stores.block import SealedBlock
+from radixkv.stores.codec import BlockCodec, Rounding
 from radixkv.stores.errors import SealError
 from radixkv.stores.hints import DiskHints, mask
 from radixkv.stores.host import HostLevel, Kept, Row
 from radixkv.stores.lane import Lane
+from radixkv.stores.loading import Load, Loader
+from radixkv.stores.saving import WRITE_BATCH, Saver, Unsaved
 from radixkv.stores.secrets.names import root_name
-from radixkv.stores.secrets.sealing import SEAL_BYTES, Sealer
 
 if TYPE_CHECKING:
     from radixkv.stores.disk import DiskLevel
@@ -40,44 +38,18 @@ if TYPE_CHECKING:
     from radixkv.stores.secrets.keys import NamespaceKeys, StoreKeys
     from radixkv.stores.stats import LevelStats
 
-__all__ = ["BlockStore", "Landed", "Load", "Rounding", "Unsaved"]
+__all__ = ["BlockStore"]
 
 _LOG = logging.getLogger(__name__)
 
-_NUM_READERS, _NUM_FETCHERS = 2, 2
-_SLICE = 8
-"""Blocks that a reader takes at a time."""
-
-_MEMORY_RATE = 1e9
-"""Bytes per second of a reader. One that was faster finds the blocks in the page cache, and has nothing read ahead."""
-
-_WAKE_AT = 16
-"""Landed blocks that wake the engine while more are to come: each time costs it a round."""
-
-_WRITE_BATCH, _WRITE_BATCH_BYTES = 32, 32 << 20
-"""Most blocks in one write, and most bytes where that is less: one that takes long hangs."""
-
-_MAX_WAITING_PUTS = 64
-"""Sealed blocks that wait for the remote level; beyond, the oldest are left out."""
-
-_PUT_WAIT_S, _PUT_POLL_S = 2.0, 0.005
-"""How long the blocks of a worker without a disk level wait for room among them."""
-
 _ROWS_KEPT_FOR_LOADS = 8
-_ROW_WAIT_S = 0.1
 _SAVES_END_S = 30.0
 """Longest wait of a deletion, or of the end, for saves under way."""
-
-_STALL_S = 5.0
-"""A write that takes longer hangs: nothing waits for it any more."""
 
 _REMOTE_ERASE_S = 30.0
 
 _FIRST_ERASURES_S = 5.0
 """How long a start waits for the remote level to say what was erased meanwhile. Then the disk level is read all the same."""
-
-_PUT_LATELY = 65_536
-"""Names put into the remote level that are not put again soon."""
 
 
 def _at_once() -> None:
@@ -86,96 +58,6 @@ def _at_once() -> None:
 
 def _ignore(_namespace_id: bytes) -> None:
     pass
-
-
-class Rounding(Protocol):
-    """Another form of a block outside the pool and the host level, of `num_bytes`."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def round(self, row: memoryview, /) -> bytearray: ...
-
-    def unround(self, rounded: memoryview, row: memoryview, /) -> None: ...
-
-
-class Unsaved(NamedTuple):
-    """A block to save, in a row that the device fills. `hint`: see `SealedBlock`."""
-
-    name: bytes
-    parent: bytes
-    keys: NamespaceKeys
-    row: Row
-    hint: bytes = b""
-
-
-class Landed(NamedTuple):
-    """A block of a load that has come: `place` among its names."""
-
-    place: int
-    row: Row
-
-
-_NextRow = Callable[[], Row | None]
-
-
-class Load:
-    """Blocks on their way in. The store's threads add what has landed; the engine's takes it.
-
-    Attributes:
-        names: of the blocks, in the order in which they are read.
-        keys: of their namespace.
-        is_remote: whether they come from the remote level, where the first miss ends the load.
-        started_s, first_s, last_s: on the store's clock: when it began, and when the first and the last block landed.
-        num_landed: blocks so far.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[bytes],
-        keys: NamespaceKeys,
-        *,
-        is_remote: bool,
-        deadline_s: float,
-        wake: Callable[[], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self.names = names
-        self.keys = keys
-        self.is_remote = is_remote
-        self.is_cancelled = False
-        self.started_s = self.first_s = self.last_s = clock()
-        self.until_s = self.started_s + deadline_s
-        self.num_landed = 0
-        self._wake = wake
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._landed: list[Landed] = []
-        self._num_left = len(names)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no further block lands."""
-        return self._num_left <= 0
-
-    def take(self) -> list[Landed]:
-        """Blocks that have landed since the last call. The caller gives their rows back to the store."""
-        with self._lock:
-            landed, self._landed = self._landed, []
-        return landed
-
-    def settle(self, count: int, landed: Sequence[Landed], *, needs_rows: bool = False) -> None:
-        """So many of the names have been tried; these have landed. `needs_rows`: more wait for the rows of these."""
-        with self._lock:
-            if landed:
-                self.last_s = self._clock()
-                self.first_s = self.first_s if self.num_landed else self.last_s
-                self.num_landed += len(landed)
-            self._landed += landed
-            self._num_left -= count
-            is_due = needs_rows or self.is_over or len(self._landed) >= _WAKE_AT
-        if is_due:
-            self._wake()
 
 
 class BlockStore:
@@ -189,7 +71,6 @@ class BlockStore:
         disk, remote: further levels; None: there is none.
         save_rate: most bytes per second that an idle worker is to save.
         rounding: of blocks in the further levels; None: they are stored as they are.
-        clock: seconds, monotonic.
 
     Attributes:
         wake: called, on any thread, when a load has news.
@@ -208,7 +89,6 @@ class BlockStore:
         remote: RemoteLevel | None,
         save_rate: float,
         rounding: Rounding | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.wake: Callable[[], None] = _at_once
         self.on_erased: Callable[[bytes], None] = _ignore
@@ -220,38 +100,20 @@ class BlockStore:
         self._sealed_levels = [level for level in (disk, remote) if level is not None]
         self._levels = [host, *self._sealed_levels] if host.num_kept else self._sealed_levels
         self.block_bytes = host.block_bytes
-        self._rounding = rounding
-        self._data_bytes = self.block_bytes if rounding is None else rounding.num_bytes
         if disk is not None and (erased := keys.erased(disk.namespace_ids())):
             disk.erase(*erased)  # by another process, or by this one right before it ended
         self._fingerprint = fingerprint
         self._adapters = adapters
-        self._sealer = Sealer(fingerprint)
-        self._clock = clock
+        self._codec = BlockCodec(fingerprint, self.block_bytes, rounding)
         self._lock = threading.Lock()
-        self._in_flight: Counter[bytes] = Counter()
-        self._put_lately: dict[bytes, None] = {}  # to the remote level, in order
-        self._unsaved: SimpleQueue[Unsaved | threading.Event] = SimpleQueue()
-        self._sealed_into: list[bytearray | None] = []  # memory that the writer uses again
-        self._batch_s = math.inf  # when the write under way began
         self._clearing: Counter[str] = Counter()
         self._to_clear: dict[str, Future[None]] = {}  # whose erasure has not begun
         self._unused: set[bytes] = set()  # ids of keys that came after an erasure here, under which nothing was saved
         self._to_drop: dict[bytes, set[bytes]] = {}  # by namespace id: names below which nothing is to stay
         self._chores = Lane(1, "radixkv-store-chores")
         self.hints = None if disk is None else DiskHints(disk, keys, self._chores.submit, self._has_hints)
-        self._unput: deque[SealedBlock] = deque()
-        self._putting = threading.Lock()  # while blocks are taken out of it and put
-        self._has_news = threading.Event()
-        self._is_closing = False
-        self._readers = Lane(_NUM_READERS, "radixkv-store-read")
-        self._fetchers = Lane(_NUM_FETCHERS, "radixkv-store-fetch")
-        self._buffers = threading.local()
-        self._threads = [threading.Thread(target=self._write, name="radixkv-store-write", daemon=True)]
-        if remote is not None:
-            self._threads.append(threading.Thread(target=self._put, name="radixkv-store-put", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        self._saver = Saver(host, self._codec, disk, remote)
+        self._loader = Loader(host, self._codec, disk, remote, self._saver.put_again)
         if remote is not None:
             remote.follow_tombstones(self.take_tombstones)
             if disk is not None and not remote.await_tombstones(_FIRST_ERASURES_S):
@@ -292,7 +154,7 @@ class BlockStore:
             return name in self.host
         if self.disk is not None and name in self.disk:
             return True
-        return name in self._in_flight or (self.disk is None and name in self._put_lately)
+        return name in self._saver
 
     @property
     def is_sealed(self) -> bool:
@@ -302,8 +164,7 @@ class BlockStore:
     @property
     def num_in_flight(self) -> int:
         """Blocks that are being saved."""
-        with self._lock:
-            return self._in_flight.total()
+        return self._saver.num_in_flight
 
     @property
     def num_free_rows(self) -> int:
@@ -319,129 +180,15 @@ class BlockStore:
         with self._lock:
             self._unused.difference_update(block.keys.id for block in blocks)
         self.host.keep([Kept(block.name, block.parent, block.keys.id, block.row) for block in blocks])
-        if not self.is_sealed:
-            for block in blocks:
-                self.host.give_back([block.row], block.row.wait)
+        if self.is_sealed:
+            self._saver.save(blocks)
             return
-        with self._lock:
-            self._in_flight.update(block.name for block in blocks)
         for block in blocks:
-            self._unsaved.put(block)
+            self.host.give_back([block.row], block.row.wait)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all blocks given so far are saved, but for no write that hangs. Returns whether they are."""
-        done = threading.Event()
-        self._unsaved.put(done)
-        until_s = self._clock() + timeout_s
-        while not done.wait(_ROW_WAIT_S):
-            if (now_s := self._clock()) > until_s or now_s - self._batch_s > _STALL_S:
-                return False
-        return True
-
-    def _write(self) -> None:
-        while True:
-            batch: list[Unsaved] = []
-            item = self._unsaved.get()
-            while isinstance(item, Unsaved):
-                batch.append(item)
-                if len(batch) == min(_WRITE_BATCH, max(1, _WRITE_BATCH_BYTES // self.block_bytes)):
-                    break
-                try:
-                    item = self._unsaved.get_nowait()
-                except Empty:
-                    break
-            if batch:
-                self._batch_s = self._clock()
-                self._save(batch)
-                self._batch_s = math.inf
-            if isinstance(item, threading.Event):
-                item.set()
-                if self._is_closing:
-                    return
-
-    def _save(self, batch: Sequence[Unsaved]) -> None:
-        if self.remote is None and not self._sealed_into:  # a remote level keeps blocks for a while
-            self._sealed_into = [bytearray(self._data_bytes + SEAL_BYTES) for _ in range(_WRITE_BATCH)]
-        outs = self._sealed_into or [None] * len(batch)
-        sealed = [block for block in map(self._seal, batch, outs) if block is not None]
-        try:
-            if self.disk is not None:
-                self.disk.write(sealed)
-            if self.remote is not None:
-                until_s = self._clock() + (_PUT_WAIT_S if self.disk is None else 0.0)
-                while len(self._unput) > _MAX_WAITING_PUTS - len(sealed) and self._clock() < until_s:
-                    time.sleep(_PUT_POLL_S)
-                with suppress(IndexError):
-                    while len(self._unput) > _MAX_WAITING_PUTS - len(sealed):
-                        self._unput.popleft()
-                        self.remote.leave_out(1)
-                self._unput.extend(sealed)
-                self._has_news.set()
-        except Exception:
-            _LOG.exception("blocks could not be saved")
-        with self._lock:
-            self._in_flight -= Counter(block.name for block in batch)
-
-    def _seal(self, block: Unsaved, out: bytearray | None) -> SealedBlock | None:
-        """Seal a block and give its row back. None: it cannot be sealed, for want of memory."""
-        try:
-            block.row.wait()
-            return self._sealed(block.keys, block.name, block.parent, block.row.memory, out, block.hint)
-        except Exception:
-            _LOG.exception("a block could not be sealed")
-            return None
-        finally:
-            self.host.give_back([block.row])
-
-    def _sealed(
-        self,
-        keys: NamespaceKeys,
-        name: bytes,
-        parent: bytes,
-        data: memoryview,
-        out: bytearray | None = None,
-        hint: bytes = b"",
-    ) -> SealedBlock:
-        stored = data if self._rounding is None else self._rounding.round(data)
-        return SealedBlock(name, parent, keys.id, self._sealer.seal(keys, name, stored, out), hint)
-
-    def _unseal(self, keys: NamespaceKeys, name: bytes, sealed: bytes | memoryview, out: memoryview) -> None:
-        """Raises `SealError`."""
-        if self._rounding is None:
-            self._sealer.open_into(keys, name, sealed, out)
-        else:
-            rounded = memoryview(bytearray(self._data_bytes))
-            self._sealer.open_into(keys, name, sealed, rounded)
-            self._rounding.unround(rounded, out)
-
-    def _put(self) -> None:
-        assert self.remote is not None
-        while True:
-            self._has_news.wait()
-            self._has_news.clear()
-            is_last = self._is_closing
-            try:
-                with self._putting:
-                    batch = self._waiting_puts()
-                    if self.remote.write_many(batch) == len(batch):
-                        self._was_put(batch)
-            except Exception:
-                _LOG.exception("blocks could not be put into the remote store")
-            if is_last:
-                return
-
-    def _waiting_puts(self) -> list[SealedBlock]:
-        batch: list[SealedBlock] = []
-        with suppress(IndexError):
-            while True:
-                batch.append(self._unput.popleft())
-        return batch
-
-    def _was_put(self, batch: Sequence[SealedBlock]) -> None:
-        with self._lock:
-            self._put_lately.update(dict.fromkeys(block.name for block in batch))
-            while len(self._put_lately) > _PUT_LATELY:
-                del self._put_lately[next(iter(self._put_lately))]
+        return self._saver.flush(timeout_s)
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -453,106 +200,7 @@ class BlockStore:
 
     def load(self, names: Sequence[bytes], keys: NamespaceKeys, deadline_s: float, *, is_remote: bool) -> Load:
         """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
-        load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=self.wake, clock=self._clock)
-        if is_remote:
-            self._fetchers.submit(partial(self._try, self._fetch, load, range(len(names))))
-            return load
-        for start in range(0, len(names), _SLICE):
-            indices = range(start, min(start + _SLICE, len(names)))
-            self._readers.submit(partial(self._try, self._read, load, indices))
-        if self.disk is not None:
-            self.disk.use(names)
-        return load
-
-    def _try(self, read: Callable[[Load, range, list[Landed]], None], load: Load, indices: range) -> None:
-        landed: list[Landed] = []
-        try:
-            if not load.is_cancelled:
-                read(load, indices, landed)
-        except Exception:
-            _LOG.exception("blocks could not be read")
-        if load.is_cancelled:
-            self.host.give_back(block.row for block in landed)
-            landed = []
-        load.settle(len(indices), landed)
-
-    def _read(self, load: Load, indices: range, landed: list[Landed]) -> None:
-        assert self.disk is not None
-        buffer = getattr(self._buffers, "sealed", None)
-        if buffer is None:
-            buffer = self._buffers.sealed = memoryview(bytearray(self._data_bytes + SEAL_BYTES))
-        if getattr(self._buffers, "is_slow", True):
-            self.disk.prefetch([load.names[index] for index in indices])
-        began_s = time.perf_counter()
-        with self._rows_for(load, landed, len(indices)) as next_row:
-            for index in indices:
-                if load.is_cancelled:
-                    return
-                if self.disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed, next_row):
-                    self.disk.forget(load.names[index])
-        self._buffers.is_slow = time.perf_counter() - began_s > len(indices) * self._data_bytes / _MEMORY_RATE
-
-    def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
-        """Read in order, up to the first miss."""
-        assert self.remote is not None
-        for start in range(0, len(indices), _SLICE):
-            names = load.names[start : start + _SLICE]
-            left_s = load.until_s - self._clock()
-            if load.is_cancelled or left_s <= 0:
-                return
-            with self._rows_for(load, landed, len(names)) as next_row:
-
-                def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
-                    self._open(load, start + index, sealed, landed, next_row)
-
-                num_read = self.remote.read_each(names, load.keys.id, left_s, receive)
-            if num_read < len(names):
-                with self._lock:
-                    for name in load.names[start:]:  # they are put again once they are computed
-                        self._put_lately.pop(name, None)
-                return
-            load.settle(0, landed)
-            landed.clear()
-
-    def _open(
-        self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed], next_row: _NextRow
-    ) -> bool:
-        """Open a block into a free row. Returns False for one that cannot be opened."""
-        row = next_row()
-        if row is None:
-            return True
-        try:
-            row.wait()
-            self._unseal(load.keys, load.names[index], sealed, row.memory)
-        except BaseException as error:
-            self.host.give_back([row])
-            if isinstance(error, SealError):
-                return False
-            raise
-        landed.append(Landed(index, row))
-        return True
-
-    @contextmanager
-    def _rows_for(self, load: Load, landed: list[Landed], count: int) -> Iterator[_NextRow]:
-        """A source of rows for up to so many blocks of a load. It waits for the next one while the caller holds none that the
-        engine could free; None: the load is cancelled.
-        """
-        rows: list[Row] = []
-
-        def next_row() -> Row | None:
-            if not rows:
-                rows.extend(self.host.take(count)[::-1])
-            if not rows:
-                load.settle(0, landed, needs_rows=True)
-                landed.clear()
-            while not (rows or load.is_cancelled):
-                rows.extend(self.host.take(1, _ROW_WAIT_S))
-            return rows.pop() if rows else None
-
-        try:
-            yield next_row
-        finally:
-            self.host.give_back(rows)
+        return self._loader.load(names, keys, deadline_s, self.wake, is_remote=is_remote)
 
     # -- on the caller's thread ----------------------------------------------------------------------------------------
 
@@ -563,7 +211,7 @@ class BlockStore:
         def keep(name: bytes, sealed: memoryview) -> bool:
             data = bytearray(self.block_bytes)
             try:
-                self._unseal(keys, name, sealed, memoryview(data))
+                self._codec.open_into(keys, name, sealed, memoryview(data))
             except SealError:
                 return False
             found[name] = bytes(data)
@@ -575,7 +223,7 @@ class BlockStore:
                 found[name] = bytes(row.memory)
                 self.host.give_back([row])
         if self.disk is not None:
-            buffer = memoryview(bytearray(self._data_bytes + SEAL_BYTES))
+            buffer = memoryview(bytearray(self._codec.sealed_bytes))
             for name in names:
                 if name not in found and self.disk.read(name, buffer) and not keep(name, buffer):
                     self.disk.forget(name)
@@ -599,12 +247,12 @@ class BlockStore:
         num_stored = 0
         with self._lock:
             self._unused.discard(keys.id)
-        for start in range(0, len(blocks), _WRITE_BATCH):
-            part = blocks[start : start + _WRITE_BATCH]
+        for start in range(0, len(blocks), WRITE_BATCH):
+            part = blocks[start : start + WRITE_BATCH]
             names = chain[start + 1 :]
             count = self._keep_now(chain[start:], keys, part)
             batch = [
-                self._sealed(
+                self._codec.seal(
                     keys, names[at], chain[start + at], block, None, mask(keys.hint_key, names[at], hashes[start + at])
                 )
                 for at, block in enumerate(part if self.is_sealed else ())
@@ -712,13 +360,7 @@ class BlockStore:
         self.host.forget_below(names)
         if self.disk is not None:
             self.disk.forget_below(names)
-        if self.remote is not None:
-            with self._putting:
-                self._unput.extend(block for block in self._waiting_puts() if block.namespace_id not in parents)
-            for namespace_id in parents:
-                self.remote.forget_below(namespace_id, parents[namespace_id])
-            with self._lock:
-                self._put_lately.clear()
+        self._saver.forget_below(parents)
 
     def take_tombstones(self, tombstones: Sequence[bytes]) -> None:
         """Carry out erasures of other workers with this key file, found in the remote level.
@@ -746,19 +388,14 @@ class BlockStore:
     def close(self, timeout_s: float = 8.0) -> None:
         """Save what is under way, stop the threads, close the levels. What hangs is waited for `timeout_s` seconds in all."""
         self.flush(_SAVES_END_S)
-        until_s = self._clock() + timeout_s
+        until_s = time.monotonic() + timeout_s
 
         def left_s() -> float:
-            return max(0.0, until_s - self._clock())
+            return max(0.0, until_s - time.monotonic())
 
         self._chores.close(left_s())
-        self._readers.close(left_s(), drops=True)
-        self._fetchers.close(left_s(), drops=True)
-        self._is_closing = True
-        self._unsaved.put(threading.Event())
-        self._threads[0].join(left_s())  # all saves are with the levels
-        self._has_news.set()
-        self._threads[-1].join(left_s())
+        self._loader.close(left_s())
+        self._saver.close(left_s())
         last = Lane(1, "radixkv-store-close")
         for level in self._sealed_levels:
             last.submit(level.close)

@@ -24,7 +24,6 @@ class Flight:
     unsure: list[bool]
     is_clean: bool
     results: list[StepResult] | None = None
-    answer_message: int = 0
 
 
 @dataclass

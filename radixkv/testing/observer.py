@@ -394,4 +394,4 @@ class Observer:
                 self.broke("op-valid", facts, flight.message, number)
             if isinstance(result, AcquireResult) and result.num_stored_tokens:
                 self.seen["prefixes reused"] += 1
-        flight.results, flight.answer_message = results, number
+        flight.results = results

@@ -219,6 +219,8 @@ class Worker:
             address = parse_address(config.listen)  # checked before the long work of loading a model
             config.security.check_address(address)
             address.require_free()
+        if config.tensor_parallel > 1 and config.store is not None and not config.store.is_optional:
+            raise InvalidArgumentError("tensor_parallel", config.tensor_parallel, "1 with a block store")
         prices = read_prices(config.prices_file) if config.prices_file is not None else None
         bounds = _draft_bounds(config)
         model = str(resolve_model(config.model, progress=config.show_progress))
@@ -283,8 +285,6 @@ class Worker:
             return None
         if config.tensor_parallel > 1:
             self.store = "none: a model on several ranks has no block store yet"
-            if not config.store.is_optional:
-                raise InvalidArgumentError("tensor_parallel", config.tensor_parallel, "1 with a block store")
             return None
         from radixkv.worker.storing.opening import open_store
 
@@ -350,7 +350,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         num_ranks=config.tensor_parallel,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
-        has_store=config.store is not None,
+        has_store=config.store is not None and config.tensor_parallel == 1,
     )
     wish.check(config.limits)  # before the long work of loading a model
     options: dict[str, Any] = {

@@ -34,9 +34,9 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "what was cleared matches again after a restart that comes before the answer it stands behind",
-        "client/session.py",
-        "        while self._journal:\n            self._note(*self._journal.popleft()[1:])\n",
-        "        self._journal.clear()\n",
+        "client/journal.py",
+        "        while self._waiting:\n            self._note(*self._waiting.popleft()[1:], ledger)\n",
+        "        self._waiting.clear()\n",
         (
             "stateful/test_clear_at_restart.py::"
             "test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_does_not_come_back",
@@ -281,9 +281,9 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a pin that a restarted service refused comes back with the next",
-        "client/session.py",
-        "                self._ledger.noted(UnpinOp(op.tokens, op.namespace))\n",
-        "                pass\n",
+        "client/adoption.py",
+        "            ledger.noted(UnpinOp(op.tokens, op.namespace))\n",
+        "            pass\n",
         (
             "stateful/test_kept_over_restart.py::"
             "test_a_pin_that_a_restarted_service_refuses_does_not_come_back_with_the_next",

@@ -183,7 +183,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a block handed out since told as cached",
-        "client/ledger.py",
+        "client/block_records.py",
         "            filled[block_id] = serials[block_id] = 0\n",
         "            pass\n",
     ),
@@ -195,7 +195,7 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a block told behind one that was written anew",
-        "client/ledger.py",
+        "client/block_records.py",
         "blake2b(self._before[block_id] + tokens",
         "blake2b(block_id.to_bytes(4)",
     ),
@@ -208,13 +208,13 @@ PLANTED_BUGS = (
     PlantedBug(
         "unanswered Steps lost with the service that knew them",
         "client/session.py",
-        "        self._adoption = self._adoption_steps(ledger)\n",
-        "        self._adoption = self._adoption_steps(ledger)\n        self._pending.clear()\n",
+        "        self._adoption = starmap(_Pending, steps)\n",
+        "        self._adoption = starmap(_Pending, steps)\n        self._pending.clear()\n",
     ),
     PlantedBug(
         "a restarted service that is told nothing of what the pool holds",
         "client/session.py",
-        "        self._adoption = self._adoption_steps(ledger)\n",
+        "        self._adoption = starmap(_Pending, steps)\n",
         "        self._adoption = None\n",
     ),
     PlantedBug(

@@ -256,10 +256,16 @@ class Front:
 
 
 def _state_file(chosen: str | None) -> tuple[Path | str | None, str]:
-    """The chosen file or URL, or the user's own; None and a notice if that cannot be used."""
+    """The chosen file or URL, or the user's own; None and a notice if that cannot be used.
+
+    Raises:
+        InvalidArgumentError: the URL of another kind of database.
+    """
     if chosen is not None:
         if chosen.startswith(("postgresql://", "postgres://")):
             return chosen, ""
+        if "://" in chosen:  # no folder of that name: it may hold a password
+            raise InvalidArgumentError("--state", f"{chosen.partition('://')[0]}://…", "a file or postgresql://…")
         return (None if chosen == "none" else Path(chosen)), ""
     from radixkv.gateway.storage.database import is_in_use
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 from radixkv.core.api import CacheStats
 from radixkv.core.sequences.single_flight import SingleFlight
 from radixkv.core.tree.accounts import NamespaceAccount
@@ -11,31 +13,19 @@ from radixkv.core.tree.pins import PinBook
 __all__ = ["Counters"]
 
 
+@dataclass(slots=True, eq=False)
 class Counters:
     """Counts of successful calls; a failed call counts nowhere. Token counts are in tokens."""
 
-    __slots__ = (
-        "num_copied_tokens",
-        "num_forks",
-        "num_hit_tokens",
-        "num_inserted_tokens",
-        "num_missed_evicted_tokens",
-        "num_missed_new_tokens",
-        "num_missed_parted_tokens",
-        "num_queries",
-        "num_query_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.num_queries = 0
-        self.num_query_tokens = 0
-        self.num_hit_tokens = 0
-        self.num_missed_new_tokens = 0
-        self.num_missed_parted_tokens = 0
-        self.num_missed_evicted_tokens = 0
-        self.num_inserted_tokens = 0
-        self.num_forks = 0
-        self.num_copied_tokens = 0
+    num_queries: int = 0
+    num_query_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_missed_new_tokens: int = 0
+    num_missed_parted_tokens: int = 0
+    num_missed_evicted_tokens: int = 0
+    num_inserted_tokens: int = 0
+    num_forks: int = 0
+    num_copied_tokens: int = 0
 
     def count_query(self, account: NamespaceAccount, num_tokens: int, num_hit_tokens: int) -> None:
         """One acquire of `num_tokens`, of which `num_hit_tokens` need not be computed."""
@@ -49,6 +39,7 @@ class Counters:
         """The counters with the current gauges. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
+            **asdict(self),
             num_blocks=num_blocks,
             block_size=forest.block_size,
             num_free_blocks=num_free,
@@ -58,20 +49,11 @@ class Counters:
             num_promised_blocks=forest.num_promised,
             num_nodes=forest.num_nodes,
             num_sequences=num_sequences,
-            num_queries=self.num_queries,
-            num_query_tokens=self.num_query_tokens,
-            num_hit_tokens=self.num_hit_tokens,
-            num_inserted_tokens=self.num_inserted_tokens,
-            num_forks=self.num_forks,
             num_evicted_blocks=forest.num_evicted,
-            num_copied_tokens=self.num_copied_tokens,
             num_pending=single_flight.num_pending,
             num_notices=single_flight.num_notices,
             num_pins=pins.num_pins,
             num_pinned_blocks=pins.num_blocks,
-            num_missed_new_tokens=self.num_missed_new_tokens,
-            num_missed_parted_tokens=self.num_missed_parted_tokens,
-            num_missed_evicted_tokens=self.num_missed_evicted_tokens,
             num_host_blocks=forest.hints.num("host"),
             num_disk_blocks=forest.hints.num("disk"),
             eviction=forest.policy_name,

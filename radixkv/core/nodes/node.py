@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -45,26 +46,22 @@ class Writer(Protocol):
     left_tails: list[Node]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PinMark:
     """Protection of a node by pins: `num_refs` counts the `pins` on it and its children that are marked."""
 
-    __slots__ = ("num_refs", "pins")
-
-    def __init__(self) -> None:
-        self.num_refs = 1
-        self.pins: list[NodePin] = []
+    num_refs: int = 1
+    pins: list[NodePin] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Extras:
     """Attributes that few nodes have: see the attributes of these names of `Node`."""
 
-    __slots__ = ("evicted_at", "pin_mark", "retention", "writer")
-
-    def __init__(self) -> None:
-        self.evicted_at: Places = ()
-        self.pin_mark: PinMark | None = None
-        self.retention: NodeRetention | None = None
-        self.writer: Writer | None = None
+    evicted_at: Places = ()
+    pin_mark: PinMark | None = None
+    retention: NodeRetention | None = None
+    writer: Writer | None = None
 
 
 class Leaf:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 __all__ = ["NodeRetention"]
 
 
+@dataclass(slots=True, eq=False)
 class NodeRetention:
     """A node's `priority`, for `duration_s` from `since_s` on: the time of its last use, or when the retention was given.
 
     `is_watched`: it has an entry in `RetentionTimes`.
     """
 
-    __slots__ = ("duration_s", "is_watched", "priority", "since_s")
-
-    def __init__(self, priority: int, duration_s: float, since_s: float) -> None:
-        self.priority = priority
-        self.duration_s = duration_s
-        self.since_s = since_s
-        self.is_watched = False
+    priority: int
+    duration_s: float
+    since_s: float
+    is_watched: bool = False
 
     @property
     def until_s(self) -> float:

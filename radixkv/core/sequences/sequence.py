@@ -9,6 +9,8 @@ Its block table, as half-open ranges of logical blocks:
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
+from functools import partial
 
 from radixkv.core.api import Retention
 from radixkv.core.nodes.node import Node
@@ -17,6 +19,7 @@ from radixkv.core.tree.roots import RootNode
 __all__ = ["Sequence"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """State of one open sequence. Lengths that end in `_bytes` count packed bytes, 4 to a token.
 
@@ -35,42 +38,22 @@ class Sequence:
         promised_table_length, num_promised: blocks of table that `reserve` promised, and how many of them are not taken.
     """
 
-    __slots__ = (
-        "kept_blocks",
-        "left_tails",
-        "node",
-        "num_computed",
-        "num_promised",
-        "num_stored",
-        "private_from",
-        "promised_table_length",
-        "published_bytes",
-        "retention",
-        "room",
-        "root",
-        "seq_id",
-        "shares_last_block",
-        "table",
-        "tokens",
-    )
-
-    def __init__(self, seq_id: int, root: RootNode, node: Node, tokens: bytes | bytearray, table: array[int]) -> None:
-        self.seq_id = seq_id
-        self.root = root
-        self.node = node
-        self.tokens = tokens
-        self.table = table
-        self.published_bytes = 0
-        self.shares_last_block = False
-        self.private_from = 0
-        self.kept_blocks: array[int] = array("i")
-        self.left_tails: list[Node] = []
-        self.num_stored = 0
-        self.num_computed = 0
-        self.room = 0
-        self.promised_table_length = 0
-        self.num_promised = 0
-        self.retention: tuple[Retention, ...] = ()
+    seq_id: int
+    root: RootNode
+    node: Node
+    tokens: bytes | bytearray
+    table: array[int]
+    published_bytes: int = 0
+    shares_last_block: bool = False
+    private_from: int = 0
+    kept_blocks: array[int] = field(default_factory=partial(array, "i"))
+    left_tails: list[Node] = field(default_factory=list)
+    num_stored: int = 0
+    num_computed: int = 0
+    room: int = 0
+    promised_table_length: int = 0
+    num_promised: int = 0
+    retention: tuple[Retention, ...] = ()
 
     def append_tokens(self, packed: bytes) -> None:
         """Lengthen the history. O(new), amortised."""

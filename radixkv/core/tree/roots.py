@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from dataclasses import dataclass
 
 from radixkv.core.api import PinInfo
 from radixkv.core.nodes.node import Node
@@ -34,23 +35,21 @@ class RootNode(Node):
         self.cut_pins: dict[int, Counter[int]] = {}
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Pin:
     """One protected prefix: the last of its packed `tokens` lies in the last block of `node`. Times by the cache's clock.
 
     `queued_s`: time of its entry in the heap; earlier than `expires_s` where a use has renewed it since.
     """
 
-    __slots__ = ("cost", "expires_s", "node", "num_blocks", "queued_s", "root", "tokens", "ttl_s")
-
-    def __init__(self, root: RootNode, node: Node, tokens: bytes, num_blocks: int) -> None:
-        self.root = root
-        self.node = node
-        self.tokens = tokens
-        self.num_blocks = num_blocks
-        self.ttl_s = 0.0
-        self.expires_s = 0.0
-        self.queued_s = math.inf
-        self.cost = 0.0
+    root: RootNode
+    node: Node
+    tokens: bytes
+    num_blocks: int
+    ttl_s: float = 0.0
+    expires_s: float = 0.0
+    queued_s: float = math.inf
+    cost: float = 0.0
 
     def info(self, now_s: float) -> PinInfo:
         """The pin as `pins` lists it."""

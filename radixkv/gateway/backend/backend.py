@@ -18,7 +18,7 @@ from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.prices import Prices
-from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 from radixkv.util.calls import Calls
 from radixkv.util.doorbell import Doorbell
@@ -214,10 +214,6 @@ class Backend:
             events = self._listen(await go_on.start(go_on.resumable.params), watch, go_on)
         events.sampling = params.sampling
         return events
-
-    async def fork(self, params: ForkParams, watch: Watch | None = None) -> EventStream:
-        """Continue a running or remembered generation. Returns once the worker accepted it."""
-        return self._listen(await self._start(partial(self.generator.fork, params)), watch)
 
     async def tokenize(self, prompt: Prompt, history: TokensLike = b"", namespace: str | None = None) -> bytes:
         """Return packed token ids of `history` with the prompt appended; `namespace`: whose turn the call takes."""

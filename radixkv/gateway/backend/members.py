@@ -28,6 +28,9 @@ ANSWER_S = 0.02
 """How long services are waited for."""
 
 _LOOK_S, _LOOK_PAUSE_S = 1.0, 0.5
+_SILENT_S = 2.0
+"""A service that has not answered for so long is gone: it does not answer the looks either."""
+
 _LOOKUPS_PAUSE_S = 5.0
 """Between two look-ups of the names of services."""
 
@@ -127,6 +130,12 @@ class Members:
             services = list(self._known)
         routes = [route for service in services for route in self._remembered(service).values()]
         return [route for route in routes if route.worker.generation_address]
+
+    def stalled(self) -> set[str]:
+        """Addresses of the workers whose service is gone: what they accept waits until it is back. O(pools)."""
+        with self._lock:
+            gone = [known for known in self._known.values() if self._clock() - known.at_s > _SILENT_S]
+        return {route.worker.generation_address for known in gone for route in known.routes.values()}
 
     def close(self) -> None:
         """Close the connections."""

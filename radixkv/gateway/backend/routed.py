@@ -144,7 +144,11 @@ class RoutedGenerator:
         return [route.worker for route in self._members.known()]
 
     def rank(self, tokens: bytes, namespace: str = DEFAULT_NAMESPACE, length: int | None = None) -> list[Choice]:
-        """The workers for a prompt, the best first. `length`: of the prompt in tokens, if not of `tokens`."""
+        """The workers for a prompt, the best first; last, those whose service is gone.
+
+        Args:
+            length: of the prompt in tokens, if not of `tokens`.
+        """
         offers = self._of_one_kind(self._members.ask(tokens, namespace, self._answer_s))
         with self._lock:
             own = {
@@ -153,7 +157,9 @@ class RoutedGenerator:
                 )
                 for offer in offers
             }
-            return choose(offers, num_tokens(tokens) if length is None else length, own, self._rng)
+            ranking = choose(offers, num_tokens(tokens) if length is None else length, own, self._rng)
+        stalled = self._members.stalled()
+        return sorted(ranking, key=lambda choice: choice.worker in stalled)
 
     def _as_ids(self, params: GenerateParams) -> _Routed:
         """The request with its prompt as ids, made by any worker."""

@@ -1,19 +1,14 @@
-"""Records the last requests, so that a replay can use their shapes: arrival times, lengths, shared prefixes.
-
-Token ids never leave this process: the points where prompts diverge are computed here, and only those numbers are returned.
-"""
+"""Records the last requests, so that a replay can use their shapes: arrival times, lengths, shared prefixes."""
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.simulate import branchings
 
-__all__ = ["Recorded", "RecordedBranch", "RecordedShape", "Recording", "shapes_of_branches"]
+__all__ = ["Recorded", "RecordedBranch", "Recording"]
 
 MAX_REQUESTS = 1024
 MAX_TOKENS = 1 << 20
@@ -65,18 +60,6 @@ class RecordedBranch(NamedTuple):
     prompt: bytes
     reply: bytes
     num_found: int | None
-
-
-class RecordedShape(NamedTuple):
-    """One reply, in tokens. `arrival_s`: seconds since the first recorded request. See `simulate.Shape`, `RecordedBranch`."""
-
-    arrival_s: float
-    prompt_tokens: int
-    generated_tokens: int
-    max_tokens: int
-    parent: int | None
-    shared_tokens: int
-    found_tokens: int | None
 
 
 class Recording:
@@ -133,20 +116,3 @@ class Recording:
             oldest.is_kept = False
             num_generated = sum(map(len, oldest.replies.values()))
             self._num_tokens -= len(oldest.prompt) // TOKEN_BYTES + num_generated
-
-
-def shapes_of_branches(branches: Sequence[RecordedBranch]) -> list[RecordedShape]:
-    """Return the shapes. Only branches of the same place (adapter and salt) share KV. O(n log n) compares of histories."""
-    found = branchings((each.place, each.prompt, each.reply) for each in branches)
-    return [
-        RecordedShape(
-            round(each.arrival_s - branches[0].arrival_s, 4),
-            len(each.prompt) // TOKEN_BYTES,
-            len(each.reply) // TOKEN_BYTES,
-            each.max_tokens,
-            parent,
-            num_shared,
-            each.num_found,
-        )
-        for each, (parent, num_shared) in zip(branches, found, strict=True)
-    ]

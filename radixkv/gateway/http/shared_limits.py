@@ -255,6 +255,7 @@ class SharedLimiter:
         limits = tenant.limits
         numbers = limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.max_concurrent or 0
         self._num_asking += 1
+        self._open[tenant.name] += 0  # so that the next beat frees a slot whose admission was lost
         try:
             await self._flush()
             told = await self._run(_ADMIT, [*_keys(tenant.name), _GATEWAYS], *numbers, kept, self._id, takes)

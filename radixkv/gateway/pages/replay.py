@@ -1,18 +1,24 @@
-"""`/v1/radixkv/replay`: the shapes of the caller's own last requests, which the fragmentation page plays."""
+"""`/v1/radixkv/replay`: the shapes of the caller's own last requests, which the fragmentation page plays.
+
+Token ids never leave this process: the points where prompts diverge are computed here, and only those numbers are returned.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
-from radixkv.gateway.http.recording import shapes_of_branches
+from radixkv.gateway.http.recording import RecordedBranch
+from radixkv.simulate import branchings
 
-__all__ = ["router"]
+__all__ = ["router", "shapes_of_branches"]
 
 router = APIRouter(tags=["radixkv"], route_class=JsonRoute)
 
@@ -45,4 +51,21 @@ async def replay(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
     branches = state.recording.branches(tenant.namespace)
     async with state.one_by_one.place(tenant.namespace):
         shapes = await run_in_threadpool(shapes_of_branches, branches)
-    return {"step_s": state.recording.step_s(tenant.namespace), "requests": [shape._asdict() for shape in shapes]}
+    return {"step_s": state.recording.step_s(tenant.namespace), "requests": shapes}
+
+
+def shapes_of_branches(branches: Sequence[RecordedBranch]) -> list[ReplayedRequest]:
+    """Return the shapes. Only branches of the same place (adapter and salt) share KV. O(n log n) compares of histories."""
+    found = branchings((each.place, each.prompt, each.reply) for each in branches)
+    return [
+        ReplayedRequest(
+            arrival_s=round(each.arrival_s - branches[0].arrival_s, 4),
+            prompt_tokens=len(each.prompt) // TOKEN_BYTES,
+            generated_tokens=len(each.reply) // TOKEN_BYTES,
+            max_tokens=each.max_tokens,
+            parent=parent,
+            shared_tokens=num_shared,
+            found_tokens=each.num_found,
+        )
+        for each, (parent, num_shared) in zip(branches, found, strict=True)
+    ]

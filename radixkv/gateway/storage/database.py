@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -50,6 +50,7 @@ ANSWER_S = 20.0
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_Outcome: TypeAlias = tuple[Any, Exception | None]
 
 
 def is_in_use(path: Path) -> bool:
@@ -180,12 +181,17 @@ def _shared(url: str) -> list[_Thread]:
     """Return the threads of a PostgreSQL database, which is connected at the first job.
 
     Raises:
-        DatabaseError: psycopg is not installed.
+        DatabaseError: psycopg is not installed, or it is no URL; the message has no part of it.
     """
     try:
-        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, read_all
+        from radixkv.gateway.storage.postgresql import PostgreSQL, carry_out, is_url, read_all
     except ImportError as error:
         raise DatabaseError("a PostgreSQL database needs psycopg: pip install 'radixkv[shared]'") from error
+    if not is_url(url):
+        raise DatabaseError(
+            "the database's URL cannot be read; it must be postgresql://user:password@host:port/database with parameters of "
+            "libpq, each part percent-encoded"
+        )
     return [
         _Thread("radixkv-database", partial(PostgreSQL, url), carry_out),
         _Thread("radixkv-database-reads", partial(PostgreSQL, url, is_reader=True), read_all),
@@ -319,36 +325,55 @@ def _read_all(connection: sqlite3.Connection, batch: list[_Job]) -> None:
 
 
 def _carry_out(connection: sqlite3.Connection, batch: list[_Job]) -> None:
-    """Run the jobs in one transaction, each rolled back alone where it fails, and answer them after the commit."""
-    results: list[tuple[Future[Any], Any, Exception | None]] = []
+    """Run the jobs in one transaction, each rolled back alone where it fails, and answer them after the commit.
+
+    Where the transaction fails, each runs in one of its own: a change that is too large for the disk fails alone.
+    """
+    jobs = [job for job in batch if job.answer.set_running_or_notify_cancel()]
+    try:
+        outcomes = _commit(connection, jobs)
+    except sqlite3.Error as error:  # e.g. the disk is full
+        outcomes = [_commit_one(connection, job) for job in jobs] if len(jobs) > 1 else [(None, _not_taken(error))]
+    for job, (result, fault) in zip(jobs, outcomes, strict=True):
+        if fault is None:
+            job.answer.set_result(result)
+        else:
+            job.answer.set_exception(fault)
+
+
+def _commit_one(connection: sqlite3.Connection, job: _Job) -> _Outcome:
+    try:
+        return _commit(connection, [job])[0]
+    except sqlite3.Error as error:
+        return None, _not_taken(error)
+
+
+def _commit(connection: sqlite3.Connection, jobs: list[_Job]) -> list[_Outcome]:
+    """Run the jobs in one transaction."""
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for job in batch:
-            if job.answer.set_running_or_notify_cancel():
-                results.append((job.answer, *_carry_out_one(connection, job)))
+        outcomes = [_carry_out_one(connection, job) for job in jobs]
         connection.execute("COMMIT")
-    except sqlite3.Error as error:  # e.g. the disk is full
-        _LOG.error("the gateway's database did not take %d changes: %s", len(batch), error)
+    finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        failure = UnavailableError(f"the gateway's database did not take the change: {error}")
-        for job in batch:
-            if not job.answer.cancelled():
-                job.answer.set_exception(failure)
-        return
-    for answer, result, fault in results:
-        if fault is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(fault)
+    return outcomes
 
 
-def _carry_out_one(connection: sqlite3.Connection, job: _Job) -> tuple[Any, Exception | None]:
+def _not_taken(error: sqlite3.Error) -> UnavailableError:
+    _LOG.error("the gateway's database did not take a change: %s", error)
+    return UnavailableError(f"the gateway's database did not take the change: {error}")
+
+
+def _carry_out_one(connection: sqlite3.Connection, job: _Job) -> _Outcome:
     connection.execute("SAVEPOINT job")
     try:
         return job.run(connection), None
     except Exception as error:  # the caller handles every kind
+        if isinstance(error, sqlite3.Error) and not connection.in_transaction:
+            raise  # the disk is full: SQLite has rolled back the whole transaction
         connection.execute("ROLLBACK TO job")
-        return None, error
+        return None, _not_taken(error) if isinstance(error, sqlite3.Error) else error  # e.g. the file is read-only now
     finally:
-        connection.execute("RELEASE job")
+        if connection.in_transaction:
+            connection.execute("RELEASE job")

@@ -20,12 +20,13 @@ from typing import Any
 import psycopg
 from psycopg import errors
 from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict
 
 from radixkv.core.errors import UnavailableError
 from radixkv.gateway.storage.connection import Connection, Cursor
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION, STEPS
 
-__all__ = ["PostgreSQL", "carry_out", "read_all"]
+__all__ = ["PostgreSQL", "carry_out", "is_url", "read_all"]
 
 CONNECT_S = 3
 AWAY_S = 1.0
@@ -59,6 +60,15 @@ CREATE OR REPLACE FUNCTION has_tag(tags TEXT, quoted TEXT) RETURNS BOOLEAN LANGU
     'SELECT EXISTS (SELECT 1 FROM json_array_elements(tags::json) AS each WHERE each::text = quoted)';
 """
 _LOG = logging.getLogger(__name__)
+
+
+def is_url(url: str) -> bool:
+    """Whether libpq reads the URL, with numbers for ports."""
+    try:
+        ports = str(conninfo_to_dict(url).get("port", ""))
+    except psycopg.ProgrammingError:
+        return False
+    return re.fullmatch("[0-9,]*", ports) is not None
 
 
 class PostgreSQL:
@@ -191,6 +201,9 @@ def carry_out(connection: PostgreSQL, batch: Sequence[tuple[Callable[[Connection
         for (_, answer), (result, fault) in zip(batch, results, strict=True):
             if fault is None:
                 answer.set_result(result)
+            elif isinstance(fault, psycopg.Error):  # e.g. the server only reads now
+                _LOG.error("the gateway's database did not carry out a job: %s", _first_line(fault))
+                answer.set_exception(UnavailableError(_AWAY))
             else:
                 answer.set_exception(fault)
         return

@@ -15,7 +15,7 @@ def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...
     """Return an asyncio client of a server, connected at its first command, and the kinds of its failures.
 
     Raises:
-        InvalidArgumentError: not a URL of a server, or redis is not installed.
+        InvalidArgumentError: not a URL of a server, or redis is not installed; shows no part that may hold a secret.
     """
     if not url.startswith(_SCHEMES):
         raise InvalidArgumentError(
@@ -30,10 +30,15 @@ def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...
         raise InvalidArgumentError(
             "shared", "a server", "absent without redis: pip install 'radixkv[shared]'"
         ) from error
-    client = Redis.from_url(
-        url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-    )
+    try:
+        client = Redis.from_url(
+            url.replace("valkey", "redis", 1) if url.startswith("valkey") else url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+        )
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # not connected: it checks the options
+    except (ValueError, TypeError, RedisError):
+        bound = "redis://user:password@host:port/db with options of redis, each part percent-encoded"
+        raise InvalidArgumentError("shared", f"{url.partition('://')[0]}://…", bound) from None
     return client, (OSError, TimeoutError, RedisError)

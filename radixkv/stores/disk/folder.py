@@ -4,6 +4,7 @@
     DIR/<fingerprint>/slots      DIR/<fingerprint>/index
 
 All models count towards the size. Where one needs room, the folder of the least recently used other model is removed whole.
+Other files and folders in DIR, also under such a name, neither count nor are touched.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["FLAG", "LOCK", "DiskFolder", "model_folders"]
 FLAG = "--disk-cache"
 LOCK = "radixkv-store.lock"
 NAME = re.compile(r"[0-9a-f]{32}")
+FILES = {"slots", *(path.name for path in files_of(Path("index")))}
 
 
 class DiskFolder:
@@ -105,8 +107,12 @@ class DiskFolder:
 
 def model_folders(folder: Path) -> list[Path]:
     """The folders of all models in one, the least recently used first."""
-    found = (path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir())
+    found = (path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir() and _is_model(path))
     return sorted(found, key=lambda path: (path.stat().st_mtime, path))
+
+
+def _is_model(folder: Path) -> bool:
+    return all(path.name in FILES for path in folder.iterdir())
 
 
 def _bytes_of(folder: Path) -> int:

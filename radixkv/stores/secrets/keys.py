@@ -23,6 +23,7 @@ import hmac
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -63,16 +64,14 @@ class NamespaceKeys(NamedTuple):
     hint_key: bytes
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _State:
     """One content of the key file. Immutable but for the cache of what is derived from it."""
 
-    __slots__ = ("cache", "cover", "secret", "stamp")
-
-    def __init__(self, secret: bytes, cover: Cover, stamp: tuple[int, ...] = ()) -> None:
-        self.secret = secret
-        self.cover = cover
-        self.stamp = stamp
-        self.cache: dict[str, NamespaceKeys] = {}
+    secret: bytes
+    cover: Cover
+    stamp: tuple[int, ...] = ()
+    cache: dict[str, NamespaceKeys] = field(default_factory=dict)
 
     def keys_of(self, namespace: str) -> NamespaceKeys:
         keys = self.cache.get(namespace)

@@ -215,10 +215,14 @@ class PromptReader:
             matcher=matcher,
             prompt=prompt,
             bad_words=self._spelled(sampling.bad_words, namespace),
-            prediction=self._text.encode(sampling.prediction, special=False)
-            if self._text and sampling.prediction and sampling.speculation != "none"
-            else (),
+            prediction=self._predicted(sampling, namespace),
         )
+
+    def _predicted(self, sampling: SamplingParams, namespace: str) -> Sequence[int]:
+        """Token ids of the predicted text, as many as a reply may have at most."""
+        if self._text is None or not sampling.prediction or sampling.speculation == "none":
+            return ()
+        return self._text.encode(sampling.prediction, special=False, asker=Asker(namespace))[: self._max_length]
 
     def _spelled(self, words: Sequence[str], namespace: str) -> list[list[int]]:
         """The token ids of bad words."""

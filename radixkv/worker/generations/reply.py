@@ -12,6 +12,7 @@ import copy
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ class ReplyRules:
         bad_words: Sequence[Sequence[int]] = (),
         prediction: Sequence[int] = (),
     ) -> None:
-        self.sampling = sampling
+        self.sampling = replace(sampling, prediction="") if sampling.prediction else sampling  # up to 4 MiB of text
         self.prediction = array("I", prediction)
         self.stop_token_ids = frozenset(stop_token_ids)
         for name in ("logit_bias", "forced_token_ids", "allowed_token_ids"):

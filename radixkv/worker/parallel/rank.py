@@ -2,15 +2,21 @@
 
     python -m radixkv.worker.parallel.rank FD
 
-It takes no part in the worker's stop signals: rank 0 drains with its help.
+It is in a process group of its own, so that no Ctrl-C reaches it: rank 0 drains with its help. Once rank 0 is gone it ends at
+once, whatever it waits for or computes.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
+import shutil
 import signal
 import sys
+import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.worker.threads import configure_threads
@@ -27,6 +33,7 @@ def main() -> None:
     with Connection(int(sys.argv[1])) as rank_0:
         try:
             seat, options = rank_0.recv()
+            threading.Thread(target=_end_with, args=(rank_0, seat.folder), daemon=True).start()
             _serve(rank_0, seat, options)
         except (EOFError, ConnectionError):
             pass
@@ -36,6 +43,7 @@ def _serve(rank_0: Connection, seat: Seat, options: dict[str, Any]) -> None:
     configure_threads()
     from radixkv.worker.parallel.runner import CALLS, RankRunner
 
+    rank_0.send("ready")
     device = seat.join(options.pop("device"))
     runner = RankRunner(device=device, **options)
     while True:
@@ -43,6 +51,15 @@ def _serve(rank_0: Connection, seat: Seat, options: dict[str, Any]) -> None:
         result = CALLS[call](runner)(*args)
         if is_asked:
             rank_0.send(result)
+
+
+def _end_with(rank_0: Connection, folder: Path) -> None:
+    """End this process when rank 0 is gone, and remove the folder that it may have left."""
+    hangup = select.poll()
+    hangup.register(rank_0, 0)
+    hangup.poll()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The processes of the other ranks: rank 0 starts them, sends each the calls that all make, and notices when one ends.
 
-They end with rank 0's connection, even if that is killed.
+They end with rank 0's connection, even if that is killed, and not by a signal to its process group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from radixkv.worker.parallel.seat import Seat
 __all__ = ["Ranks"]
 
 _LOG = logging.getLogger(__name__)
-_END_S = 5.0
+_END_S, _FAULT_S = 5.0, 1.0
 
 
 class Ranks:
@@ -50,11 +52,27 @@ class Ranks:
             near, far = socket.socketpair()
             command = (sys.executable, "-P", "-m", "radixkv.worker.parallel.rank", str(far.fileno()))
             with far:
-                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(far.fileno(),))
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(far.fileno(),), process_group=0)
             self._processes.append(process)
             self._connections.append(Connection(near.detach()))
             threading.Thread(target=self._watch, args=(rank, process), name=f"radixkv-rank-{rank}", daemon=True).start()
-            self._connections[-1].send((self.seat(rank), options))
+            with suppress(OSError):  # it has ended already, and `await_ready` raises
+                self._connections[-1].send((self.seat(rank), options))
+
+    def await_ready(self) -> None:
+        """Wait until all are about to join the group, where the end of one is not noticed, nor a signal.
+
+        Raises:
+            ModelError: a rank has ended.
+        """
+        self._receive()
+
+    def await_fault(self) -> str:
+        """The fault, which may come a moment after its consequences; empty if none does."""
+        until_s = time.monotonic() + _FAULT_S
+        while not self.fault and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return self.fault
 
     def seat(self, rank: int) -> Seat:
         """Where that rank sits."""
@@ -72,13 +90,16 @@ class Ranks:
     def ask(self, call: str, *args: Any) -> list[Any]:
         """`send`, and return the results."""
         self._send_all(pickle.dumps((call, args, True)))
+        return self._receive()
+
+    def _receive(self) -> list[Any]:
         try:
             return [connection.recv() for connection in self._connections]
         except (OSError, EOFError) as error:
             raise ModelError(self.fault or f"a rank of the model has ended: {error!r}") from error
 
     def close(self) -> None:
-        """End them, after the calls sent before. May be repeated."""
+        """End them. May be repeated."""
         self._is_closing = True
         for connection in self._connections:
             connection.close()

@@ -22,6 +22,7 @@ from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.verification import BlockDifference
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.worker.errors import ModelError
 from radixkv.worker.model.attention import AttentionSite
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner
@@ -95,6 +96,7 @@ class ParallelRunner(RankRunner):
         sent = {"model": model, "device": device, **options, "progress": False}
         self._ranks = Ranks(num_ranks, max(1, torch.get_num_threads() // num_ranks), sent)
         try:
+            self._ranks.await_ready()
             own = self._ranks.seat(0).join(device)
             super().__init__(model, device=own, **options)
         except BaseException:
@@ -130,7 +132,12 @@ class ParallelRunner(RankRunner):
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
         self._ranks.send("forward", rows)
-        return super().forward(rows)
+        try:
+            return super().forward(rows)
+        except RuntimeError as error:  # of the group, which notices first that a rank has ended
+            if fault := self._ranks.await_fault():
+                raise ModelError(fault) from error
+            raise
 
     def _make_pool(self, *sizes: Any, **format: Any) -> KVPool:
         return _SharedPool(self._ranks, *sizes, **format)

@@ -31,9 +31,11 @@ from radixkv.generation.stats import EngineCounters
 from radixkv.stores.costs import MAX_IDLE_SHARE, Choice, Kind, LoadMeter, PrefillMeter, choose
 from radixkv.stores.hints import mask
 from radixkv.stores.host import Kept, Row
+from radixkv.stores.loading import Landed, Load
+from radixkv.stores.saving import Unsaved
 from radixkv.stores.secrets.keys import NamespaceKeys
 from radixkv.stores.secrets.names import names_of
-from radixkv.stores.store import BlockStore, Landed, Load, Unsaved
+from radixkv.stores.store import BlockStore
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner

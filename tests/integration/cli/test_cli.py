@@ -101,6 +101,16 @@ def test_a_reader_that_has_had_enough_ends_the_output_without_a_word() -> None:
     assert (process.returncode, error) == (141, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+def test_an_output_without_room_is_one_line_with_status_1() -> None:
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(
+            [RADIXKV, "plan", "--list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert finished.returncode == 1
+    assert finished.stderr == "radixkv: what is written finds no room: No space left on device\n"
+
+
 def test_serve_stops_on_sigterm_with_status_0() -> None:
     server = subprocess.Popen([RADIXKV, "serve", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None

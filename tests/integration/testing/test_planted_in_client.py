@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from radixkv import PoolShape, RadixKVError, connect
+from radixkv.client.block_records import BlockRecords
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
 from radixkv.client.session import HolderSession
@@ -96,7 +97,7 @@ BUGS: list[tuple[str, Any, str, Any, tuple[Fault, ...], float]] = [
     ("retention-back", Ledger, "noted", _forgetting(Retained), (*RESTARTS, Fault.RETAIN), 6.0),
     ("adopt-sequence", Ledger, "_forked", _fork_without_promised_copies, RESTARTS, 6.0),
     ("awaited", NoticeBox, "awaited", property(lambda _: []), (Fault.RESTART_A_WAIT,), 6.0),
-    ("adopt-content", Ledger, "_hand_out", _nothing, RESTARTS, 6.0),
+    ("adopt-content", BlockRecords, "hand_out", _nothing, RESTARTS, 6.0),
     ("adopt-sequence", Ledger, "_extended", _extend_without_room, RESTARTS, 6.0),
     ("adopt-first", Ledger, "adoption", lambda _: iter(()), RESTARTS, 6.0),
     ("heartbeat", HolderSession, "heartbeat", _nothing, (), 1.0),

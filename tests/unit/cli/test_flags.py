@@ -236,6 +236,12 @@ REFUSED: list[tuple[str, Flags, str]] = [
     ("worker", ("--max-num-seqs", "0"), "--max-num-seqs is 0; it must be at least 1"),
     ("worker", ("--draft-tokens", "0"), "--draft-tokens is 0; it must be between 1 and 64"),
     ("worker", ("--max-batch-tokens", "0"), "--max-batch-tokens is 0"),
+    (
+        "worker",
+        ("--admission", "worst-case", "--preemption", "swap"),
+        "--preemption is 'swap'; it must be recompute with",
+    ),
+    ("worker", ("--no-prefix-sharing-for", "a#salt=b"), "--no-prefix-sharing-for is 'a#salt=b'; it must be the owner"),
     ("worker", ("--max-wait", "-0.1"), "--max-wait is -0.1"),
     ("worker", ("--max-wait", "inf"), "--max-wait is inf"),
     ("worker", ("--max-wait", "nan"), "--max-wait is nan"),
@@ -350,6 +356,8 @@ def test_state_is_kept_in_the_users_folder_unless_another_gateway_holds_it(
     assert found is None
     assert "cannot be used, File exists. To keep them: --state FILE" in notice
     assert _state_file("none") == (None, "")
+    with pytest.raises(InvalidArgumentError, match=r"--state is 'postgressql://…'"):
+        _state_file("postgressql://user:secret@host/database")
     assert _state_file("own") == (Path("own"), "")
 
 

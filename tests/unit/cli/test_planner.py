@@ -309,6 +309,14 @@ def test_more_devices_hold_less_each() -> None:
     assert plan("llama-3-70b", tp=16).token_bytes * 8 == one.token_bytes  # fewer kv heads than devices
 
 
+@pytest.mark.parametrize("tp", [3, 6])
+def test_devices_that_the_kv_heads_cannot_be_shared_out_to_are_refused_as_by_a_worker(tp: int) -> None:
+    config = ModelConfig("odd", tf.LlamaConfig(num_attention_heads=12, num_key_value_heads=4, hidden_size=96).to_dict())
+    assert plan_memory(ModelShape.of(config), tp=12).token_bytes
+    with pytest.raises(InvalidArgumentError, match=f"tp is {tp}; it must be a divisor of the model's 4 KV heads"):
+        plan_memory(ModelShape.of(config), tp=tp)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,7 +10,8 @@ import pytest
 
 from radixkv import pack_tokens
 from radixkv.cli import main
-from radixkv.gateway.http.recording import Recording, shapes_of_branches
+from radixkv.gateway.http.recording import Recording
+from radixkv.gateway.pages.replay import shapes_of_branches
 from radixkv.simulate import Shape, branchings, read_trace, shapes_of
 
 ROW = {"timestamp": 0, "input_length": 1024, "output_length": 7, "hash_ids": [1, 2]}

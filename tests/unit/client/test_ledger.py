@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from radixkv import PrefixCache
+from radixkv.client import block_records
 from radixkv.client import ledger as ledger_module
 from radixkv.client.ledger import Ledger
 from radixkv.core.api import (
@@ -134,7 +135,7 @@ def test_a_dropped_branch_stays_dropped_and_what_parts_from_it_before_stays(
     cache.cached(range(11), "other")
     cache.cached(kept[3])
     cache.step([EvictBranchOp(pack_tokens(dropped), "default")])
-    assert len(cache.ledger._dropped) < most, "drops are kept up to a bound, then carried out"
+    assert len(cache.ledger._blocks._dropped) < most, "drops are kept up to a bound, then carried out"
     after = cache.restarted()
     assert [after.match(pack_tokens(tokens)).num_tokens for tokens in kept] == [
         cache.match(pack_tokens(tokens)).num_tokens for tokens in kept
@@ -168,7 +169,7 @@ def test_an_ordinary_history_is_told_without_retention() -> None:
 
 
 def test_a_long_history_is_told_in_parts_and_siblings_from_where_they_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "_MAX_HISTORY_BYTES", 2 * SIZE * 4)
+    monkeypatch.setattr(block_records, "_MAX_HISTORY_BYTES", 2 * SIZE * 4)
     cache = Followed()
     cache.cached(range(22))
     cache.cached([*range(12), 50])

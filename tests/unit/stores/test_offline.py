@@ -8,6 +8,7 @@ import pytest
 from sealed_blocks import FINGERPRINT, BlockMaker
 
 from radixkv import InvalidArgumentError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.stores import offline
 from radixkv.stores.errors import StoreError
 from radixkv.stores.secrets.keys import StoreKeys
@@ -66,6 +67,9 @@ def test_an_erasure_destroys_the_keys_and_deletes_the_blocks(folder: Path, maker
     erased = maker.keys.of("bob").id
     assert offline.erase(folder, StoreKeys(tmp_path / "key"), "bob") == {"ee" * 16: 1, FINGERPRINT.hex()[:32]: 2}
     assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3]
+    with pytest.raises(InvalidArgumentError, match="the owner of the derived ones"):
+        offline.erase(folder, maker.keys, derived_namespace("alice", salt="salt"))
+    assert [model.num_blocks for model in offline.list_models(folder)] == [0, 3], "no salt takes all of alice's"
     assert maker.keys.erased([erased]) == {erased}
     maker.keys.erase("alice")
     assert offline.erase(folder, maker.keys) == {"ee" * 16: 0, FINGERPRINT.hex()[:32]: 3}
@@ -87,7 +91,24 @@ def test_what_cannot_be_read_is_listed_as_such(folder: Path, maker: BlockMaker) 
     assert not unreadable.is_readable
     assert unreadable.file_bytes > 0
     assert index.read_bytes().startswith(b"no index"), "listing changes nothing"
-    assert [each.folder for each in offline.check(folder, maker.keys)] == ["ee" * 16]
+    checked = {each.folder: each for each in offline.check(folder, maker.keys)}
+    assert [name for name, each in checked.items() if not each.is_intact] == [FINGERPRINT.hex()[:32]]
+    assert checked["ee" * 16].num_blocks == 1
+
+
+def test_a_folder_of_another_program_is_neither_counted_nor_removed(folder: Path, maker: BlockMaker) -> None:
+    theirs = folder / ("ab" * 16)
+    theirs.mkdir()
+    (theirs / "slots").write_bytes(b"theirs")
+    (theirs / "letters").write_bytes(bytes(1_000_000))
+    assert theirs.name not in {model.folder for model in offline.list_models(folder)}
+    (left,) = offline.trim(folder, 8 * 1696)
+    assert left.folder == FINGERPRINT.hex()[:32]
+    assert (theirs / "letters").stat().st_size == 1_000_000
+    level = maker.level(folder, 8)
+    level.write(maker.chain([4, 5, 6], "alice"))
+    level.close()
+    assert sorted(path.name for path in theirs.iterdir()) == ["letters", "slots"]
 
 
 def test_a_folder_in_use_or_missing_is_refused(folder: Path, maker: BlockMaker, tmp_path: Path) -> None:

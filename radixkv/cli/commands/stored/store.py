@@ -84,7 +84,8 @@ def _store(options: argparse.Namespace) -> int:
         models = offline.list_models(options.folder) if size_bytes is None else offline.trim(options.folder, size_bytes)
         for model in models:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used_s))
-            say(f"model {model.folder}: {model.num_blocks:,} blocks, {format_bytes(model.file_bytes)}, used {when}")
+            held = f"{model.num_blocks:,} blocks" if model.is_readable else "index unreadable"
+            say(f"model {model.folder}: {held}, {format_bytes(model.file_bytes)}, used {when}")
             for namespace, count in sorted((model.namespaces or {}).items(), key=lambda item: -item[1]):
                 say(f"  namespace {namespace}  {count:>10,} blocks")
         if not models:

@@ -21,6 +21,7 @@ __all__ = [
     "MessageList",
     "MessageObject",
     "RemovedMessages",
+    "SearchHit",
     "TagList",
     "TrashedBranches",
 ]
@@ -112,7 +113,9 @@ class ConversationObject(BaseModel):
 
 
 class SearchHit(BaseModel):
-    """A message that matches a search, first at `position`. `marks`: matches within the excerpt, [begin, end]."""
+    """A message that matches a search, first at `position`, in characters. `excerpt`: of the text around it, on one line.
+    `marks`: matches within the excerpt, [begin, end].
+    """
 
     message: str
     role: Role

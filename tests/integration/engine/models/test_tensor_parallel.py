@@ -24,9 +24,11 @@ from radixkv.core.api import Copy
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.settings import StoreSettings
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.model import ForwardRow, ModelRunner
+from radixkv.worker.parallel.ranks import Ranks
 from radixkv.worker.parallel.runner import ParallelRunner
 from radixkv.worker.run import Worker, WorkerConfig
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -165,11 +167,56 @@ def test_what_cannot_be_shared_out_is_refused_and_leaves_no_process(bad: str, tm
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [({"tensor_parallel": 0}, "tensor_parallel"), ({"tensor_parallel": 2, "model": "none/such"}, "none/such")],
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel"),
+        ({"tensor_parallel": 2, "model": "none/such"}, "none/such"),
+        ({"tensor_parallel": 2, "store": StoreSettings((Path("blocks"), 1 << 30))}, "1 with a block store"),
+    ],
 )
 def test_a_worker_refuses_before_it_starts_ranks(config: dict[str, Any], message: str) -> None:
     with pytest.raises(RadixKVError, match=message), Worker(WorkerConfig(listen=None, show_progress=False, **config)):
         pass
+
+
+def test_a_rank_that_ends_before_the_group_is_formed_is_noticed() -> None:
+    ranks = Ranks(2, 1, {"device": "cpu"})
+    try:
+        os.kill(ranks._processes[0].pid, signal.SIGKILL)
+        with pytest.raises(ModelError, match="rank"):
+            ranks.await_ready()
+    finally:
+        ranks.close()
+
+
+RANK_0 = """
+import time
+from radixkv.worker.parallel.ranks import Ranks
+ranks = Ranks(2, 1, {"device": "cpu"})
+print(ranks._folder, ranks._processes[0].pid, flush=True)
+ranks.await_ready()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_rank_ends_with_rank_0_while_it_waits_for_the_group(number: signal.Signals) -> None:
+    command = (sys.executable, "-P", "-c", RANK_0)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            folder, rank = process.stdout.readline().split()
+            if number == signal.SIGKILL:
+                assert process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, number)
+            _, errors = process.communicate(timeout=30)
+            wait_until_gone([int(rank)])
+        finally:
+            process.kill()
+    assert errors.count("Traceback") <= (number == signal.SIGINT), "the rank has none of its own"
+    assert number == signal.SIGINT or not Path(folder).exists()
 
 
 WORKER = (sys.executable, "-P", "-m", "radixkv.cli", "worker", "--tensor-parallel", "2", "--num-blocks", "64")
@@ -222,7 +269,7 @@ def test_a_killed_rank_ends_the_worker_and_every_rank(killed: str, tmp_path: Pat
         if killed == "a rank that computes":
             next(iter(stream))
             os.kill(ranks[0], signal.SIGKILL)
-            with pytest.raises(RadixKVError):
+            with pytest.raises(RadixKVError, match="rank 1 of the model has ended"):
                 collect(stream)
         else:
             assert len(collect(stream).branches[0].tokens) == 200

@@ -19,6 +19,7 @@ from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import ClearOp
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tree.journal import Dropped
+from radixkv.stores import saving
 from radixkv.stores import store as stores
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
@@ -203,7 +204,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, owner: type, call: str) -> threading.E
 
 
 def test_a_write_that_hangs_holds_up_the_end_for_seconds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_STALL_S", 1.0)
+    monkeypatch.setattr(saving, "_STALL_S", 1.0)
     runner = HashRunner(64, BLOCK)
     store = open_store(tmp_path, runner)
     may_go = hold(monkeypatch, SlotFile, "sync")

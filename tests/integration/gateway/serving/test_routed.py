@@ -210,6 +210,20 @@ def test_workers_of_a_service_that_is_gone_are_served_by_load(
     assert {choice.reason for choice in routed.rank(request_tokens(1))} == {"load"}
 
 
+def test_a_worker_whose_service_is_gone_is_the_last_also_for_what_it_holds(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    list(routed.generate(request(1)))
+    owner, other = sorted(hosts, key=lambda host: -holds(host, 1))
+    owner.service.stop()
+    wait_until(lambda: owner.server.address in routed.members.stalled())
+    other.runner.gate.close()
+    waiting = [routed.generate(request(first)) for first in range(2, 6)]  # a backlog, which the other would not have
+    assert [choice.worker for choice in routed.rank(request_tokens(1))] == [other.server.address, owner.server.address]
+    other.runner.gate.open()
+    assert all(len(told(list(stream))) == 8 for stream in waiting)
+
+
 def test_a_fork_goes_to_the_worker_that_its_generation_names(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:
     streams = [routed.generate(request(first)) for first in range(4)]
     for stream in streams:

@@ -380,7 +380,7 @@ def test_an_excerpt_shows_the_text_around_a_hit(text: str, needle: str, excerpt:
     row: Any = {"id": "m", "role": "user", "created_s": 1.0, "text": text}
     hit = search_module._hit(row, needle.casefold())
     assert hit is not None
-    assert (hit.excerpt, list(hit.marks)) == (excerpt, marks)
+    assert (hit.excerpt, [(begin, end) for begin, end in hit.marks]) == (excerpt, marks)
 
 
 # -- what is kept of a whole conversation

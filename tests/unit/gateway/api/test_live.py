@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from resp_servers import RedisServer, needs_redis
 
-from radixkv.core.errors import LimitError
+from radixkv.core.errors import LimitError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Conversation, Message
-from radixkv.gateway.api.conversations.replies import live
-from radixkv.gateway.api.conversations.replies.live import Growing, Lives
+from radixkv.gateway.api.conversations.replies import live, live_text
+from radixkv.gateway.api.conversations.replies.live import Growing, Lives, Piece
+from radixkv.gateway.api.conversations.replies.live_text import LiveText
 from radixkv.gateway.protocol.follower import Follower
 
 SNAPSHOT = b"snapshot"
@@ -122,3 +125,33 @@ def test_a_reply_is_running_until_its_end_is_stored() -> None:
             assert held.current(ended) is ended
 
     run(story)
+
+
+@needs_redis
+def test_text_of_other_gateways_comes_again_after_the_database_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_text, "AWAY_S", 0.05)
+    server = RedisServer(tmp_path)
+    seen: list[str] = []
+
+    async def catch_up(conversation_id: str) -> None:
+        seen.append(conversation_id)
+        if len(seen) == 1:
+            raise UnavailableError("the database is away")
+
+    async def story() -> None:
+        lives = Lives()
+        with lives.held("c") as held:
+            follower = lives.join(held, "a", SNAPSHOT)
+        far = LiveText(server.url, lives, catch_up)
+        while len(seen) < 2:
+            far.send(Piece("c", "m", 0, "text", 1))
+            await asyncio.sleep(0.05)
+        await far.aclose()
+        assert not follower.over.is_set()
+
+    try:
+        run(story)
+    finally:
+        server.stop()

@@ -151,6 +151,40 @@ def test_without_the_server_each_grants_its_share_and_running_slots_are_told_aga
     with_gateways(server, story)
 
 
-def test_a_url_of_something_else_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="shared"):
-        SharedLimiter("http://localhost", Limiter())
+def test_a_request_given_up_while_it_was_admitted_holds_no_slot(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_limits, "BEAT_S", 0.1)
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        asked, (gateway,) = tenant(max_concurrent=1), gateways
+        server.pause()
+        given_up = asyncio.create_task(gateway.admit(asked))
+        await asyncio.sleep(0.2)
+        given_up.cancel()
+        server.resume()
+        deadline_s = asyncio.get_running_loop().time() + 15
+        while gateway._num_asking or gateway._is_in_doubt or (await gateway.standing(asked)).num_running:
+            assert asyncio.get_running_loop().time() < deadline_s, "its slot is held for good"
+            await asyncio.sleep(0.05)
+        assert isinstance(await tried(gateway, asked), SharedSlot)
+
+    with_gateways(server, story, 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cret@localhost",
+        "redis://user:pa:s3cret@localhost:port",
+        "redis://[s3cret",
+        "redis://localhost:99999",
+        "redis://localhost?socket_timeout=s3cret",
+        "redis://localhost?no_such_option=s3cret",
+        "rediss://localhost?ssl_cert_reqs=s3cret",
+    ],
+)
+def test_a_url_that_is_none_of_a_server_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="shared") as refused:
+        SharedLimiter(url, Limiter())
+    assert "s3cret" not in str(refused.value)

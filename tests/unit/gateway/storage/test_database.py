@@ -156,6 +156,21 @@ def test_a_job_that_fails_is_undone_alone(database: Database) -> None:
     assert kept == [bytes([number]) for number in range(0, 10, 2)]
 
 
+def test_what_the_database_refuses_of_a_job_is_an_error_that_may_pass(database: Database) -> None:
+    """Loops of the gateway go on after it, as after every error of ours."""
+
+    def write(connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA query_only = ON")  # as a file system that was made read-only
+        try:
+            connection.execute("DELETE FROM transcripts")
+        finally:
+            connection.execute("PRAGMA query_only = OFF")
+
+    with pytest.raises(UnavailableError, match="readonly"):
+        database.submit(write).result(5)
+    database.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(5)
+
+
 def test_no_change_waits_for_a_read(tmp_path: Path) -> None:
     """A read that lasts, and the many of its namespace behind it, keep neither changes nor other namespaces' reads."""
     reading, may_end = threading.Event(), threading.Event()
@@ -254,25 +269,30 @@ def test_a_job_that_nobody_waits_for_any_more_is_not_carried_out(database: Datab
     assert carried_out == ["last"]
 
 
-def test_where_a_commit_fails_every_job_of_it_is_told_and_the_next_ones_go_on(
-    database: Database, held: threading.Event, caplog: pytest.LogCaptureFixture
+TOO_BIG = "INSERT INTO big VALUES (zeroblob(1000000))"  # SQLite rolls the transaction back
+
+
+@pytest.mark.parametrize(("ends", "place"), [(TOO_BIG, 0), (TOO_BIG, 1), (TOO_BIG, 2), ("ROLLBACK", 2)])
+def test_a_job_with_which_a_transaction_fails_fails_alone(
+    database: Database, held: threading.Event, ends: str, place: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     write = (
         "INSERT INTO transcripts (key, namespace, tokens, num_reply, decoded, created_s) VALUES (?, 'a', '', 0, '', 0)"
     )
-    jobs = [
-        database.submit(lambda c: c.execute(write, (b"lost",))),
-        database.submit(lambda c: c.execute("ROLLBACK")),
-    ]
+    database.submit(lambda connection: connection.execute("CREATE TABLE big (content BLOB)"))
+    pages = "SELECT page_count FROM pragma_page_count"
+    limit = "PRAGMA max_page_count = {}"
+    database.submit(lambda c: c.execute(limit.format(c.execute(pages).fetchone()[0] + 8)).fetchall())
+    statements: list[tuple[str, tuple[bytes, ...]]] = [(write, (b"one",)), (write, (b"other",))]
+    statements.insert(place, (ends, ()))
+    jobs = [database.submit(lambda c, told=told: c.execute(*told).rowcount) for told in statements]  # type: ignore[misc]
     held.set()
-    for job in jobs:
-        with pytest.raises(UnavailableError, match="did not take the change"):
-            job.result(5)
-    assert "did not take 2 changes" in caplog.text
-    database.submit(lambda c: c.execute(write, (b"kept",))).result(5)
-    assert database.submit(lambda c: [row["key"] for row in c.execute("SELECT key FROM transcripts")]).result(5) == [
-        b"kept"
-    ]
+    with pytest.raises(UnavailableError, match="did not take the change"):
+        jobs.pop(place).result(5)
+    assert [job.result(5) for job in jobs] == [1, 1]
+    assert "did not take a change" in caplog.text
+    kept = database.submit(lambda c: [row["key"] for row in c.execute("SELECT key FROM transcripts ORDER BY key")])
+    assert kept.result(5) == [b"one", b"other"]
 
 
 def test_more_jobs_than_one_transaction_holds_are_all_carried_out(database: Database, held: threading.Event) -> None:
@@ -289,3 +309,19 @@ def test_a_file_that_could_not_be_opened_is_free_and_no_thread_is_left(content: 
         Database(path)
     assert not is_in_use(path)
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:pa:s3cret%ZZ@localhost/radixkv",
+        "postgresql://user:pa@ss:s3cret@localhost/radixkv",
+        "postgresql://[s3cret/radixkv",
+        "postgresql://localhost/radixkv?s3cret=1",
+    ],
+)
+def test_a_url_that_no_server_can_have_is_refused_without_its_secrets(url: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(DatabaseError, match="URL") as refused:
+        Database(url)
+    assert "s3cret" not in str(refused.value)

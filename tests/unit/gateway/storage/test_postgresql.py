@@ -185,3 +185,17 @@ def test_what_was_acknowledged_survives_the_servers_end_and_jobs_fail_until_it_i
         await add(store, "r2", "r1", pack_tokens([1, 2]))
 
     asyncio.run(story())
+
+
+def test_what_the_server_refuses_of_a_job_is_an_error_that_may_pass(two: Two) -> None:
+    """Loops of the gateway go on after it, as after every error of ours."""
+
+    def only_reads(is_on: str) -> None:
+        two.a.submit(lambda connection: connection.execute(f"SET default_transaction_read_only = {is_on}")).result(10)
+
+    only_reads("on")  # as a server whose disk is nearly full, or that has become a standby
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(10)
+    only_reads("off")
+    two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(10)

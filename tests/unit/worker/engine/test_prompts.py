@@ -14,6 +14,7 @@ from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import Prompt
 from radixkv.worker.engine.prompts import PromptReader
+from radixkv.worker.generations.encoding import ANYBODY, Asker
 from radixkv.worker.generations.text import ChatText
 
 
@@ -142,3 +143,22 @@ def test_a_reply_ends_with_the_models_own_end_unless_that_is_ignored() -> None:
     for ignore_eos, expected in ((False, {2, 7}), (True, {7})):
         rules = reader.reply_rules(SamplingParams(stop_token_ids=(7,), ignore_eos=ignore_eos))
         assert rules.stop_token_ids == expected
+
+
+def test_a_prediction_takes_the_turn_of_its_namespace_and_is_no_longer_than_a_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, turns = byte_level(tmp_path, CHATML), []
+    encode = text.encode
+
+    def encoded(given: str, *, special: bool, asker: Asker = ANYBODY) -> list[int]:
+        turns.append(asker.namespace)
+        return encode(given, special=special, asker=asker)
+
+    monkeypatch.setattr(text, "encode", encoded)
+    reader = make_reader(text, max_length=40)
+    rules = reader.reply_rules(SamplingParams(prediction="ab" * 50_000), "theirs")
+    assert rules.prediction.tolist() == encode("ab" * 20, special=False)
+    assert turns == ["theirs"]
+    assert not rules.sampling.prediction, "its text is not held while the request runs"
+    assert not reader.reply_rules(SamplingParams(prediction="ab", speculation="none"), "theirs").prediction

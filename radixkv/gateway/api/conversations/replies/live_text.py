@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.replies.live import Lives, Piece
 from radixkv.gateway.storage.shared_server import connect
 
@@ -43,7 +44,8 @@ class LiveText:
     """
 
     def __init__(self, url: str, lives: Lives, catch_up: Callable[[str], Awaitable[None]]) -> None:
-        self._redis, self._failures = connect(url, TIMEOUT_S)
+        self._redis, failures = connect(url, TIMEOUT_S)
+        self._failures: tuple[type[Exception], ...] = (*failures, RadixKVError)  # of the server, or of the database
         self._lives = lives
         self._catch_up = catch_up
         self._queued: deque[Piece] = deque(maxlen=MAX_QUEUED)

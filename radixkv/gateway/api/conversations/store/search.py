@@ -9,12 +9,13 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation
+from radixkv.gateway.api.conversations.objects import SearchHit
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.rows import read_conversation
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["Found", "Hit", "search"]
+__all__ = ["Found", "search"]
 
 SLICE_S = 0.02
 """Longest slice of a search, in seconds, before other readers of the database have their turn."""
@@ -26,42 +27,16 @@ _BEFORE_CHARACTERS, _EXCERPT_CHARACTERS = 60, 240
 _CUT = "…"
 
 
-class Hit(NamedTuple):
-    """A message that contains the text.
-
-    position: of the first match in its text, in characters. excerpt: of the text around it, on one line. marks: matches within
-    the excerpt, each from its first character to after its last.
-    """
-
-    message: str
-    role: str
-    created_s: float
-    position: int
-    excerpt: str
-    marks: tuple[tuple[int, int], ...]
-
-    def body(self) -> dict[str, Any]:
-        """Return the object of the API."""
-        return {
-            "message": self.message,
-            "role": self.role,
-            "created": self.created_s,
-            "position": self.position,
-            "excerpt": self.excerpt,
-            "marks": [list(mark) for mark in self.marks],
-        }
-
-
 class Found(NamedTuple):
     """A conversation that contains the text. hits: matching messages, newest first; empty: only the title matches."""
 
     conversation: Conversation
-    hits: list[Hit]
+    hits: list[SearchHit]
     has_more_hits: bool
 
     def body(self) -> dict[str, Any]:
         """Return the object of the API."""
-        hits = [hit.body() for hit in self.hits]
+        hits = [hit.model_dump() for hit in self.hits]
         return {**self.conversation.body(), "hits": hits, "has_more_hits": self.has_more_hits}
 
 
@@ -124,7 +99,7 @@ class _Within:
 
     def __init__(self, conversation_id: str) -> None:
         self.conversation_id = conversation_id
-        self.hits: list[Hit] = []
+        self.hits: list[SearchHit] = []
         self._before = 2**63 - 1
 
     def look(self, connection: Connection, text: str, is_late: Callable[[], bool]) -> bool:
@@ -145,7 +120,7 @@ class _Within:
         return True
 
 
-def _hit(row: Row, folded: str) -> Hit | None:
+def _hit(row: Row, folded: str) -> SearchHit | None:
     text: str = row["text"]
     first = next(_places(text, folded), None)
     if first is None:
@@ -155,10 +130,17 @@ def _hit(row: Row, folded: str) -> Hit | None:
     before = _CUT if begin else ""
     shown = "".join(" " if character.isspace() else character for character in text[begin:end])
     shift = len(before)
-    marks = tuple((start + shift, stop + shift) for start, stop in _places(shown, folded))
-    marks = marks or ((first[0] - begin + shift, first[1] - begin + shift),)  # the match spans lines
+    marks = [[start + shift, stop + shift] for start, stop in _places(shown, folded)]
+    marks = marks or [[first[0] - begin + shift, first[1] - begin + shift]]  # the match spans lines
     excerpt = before + shown + (_CUT if end < len(text) else "")
-    return Hit(row["id"], row["role"], row["created_s"], first[0], excerpt, marks)
+    return SearchHit(
+        message=row["id"],
+        role=row["role"],
+        created=row["created_s"],
+        position=first[0],
+        excerpt=excerpt,
+        marks=marks,
+    )
 
 
 def _places(text: str, folded: str) -> Iterator[tuple[int, int]]:

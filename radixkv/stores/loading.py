@@ -1,0 +1,247 @@
+"""Blocks on their way from the store, on threads of its own, each opened into a row of host memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from radixkv.stores.errors import SealError
+from radixkv.stores.host import HostLevel, Row
+from radixkv.stores.lane import Lane
+
+if TYPE_CHECKING:
+    from radixkv.stores.codec import BlockCodec
+    from radixkv.stores.disk import DiskLevel
+    from radixkv.stores.remote import RemoteLevel
+    from radixkv.stores.secrets.keys import NamespaceKeys
+
+__all__ = ["Landed", "Load", "Loader"]
+
+_LOG = logging.getLogger(__name__)
+
+_NUM_READERS, _NUM_FETCHERS = 2, 2
+_SLICE = 8
+"""Blocks that a reader takes at a time."""
+
+_MEMORY_RATE = 1e9
+"""Bytes per second of a reader. One that was faster finds the blocks in the page cache, and has nothing read ahead."""
+
+_WAKE_AT = 16
+"""Landed blocks that wake the engine while more are to come: each time costs it a round."""
+
+_ROW_WAIT_S = 0.1
+
+
+class Landed(NamedTuple):
+    """A block of a load that has come: `place` among its names."""
+
+    place: int
+    row: Row
+
+
+_NextRow = Callable[[], Row | None]
+
+
+class Load:
+    """Blocks on their way in. The store's threads add what has landed; the engine's takes it.
+
+    Attributes:
+        names: of the blocks, in the order in which they are read.
+        keys: of their namespace.
+        is_remote: whether they come from the remote level, where the first miss ends the load.
+        started_s, first_s, last_s: on the monotonic clock: when it began, and when the first and the last block landed.
+        num_landed: blocks so far.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[bytes],
+        keys: NamespaceKeys,
+        *,
+        is_remote: bool,
+        deadline_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self.names = names
+        self.keys = keys
+        self.is_remote = is_remote
+        self.is_cancelled = False
+        self.started_s = self.first_s = self.last_s = time.monotonic()
+        self.until_s = self.started_s + deadline_s
+        self.num_landed = 0
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._landed: list[Landed] = []
+        self._num_left = len(names)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further block lands."""
+        return self._num_left <= 0
+
+    def take(self) -> list[Landed]:
+        """Blocks that have landed since the last call. The caller gives their rows back to the store."""
+        with self._lock:
+            landed, self._landed = self._landed, []
+        return landed
+
+    def settle(self, count: int, landed: Sequence[Landed], *, needs_rows: bool = False) -> None:
+        """So many of the names have been tried; these have landed. `needs_rows`: more wait for the rows of these."""
+        with self._lock:
+            if landed:
+                self.last_s = time.monotonic()
+                self.first_s = self.first_s if self.num_landed else self.last_s
+                self.num_landed += len(landed)
+            self._landed += landed
+            self._num_left -= count
+            is_due = needs_rows or self.is_over or len(self._landed) >= _WAKE_AT
+        if is_due:
+            self._wake()
+
+
+class Loader:
+    """Reads blocks of the disk and the remote level, each on two threads. Any thread may call it.
+
+    Args:
+        host: has the rows.
+        codec: opens blocks.
+        disk, remote: levels; None: there is none.
+        on_missed: called, on a thread of the loader, with names that the remote level lacks.
+    """
+
+    def __init__(
+        self,
+        host: HostLevel,
+        codec: BlockCodec,
+        disk: DiskLevel | None,
+        remote: RemoteLevel | None,
+        on_missed: Callable[[Sequence[bytes]], None],
+    ) -> None:
+        self._host = host
+        self._codec = codec
+        self._disk = disk
+        self._remote = remote
+        self._on_missed = on_missed
+        self._readers = Lane(_NUM_READERS, "radixkv-store-read")
+        self._fetchers = Lane(_NUM_FETCHERS, "radixkv-store-fetch")
+        self._buffers = threading.local()
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads, without reads that have not begun. What hangs is waited for `timeout_s` seconds in all."""
+        until_s = time.monotonic() + timeout_s
+        self._readers.close(timeout_s, drops=True)
+        self._fetchers.close(max(0.0, until_s - time.monotonic()), drops=True)
+
+    def load(
+        self,
+        names: Sequence[bytes],
+        keys: NamespaceKeys,
+        deadline_s: float,
+        wake: Callable[[], None],
+        *,
+        is_remote: bool,
+    ) -> Load:
+        """Start to read blocks of one level, in this order. A remote level is asked for `deadline_s` seconds at most."""
+        load = Load(names, keys, is_remote=is_remote, deadline_s=deadline_s, wake=wake)
+        if is_remote:
+            self._fetchers.submit(partial(self._try, self._fetch, load, range(len(names))))
+            return load
+        for start in range(0, len(names), _SLICE):
+            indices = range(start, min(start + _SLICE, len(names)))
+            self._readers.submit(partial(self._try, self._read, load, indices))
+        if self._disk is not None:
+            self._disk.use(names)
+        return load
+
+    def _try(self, read: Callable[[Load, range, list[Landed]], None], load: Load, indices: range) -> None:
+        landed: list[Landed] = []
+        try:
+            if not load.is_cancelled:
+                read(load, indices, landed)
+        except Exception:
+            _LOG.exception("blocks could not be read")
+        if load.is_cancelled:
+            self._host.give_back(block.row for block in landed)
+            landed = []
+        load.settle(len(indices), landed)
+
+    def _read(self, load: Load, indices: range, landed: list[Landed]) -> None:
+        assert self._disk is not None
+        buffer = getattr(self._buffers, "sealed", None)
+        if buffer is None:
+            buffer = self._buffers.sealed = memoryview(bytearray(self._codec.sealed_bytes))
+        if getattr(self._buffers, "is_slow", True):
+            self._disk.prefetch([load.names[index] for index in indices])
+        began_s = time.perf_counter()
+        with self._rows_for(load, landed, len(indices)) as next_row:
+            for index in indices:
+                if load.is_cancelled:
+                    return
+                if self._disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed, next_row):
+                    self._disk.forget(load.names[index])
+        self._buffers.is_slow = time.perf_counter() - began_s > len(indices) * self._codec.sealed_bytes / _MEMORY_RATE
+
+    def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
+        """Read in order, up to the first miss."""
+        assert self._remote is not None
+        for start in range(0, len(indices), _SLICE):
+            names = load.names[start : start + _SLICE]
+            left_s = load.until_s - time.monotonic()
+            if load.is_cancelled or left_s <= 0:
+                return
+            with self._rows_for(load, landed, len(names)) as next_row:
+
+                def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
+                    self._open(load, start + index, sealed, landed, next_row)
+
+                num_read = self._remote.read_each(names, load.keys.id, left_s, receive)
+            if num_read < len(names):
+                self._on_missed(load.names[start:])
+                return
+            load.settle(0, landed)
+            landed.clear()
+
+    def _open(
+        self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed], next_row: _NextRow
+    ) -> bool:
+        """Open a block into a free row. Returns False for one that cannot be opened."""
+        row = next_row()
+        if row is None:
+            return True
+        try:
+            row.wait()
+            self._codec.open_into(load.keys, load.names[index], sealed, row.memory)
+        except BaseException as error:
+            self._host.give_back([row])
+            if isinstance(error, SealError):
+                return False
+            raise
+        landed.append(Landed(index, row))
+        return True
+
+    @contextmanager
+    def _rows_for(self, load: Load, landed: list[Landed], count: int) -> Iterator[_NextRow]:
+        """A source of rows for up to so many blocks of a load. It waits for the next one while the caller holds none that the
+        engine could free; None: the load is cancelled.
+        """
+        rows: list[Row] = []
+
+        def next_row() -> Row | None:
+            if not rows:
+                rows.extend(self._host.take(count)[::-1])
+            if not rows:
+                load.settle(0, landed, needs_rows=True)
+                landed.clear()
+            while not (rows or load.is_cancelled):
+                rows.extend(self._host.take(1, _ROW_WAIT_S))
+            return rows.pop() if rows else None
+
+        try:
+            yield next_row
+        finally:
+            self._host.give_back(rows)
