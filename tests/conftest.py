@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from httpx._transports import default as httpx_transport
+from hypothesis import HealthCheck, settings
 from postgres_server import PostgresServer, has_postgres
 
+from radixkv.util.heaps import collector_at_rest, set_heap_aside
 from radixkv.worker.threads import configure_threads
 
 _HAS_THREADS = "OMP_NUM_THREADS" in os.environ
@@ -19,6 +24,10 @@ configure_threads()  # before any test imports torch
 _state = tempfile.TemporaryDirectory(prefix="radixkv-state-")
 os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of the user's
 atexit.register(_state.cleanup)
+# HTTP without TLS, yet each client would read all authorities, in 23 ms
+httpx_transport.create_ssl_context = cache(httpx_transport.create_ssl_context)
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")  # an example that takes long is no failure
 
 
 MOST_PROCESSES = 4
@@ -34,6 +43,20 @@ def pytest_xdist_setupnodes() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means."""
     return min(MOST_PROCESSES, os.cpu_count() or 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests, two million objects, are no garbage: no full collection has to scan them."""
+    with collector_at_rest():
+        collected = yield
+    set_heap_aside()
+    return collected
+
+
+def pytest_unconfigure() -> None:
+    """At the end libraries look for leaks."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ repeats each such pair some ten times; the sample holds it once or a little more
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
@@ -19,13 +20,19 @@ def pairwise_sample(cases: Sequence[Mapping[str, object]]) -> list[int]:
 
     Every value, and every pair of values of two parameters that some case has, is in a case that is kept: of one or two
     parameters all are, of a product of more about as many as its two longest have pairs. The same cases give the same sample.
-    O(cases * kept * parameters²).
+    At most O(cases * kept * parameters²).
     """
     pairs = [set(_values_and_pairs(case)) for case in cases]
     missing: set[Values] = set().union(*pairs)
     kept = []
+    bounds = [(-len(own), index) for index, own in enumerate(pairs)]  # what a case adds only falls
+    heapq.heapify(bounds)
     while missing:
-        best = max(range(len(cases)), key=lambda index: (len(pairs[index] & missing), -index))
+        bound, best = bounds[0]
+        num_new = len(pairs[best] & missing)
+        if num_new < -bound:
+            heapq.heapreplace(bounds, (-num_new, best))
+            continue
         kept.append(best)
         missing -= pairs[best]
     return sorted(kept)

@@ -53,7 +53,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases(), st.sampled_from([None, None, 50]))
 def test_any_tree_of_any_layer_agrees_with_the_reference_and_with_its_branches_alone(
     case: PagedCase, window: int | None

@@ -81,7 +81,7 @@ def test_a_long_context_is_cut_for_the_threads() -> None:
     assert max(int(end - first) for first, end, *_ in work.items) * GROUP <= LIMITS.item_rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FORKS, st.sampled_from([None, 20, 200]), st.sampled_from([LIMITS, RULE]))
 def test_every_key_that_an_entry_sees_is_read_for_it_once(forks: Forks, window: int | None, limits: WorkLimits) -> None:
     case = forked(forks)
@@ -146,7 +146,7 @@ def owner_blocks(case: PagedCase, token: int, low: int, high: int) -> list[int]:
     return blocks(case, row, low, high)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(FORKS, st.sampled_from([None, 20, 200]))
 def test_parts_are_numbered_once_each_and_merged_in_the_order_of_their_keys(forks: Forks, window: int | None) -> None:
     work = work_of(forked(forks), window)

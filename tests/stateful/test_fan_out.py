@@ -113,7 +113,7 @@ def test_one_takes_over_each_time_over_streams_that_break(address: str, seed: in
 prompts = st.lists(st.sampled_from((1, 1, 1, 2)), min_size=1, max_size=10)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     num_blocks=st.integers(3, 7),
     block_size=st.integers(2, 4),

@@ -132,7 +132,7 @@ class Members:
         return [route for route in routes if route.worker.generation_address]
 
     def stalled(self) -> set[str]:
-        """Addresses of the workers whose service is gone: what they accept waits until it is back. O(pools)."""
+        """Addresses of the workers whose service is gone: a request waits there until it is back. O(pools)."""
         with self._lock:
             gone = [known for known in self._known.values() if self._clock() - known.at_s > _SILENT_S]
         return {route.worker.generation_address for known in gone for route in known.routes.values()}

@@ -123,7 +123,9 @@ def _assert_equal(answers: Answers, expected: Sequence[tuple[list[int], float]])
 
 
 @pytest.mark.parametrize("early_stopping", list(EarlyStopping))
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, -0.7, 2.0])
+@pytest.mark.parametrize(
+    "length_penalty", [1.0, -0.7, *(pytest.param(each, marks=pytest.mark.thorough) for each in (0.0, 2.0))]
+)
 def test_beams_are_those_of_transformers(
     engine: Engine, model: Any, length_penalty: float, early_stopping: EarlyStopping
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resp_servers import free_port
 
 from radixkv import PoolHeldError, PoolShape, PrefixCache, RadixKVError, UnavailableError, connect
 from radixkv.generation.client import GenerationClient
@@ -36,12 +37,6 @@ def engine() -> Iterator[Engine]:
 def own_threads() -> set[str]:
     """Names of radixkv's threads."""
     return {thread.name for thread in threading.enumerate() if "radixkv" in thread.name}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def forests(draw: st.DrawFn) -> list[Fork]:
     return forks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     forests(),
     st.sampled_from([SMALL, SMALL, SMALL_LATENTS]),

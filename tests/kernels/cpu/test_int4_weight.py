@@ -53,7 +53,7 @@ def filled(blocks: np.ndarray, num_inputs: int, kind: int, dtype: torch.dtype) -
     return weight
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(list(INT4_KINDS)),
     st.sampled_from(list(RELATIVE_ERRORS)),

@@ -43,7 +43,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(list(RELATIVE_ERRORS)),
     st.integers(0, 40),

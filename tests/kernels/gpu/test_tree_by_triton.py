@@ -37,7 +37,7 @@ def forests(draw: st.DrawFn) -> list[Fork]:
     return forks
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     forks=forests(),
     split_keys=st.sampled_from((16, 64)),

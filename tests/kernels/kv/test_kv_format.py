@@ -60,7 +60,7 @@ def same(one: QuantisedKV, other: QuantisedKV) -> bool:
     return all(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)) for a, b in pairs)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(FORMATS, tensors())
 def test_no_element_of_a_row_is_off_by_more_than_the_bound(kv_format: KVFormat, rows: Tensor) -> None:
     data, scales = kv_format.quantise(rows)
@@ -70,7 +70,7 @@ def test_no_element_of_a_row_is_off_by_more_than_the_bound(kv_format: KVFormat, 
     assert ((restored.double() - exact(rows)).abs() <= row_bound(kv_format, rows, scales)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FORMATS, tensors())
 def test_scales_are_no_wider_than_stated(kv_format: KVFormat, rows: Tensor) -> None:
     scales = kv_format.quantise(rows).scales.double()
@@ -86,7 +86,7 @@ def test_scales_are_no_wider_than_stated(kv_format: KVFormat, rows: Tensor) -> N
     assert (scales >= SMALLEST_SCALE).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from([KVFormat.INT8, KVFormat.INT4]), tensors())
 def test_what_was_dequantised_is_quantised_to_the_same_bits(kv_format: KVFormat, rows: Tensor) -> None:
     x = exact(rows)
@@ -97,7 +97,7 @@ def test_what_was_dequantised_is_quantised_to_the_same_bits(kv_format: KVFormat,
     assert same(first, kv_format.quantise(kv_format.dequantise(*first)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(FORMATS, tensors(min_dims=1, least=1), st.data())
 def test_rows_are_quantised_alone(kv_format: KVFormat, rows: Tensor, data: st.DataObject) -> None:
     index = tuple(data.draw(st.integers(0, size - 1)) for size in rows.shape[:-1])
@@ -105,7 +105,7 @@ def test_rows_are_quantised_alone(kv_format: KVFormat, rows: Tensor, data: st.Da
     assert same(alone, QuantisedKV(within.data[index], within.scales[index]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(FORMATS, st.sampled_from([float("nan"), float("inf"), float("-inf"), 3e38, -3e38]), st.integers(0, 15))
 def test_a_row_that_is_not_finite_touches_no_other_and_comes_back_finite(
     kv_format: KVFormat, value: float, channel: int

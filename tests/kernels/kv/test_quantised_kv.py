@@ -96,7 +96,7 @@ def test_mixed_lengths_agree_with_what_the_codes_say(shape: Shape, dtype: torch.
     assert_attends(make_case(lens, shape, dtype), kv_format)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(

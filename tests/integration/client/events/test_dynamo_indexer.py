@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resp_servers import free_port
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
@@ -25,13 +25,6 @@ from radixkv.service import ServiceConfig, ServiceThread
 pytest.importorskip("dynamo.indexer", reason="pip install --no-deps ai-dynamo-runtime")
 
 TIMEOUT_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Indexer:

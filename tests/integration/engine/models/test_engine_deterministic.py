@@ -32,7 +32,10 @@ class Model(NamedTuple):
     quantization: str
 
 
-@pytest.fixture(scope="module", params=["native decoder", "own code", "own code, latents and experts"])
+LATENTS = pytest.param("own code, latents and experts", marks=pytest.mark.thorough)
+
+
+@pytest.fixture(scope="module", params=["native decoder", "own code", LATENTS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     where = tmp_path_factory.mktemp("model")
     if request.param == "native decoder":

@@ -254,14 +254,8 @@ def worker_process(folder: str, address: str, listen: Path) -> Iterator[subproce
             process.kill()
 
 
-@pytest.mark.parametrize(
-    "killed",
-    [
-        "a rank that computes",
-        pytest.param("an idle rank", marks=pytest.mark.thorough),
-        pytest.param("rank 0", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("killed", ["a rank that computes", "an idle rank", "rank 0"])
 def test_a_killed_rank_ends_the_worker_and_every_rank(killed: str, tmp_path: Path) -> None:
     folder, listen = save_model("llama", tmp_path / "model"), tmp_path / "worker"
     with (

@@ -38,6 +38,12 @@ class Pair(NamedTuple):
         told: dict = answer.json()  # type: ignore[type-arg]
         return told
 
+    def wait_stored(self, side: int) -> None:
+        """Until the ids of every reply that has ended are in the database: their text is decoded before."""
+        state = self.gateways[side].app.state
+        wait_until(lambda: not state.transcripts._saving)
+        state.database.submit(lambda _: None).result()
+
 
 @pytest.fixture(scope="module")
 def pair(default_model: str, postgres: PostgresServer) -> Iterator[Pair]:
@@ -75,7 +81,7 @@ def test_a_chat_that_went_on_elsewhere_is_read_as_the_ids_it_was_generated_as(pa
         reply = pair.told(turn % 2, "POST", "/chat/completions", body=ask)["choices"][0]["message"]["content"]
         replies.append((list(pair.engine.prompts[-1]), reply))
         turns = [*turns, {"role": "assistant", "content": reply}, {"role": "user", "content": "more"}]
-        time.sleep(0.3)  # the text of a reply is decoded before its ids are stored
+        pair.wait_stored(turn % 2)
     lengths = [len(prompt) for prompt, _ in replies]
     for (before, _), (after, _) in itertools.pairwise(replies):
         assert after[: len(before)] == before

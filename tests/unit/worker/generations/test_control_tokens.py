@@ -221,7 +221,7 @@ def written(draw: st.DrawFn, marks: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1].name}")
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_only_the_template_writes_control_tokens(case: Case, data: st.DataObject) -> None:
     text, (kind, family) = text_of(case), case
@@ -244,7 +244,7 @@ def test_only_the_template_writes_control_tokens(case: Case, data: st.DataObject
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1].name}")
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_nor_do_callers_behind_a_kept_history(case: Case, data: st.DataObject) -> None:
     text, family = text_of(case), case[1]

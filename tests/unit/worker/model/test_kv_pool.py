@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from radixkv.core.api import Copy
@@ -44,7 +44,6 @@ def filled_pool(num_host_blocks: int = 0) -> KVPool:
     return pool
 
 
-@settings(deadline=None)  # the first one may have to compile the kernels
 @given(copies)
 def test_ops_copy_what_they_would_one_after_the_other(ops: list[Copy]) -> None:
     slots = list(range(NUM_BLOCKS * BLOCK_SIZE))

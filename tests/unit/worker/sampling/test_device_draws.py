@@ -60,7 +60,7 @@ def plain(**params: Any) -> SamplerRow:
     return SamplerRow(SamplingParams(**params), seed=7, branch=0, position=1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(sampler_rows(), min_size=1, max_size=6),
     num_entries=st.sampled_from((FEW, 100, 128, 129, 1000, 1024, 1025, 2500)),

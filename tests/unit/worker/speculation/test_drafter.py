@@ -87,7 +87,7 @@ def test_where_every_position_costs_as_much_nothing_is_drafted() -> None:
 
 
 @pytest.mark.parametrize("lies", [0.05, 0.2, 0.4, 0.7, 0.9])
-@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("num_rows", [1, pytest.param(4, marks=pytest.mark.thorough)])
 def test_the_choice_is_about_as_good_as_the_best_fixed_length_in_hindsight(lies: float, num_rows: int) -> None:
     fixed = [tokens_per_s(lies, small_model, num_rows)]
     for length in (1, 2, 4, 8, 15 if num_rows == 1 else 12):
