@@ -84,6 +84,7 @@ class GibberishRunner(HashRunner):
         self.eos_token_ids = frozenset([eos_token_id])
         self.dictated: deque[int] = deque()
         self.ends = True
+        self.num_generations: Callable[[], int] = int
         self._text = text
         words = [token_id for piece in _HARD for token_id in text.encode(piece, special=False)]
         source = random.Random(0)
@@ -96,9 +97,15 @@ class GibberishRunner(HashRunner):
 
     def dictate(self, *replies: str) -> None:
         """Have the model say these next, each up to its end; the rest of an earlier dictation is dropped."""
+        self.dictate_ids(
+            [token for reply in replies for token in (*self._text.encode(reply, special=False), *self.eos_token_ids)]
+        )
+
+    def dictate_ids(self, token_ids: Sequence[int]) -> None:
+        """Have the model say these next. Unless the gate holds it, what is still running ends first: it would take them."""
         self.dictated.clear()
-        for reply in replies:
-            self.dictated.extend([*self._text.encode(reply, special=False), *self.eos_token_ids])
+        wait_until(lambda: self.gate.is_held or not self.num_generations())
+        self.dictated.extend(token_ids)
 
     def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
         logits = super().forward(rows)
@@ -124,8 +131,7 @@ class Stack(NamedTuple):
         """Have the model reply this next, each piece tokenised by itself, without an end; its ids."""
         ids = [token_id for piece in pieces for token_id in self.text.encode(piece, special=False)]
         assert ids != self.text.encode("".join(pieces), special=False), "the tokenizer writes it so itself"
-        self.runner.dictated.clear()
-        self.runner.dictated.extend(ids)
+        self.runner.dictate_ids(ids)
         return ids
 
     def dictate(self, reply: str) -> None:
@@ -166,6 +172,7 @@ def gibberish_engine(
             told["store"] = opened = store(runner)
             stack.callback(opened.close)
         engine = stack.enter_context(Engine(runner, cache, text=text, **told))  # type: ignore[arg-type]  # as they are above
+        runner.num_generations = lambda: engine.stats().engine.num_generations
         yield Watched(engine), runner, text
         runner.gate.open()
         engine.call(lambda _: cache.check())
