@@ -59,9 +59,18 @@ class Run(NamedTuple):
 
 
 def run(folder: Path, **changes: Any) -> Run:
-    """What greedy generation gives for prompts that share nothing, all sent at once."""
+    """What greedy generation gives for prompts that share nothing, all sent at once.
+
+    Without drafts, whose number depends on the time of a step: the same branches are preempted each time.
+    """
     config = WorkerConfig(
-        model=str(folder), listen=None, dtype="float32", device="cpu", block_size=BLOCK_SIZE, limits=LIMITS
+        model=str(folder),
+        listen=None,
+        dtype="float32",
+        device="cpu",
+        block_size=BLOCK_SIZE,
+        limits=LIMITS,
+        speculation="off",
     )
     sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
     with Worker(replace(config, **changes)) as worker:
