@@ -119,13 +119,15 @@ class Target:
         return False
 
     def state(self) -> dict[str, list[bytes]]:
-        """All state, by pool: counters, usage, pins, nodes; without values that change by themselves or count followers."""
+        """All state, by pool: counters, usage, pins, nodes; without ages and numbers of followers."""
         found: dict[str, list[bytes]] = {}
         for stats in self._stub.Stats(readers.StatsRequest(), timeout=HEALTH_S).pools:
-            for name in ("num_event_subscribers", "num_events_sent", "num_event_resets"):
+            for name in ("num_event_subscribers", "num_events_sent", "num_event_resets", "worker"):
                 stats.ClearField(name)
             found[stats.pool] = [stats.SerializeToString(deterministic=True)]
         for usage in self._stub.Usage(readers.UsageRequest(), timeout=HEALTH_S).pools:
+            for each in usage.usages:
+                each.ClearField("held_block_s")
             found.setdefault(usage.pool, []).append(usage.SerializeToString(deterministic=True))
         for pins in self._stub.Pins(readers.PinsRequest(), timeout=HEALTH_S).pools:
             for pin in pins.pins:

@@ -164,7 +164,7 @@ class Codec(Generic[_Value, _Message]):
         statements = [f"    {statement}" for field in self._fields for statement in field.write()]
         guarded = ["try:", *(statements or ["    pass"]), "except unfit as error:", "    refuse(value, error)"]
         self.write: Callable[[_Value, _Message], None] = self._compile("value, message", guarded)
-        by_name = bool(left_out) or getattr(getattr(kind, "__dataclass_params__", None), "kw_only", False)
+        by_name = bool(left_out) or _takes_names(kind)
         given = [f"{field.name}={field.read()}" if by_name else field.read() for field in self._fields]
         arguments = "message, **others" if left_out else "message"
         given += ["**others"] if left_out else []
@@ -270,6 +270,11 @@ def _defaults(kind: Any) -> Iterator[tuple[str, Any]]:
     else:
         for name in kind._fields:
             yield name, kind._field_defaults.get(name, dataclasses.MISSING)
+
+
+def _takes_names(kind: Any) -> bool:
+    """Whether a class takes values by name alone."""
+    return dataclasses.is_dataclass(kind) and any(field.kw_only for field in dataclasses.fields(kind))
 
 
 def _form(proto: Any, given: Any) -> Form:

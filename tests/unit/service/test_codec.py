@@ -11,6 +11,7 @@ import pytest
 from radixkv.core.api import AcquireOp, PinInfo, PinOp
 from radixkv.core.errors import InvalidArgumentError, UnimplementedError
 from radixkv.core.tokens import pack_tokens
+from radixkv.generation.prices import Prices
 from radixkv.v1 import generation_pb2 as generation
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
@@ -57,6 +58,12 @@ def test_a_renamed_field_a_field_left_out_and_a_field_of_the_message_alone() -> 
     proto = renamed.to_proto(Finished(5, Reason.LENGTH), branch=9)
     assert (proto.branch, proto.stop_token_id, proto.reason) == (9, 5, generation.FINISH_REASON_LENGTH)
     assert renamed.read(proto) == Finished(5, Reason.LENGTH)
+
+
+def test_a_class_that_takes_values_by_name_alone_is_read_by_name() -> None:
+    prices = Prices(currency="EUR", computed=2.0, generated=6.0, held=0.25)
+    codec = Codec(Prices, generation.Prices)
+    assert codec.read(codec.to_proto(prices)) == prices
 
 
 def test_an_enum_is_read_by_name_and_an_unknown_one_is_refused() -> None:
