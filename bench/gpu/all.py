@@ -14,8 +14,9 @@
     python -m bench.gpu.all --only smoke,cases   some of the parts
     python -m bench.gpu.all --tiny               all of it on tiny inputs, by the interpreter, without a GPU
 
-All output and full tracebacks go to PART.log in $OUT, otherwise in bench/results; tables are printed as well. `gpu.json` there
-has the exit codes and figures of the parts so far. A part that fails, hangs or ends its CUDA context changes no other.
+All output and full tracebacks go to PART.log in $OUT, otherwise in bench/results, with --tiny in a temporary folder; tables are
+printed as well. `gpu.json` there has the exit codes and figures of the parts so far. A part that fails, hangs or ends its CUDA
+context changes no other.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -249,7 +251,8 @@ def main() -> int:
     os.environ["RADIXKV_CPU_KERNELS"] = "torch"  # nothing compiled for the CPU: a bare machine lacks what that needs
     if options.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
-    runs = Runs(Path(os.environ.get("OUT") or RESULTS_DIR))
+    usual = Path(tempfile.mkdtemp(prefix="radixkv-gpu-")) if options.tiny else RESULTS_DIR
+    runs = Runs(Path(os.environ.get("OUT") or usual))
     for part in TINY if options.tiny else PARTS:
         if part.name in options.only:
             runs.run(part)

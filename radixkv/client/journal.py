@@ -32,9 +32,7 @@ class JournalBox:
     ) -> None:
         self._notices = notices
         self._on_journal = on_journal
-        self._waiting: deque[tuple[int, list[JournalEntry], int]] = (
-            deque()
-        )  # after which Step, and the message's number
+        self._waiting: deque[tuple[int, list[JournalEntry], int]] = deque()  # after which Step; the message's number
         self._erasing: deque[tuple[int, list[Future[None]]]] = deque()  # number of the message, what it waits for
 
     def take(self, message: workers.Notices, num_answered: int, ledger: Ledger | None) -> None:
