@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -35,6 +34,7 @@ from radixkv.generation.stream import GenerationStream, Started, StreamItem
 from radixkv.generation.verification import Verification
 from radixkv.net.channel import Credentials, make_channel
 from radixkv.net.retry import retry_policy, retry_waits_s
+from radixkv.util.closing import Closing
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.wire.errors import error_from_rpc
@@ -82,7 +82,7 @@ _STREAM_KINDS = {**_KINDS, grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededEr
 """A stream has no deadline of ours: it is the engine's."""
 
 
-class GenerationClient:
+class GenerationClient(Closing):
     """A `Generator` at an address. Thread-safe.
 
     Args:
@@ -198,14 +198,6 @@ class GenerationClient:
         """Close the connection; open streams end with `UnavailableError`."""
         self._is_closed.set()
         self._channel.close()
-
-    def __enter__(self) -> GenerationClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, method: Any, request: Any) -> Any:
         try:

@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp, WorkerLoad
@@ -39,6 +38,7 @@ from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.generation.verification import Verification
 from radixkv.stores.errors import StoreError
+from radixkv.util.closing import Closing
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
 from radixkv.worker.generations.beam_search import generation_type
@@ -76,7 +76,7 @@ _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Engine:
+class Engine(Closing):
     """Generates for many callers at once on one model and one pool. Any thread may call it; `close` it at the end.
 
     Args:
@@ -442,14 +442,6 @@ class Engine:
                 self._inbox.put(self._begin_closing)
         self._reader.end_grammars()
         self._thread.join()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(
         self,
