@@ -51,15 +51,7 @@ from radixkv.wire.values import WORKER_REPORT
 
 __all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
 def open_channel(address: str, credentials: Credentials | None = None, *, retries: bool = True) -> grpc.Channel:

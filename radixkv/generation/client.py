@@ -45,14 +45,6 @@ DEFAULT_TIMEOUT_S = 30.0
 FILE_TIMEOUT_S = 900.0
 """For an export or import as a whole."""
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
-
 
 def _as(error: RadixKVError, message: str) -> RadixKVError:
     error.args = (message,)
@@ -114,7 +106,7 @@ class GenerationClient(Closing):
         self._retries = retries
         service = pb.DESCRIPTOR.services_by_name["Generation"]
         retrying = retry_policy(service) if retries else ("grpc.enable_retries", 0)
-        self._channel = make_channel(address, credentials, (*_CHANNEL_OPTIONS, retrying))
+        self._channel = make_channel(address, credentials, (retrying,))
         self._is_closed = threading.Event()
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
