@@ -97,7 +97,6 @@ class Engine(Closing):
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
         speculation: bounds of drafts, and `sources` of them, None: the usual ones; None: none are made. Not with `overlaps`.
         clock: seconds, monotonic.
-        new_id: source of generation ids.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class Engine(Closing):
         speculation: SpeculationSettings | None = None,
         sources: Sequence[DraftSource] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         pool = runner.pool
         self._num_blocks = arena.first_block if arena else pool.num_blocks
@@ -153,7 +151,6 @@ class Engine(Closing):
         self._scores = ScoreMemory()  # of the engine's thread
         self._cache_stats = cache_stats
         self._clock = clock
-        self._new_id = new_id
         self._arrivals = itertools.count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._gate = threading.Lock()  # nothing enters the inbox once the engine is closed
@@ -465,7 +462,7 @@ class Engine(Closing):
         items = EventQueue(MAX_UNREAD_EVENTS, clock=self._clock)
         now_s = self._clock()
         generation = generation_type(params.sampling)(
-            self._new_id(),
+            uuid.uuid4().hex,
             prompt=tokens,
             arrival=next(self._arrivals),
             namespace=prompt.namespace,
