@@ -134,8 +134,9 @@ class Drafter:
 
     def clear(self, namespace: str, running: Iterable[Generation]) -> None:
         """Forget the replies of a namespace, also those of the running requests at their end."""
+        drafted = [generation for generation in running if not generation.takes_logits]
         for source in self._sources:
-            source.clear(namespace, running)
+            source.clear(namespace, drafted)
 
     def _rests(self, num_rows: int) -> bool:
         """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""

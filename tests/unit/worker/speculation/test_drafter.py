@@ -17,6 +17,7 @@ from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.speculation.drafter import Drafter
 from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import RecentReplies
 
 Cost = Callable[[int], float]
 
@@ -149,6 +150,18 @@ def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
             branch.tokens.append(step % 40 + 5)
         drafter.finished()
     assert 8 * 200 / 8 <= num_looks < 8 * 200 / 4
+
+
+def test_a_beam_search_that_runs_at_a_clear_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, prompt, reply = RecentReplies(1 << 20), list(range(20)), list(range(20, 60))
+    drafter = Drafter(SpeculationSettings(), vocab_size=100, block_size=16, counters=EngineCounters(), sources=[source])
+    searching, drawing = (a_branch(prompt, reply).generation for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Generation, "takes_logits", True)
+        drafter.clear("default", [searching])
+        drafter.ended(searching)
+    drafter.ended(drawing)  # of the same id, which nothing remembers
+    assert source.find(a_branch(prompt, reply[:5]), 4) is not None
 
 
 def test_nothing_is_drafted_beside_a_prompt() -> None:
