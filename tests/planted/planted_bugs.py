@@ -413,6 +413,23 @@ PLANTED_BUGS = (
         ("integration/engine/test_engine_speculation.py::test_a_reply_that_runs_at_a_clear_is_not_kept",),
     ),
     PlantedBug(
+        "replies of before a clear are drafted from",
+        "worker/speculation/sources.py",
+        "            self._take(name)\n",
+        "            pass\n",
+        (
+            "integration/engine/test_engine_speculation.py::test_after_a_clear_nothing_is_drafted_from_what_was_said_before",
+            "integration/engine/test_engine_speculation.py::test_a_reply_that_runs_at_a_clear_is_drafted_from_nothing_that_was_said_before",
+        ),
+    ),
+    PlantedBug(
+        "requests with fewer sources are drafted from replies",
+        "worker/speculation/sources.py",
+        'generation.sampling.speculation == "all"',
+        'generation.sampling.speculation != "none"',
+        ("integration/engine/test_engine_speculation.py::test_a_request_may_have_fewer_sources_or_none",),
+    ),
+    PlantedBug(
         "a draft is longer than its branch's room",
         "worker/speculation/drafter.py",
         "return min(self._settings.num_tokens, branch.room - len(branch.tokens))",

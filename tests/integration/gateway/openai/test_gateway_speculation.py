@@ -22,6 +22,9 @@ TENANTS = """
 name = "all"
 keys = ["{all}"]
 [[tenant]]
+name = "another"
+keys = ["{another}"]
+[[tenant]]
 name = "own"
 speculation = "own"
 keys = ["{own}"]
@@ -36,7 +39,9 @@ keys = ["{none}"]
 def server(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(
-        TENANTS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "own", "none")})
+        TENANTS.format(
+            **{name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "another", "own", "none")}
+        )
     )
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, keys_file=keys)
     with (
@@ -65,6 +70,12 @@ def test_a_reply_that_comes_again_is_guessed_where_the_tenant_lets_it_and_stays_
     assert len(texts) == 1
     assert accepted["all"][0] > accepted["own"][0]
     assert accepted["none"] == (0, 0)
+
+
+def test_what_one_tenant_has_had_said_is_guessed_for_no_other(server: GatewayServer) -> None:
+    first, again, others = (ask(server, key, seed=5) for key in ("all", "all", "another"))
+    assert others.json()["choices"] == first.json()["choices"] == again.json()["choices"]
+    assert guesses(others) == guesses(first) != guesses(again)
 
 
 def test_a_request_may_do_without(server: GatewayServer) -> None:
