@@ -275,7 +275,6 @@ def test_figures_are_those_of_a_count_from_outside() -> None:
                 stats = engine.stats().engine
         rest = engine.stats().engine
     assert (stats.num_draws, stats.num_generated_tokens) == (num_draws, num_tokens)
-    assert num_tokens == num_draws + num_accepted, "a token is drawn at each guess that came true, and one more"
     assert num_accepted + num_rejected == num_drafted > num_accepted > 50
     assert stats.drafted_tokens == {"own": num_drafted}
     assert stats.accepted_tokens == {"own": num_accepted}
@@ -330,6 +329,8 @@ def test_a_reply_is_drafted_in_its_namespace_alone() -> None:
         ask(engine, [1, 2, 3], namespace="another")
         ask(engine, [1, 2, 3], namespace="one", cache_salt="salt")
         ask(engine, [1, 2, 3], namespace="one", sharing="off")
+        ask(engine, [1, 2, 3], namespace="third", sharing="off")
+        ask(engine, [1, 2, 3], namespace="third")
         assert recent(engine) == 0
         ask(engine, [1, 2, 3], namespace="one")
         assert recent(engine) > 0

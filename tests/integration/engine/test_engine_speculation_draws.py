@@ -100,7 +100,7 @@ def p_value(found: Counter[Any], expected: Counter[Any], total: int) -> float:
 @pytest.mark.parametrize(
     ("given", "num_requests"), [pytest.param(ALL_AT_ONCE, FEW_REQUESTS, id="all at once"), *TRIALS]
 )
-def test_tokens_and_pairs_are_drawn_as_often_as_the_definition_says(given: dict[str, Any], num_requests: int) -> None:
+def test_draws_are_as_frequent_as_defined(given: dict[str, Any], num_requests: int) -> None:
     sampling = SamplingParams(max_tokens=LENGTH, n=NUM_BRANCHES, ignore_eos=True, **given)
     # Drafts are likely ones, unlikely ones and any: a rule that favours or shuns what was drafted shifts every count.
     source = LyingSource(lambda branch: [int(LOGITS[branch.tokens[-1]].argmax()), 0, branch.index % 6], 0.3, NUM_IDS)
