@@ -152,14 +152,18 @@ def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
     assert 8 * 200 / 8 <= num_looks < 8 * 200 / 4
 
 
-def test_a_beam_search_that_runs_at_a_clear_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("field", ["takes_logits", "adapter"])
+def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, prompt, reply = RecentReplies(1 << 20), list(range(20)), list(range(20, 60))
     drafter = Drafter(SpeculationSettings(), vocab_size=100, block_size=16, counters=EngineCounters(), sources=[source])
-    searching, drawing = (a_branch(prompt, reply).generation for _ in range(2))
+    apart, drawing = (a_branch(prompt, reply).generation for _ in range(2))
     with monkeypatch.context() as patch:
-        patch.setattr(Generation, "takes_logits", True)
-        drafter.clear("default", [searching])
-        drafter.ended(searching)
+        patch.setattr(Generation if field == "takes_logits" else apart, field, "sql")
+        drafter.clear("default", [apart])
+        drafter.ended(apart)
+    assert source.size_bytes == 0
     drafter.ended(drawing)  # of the same id, which nothing remembers
     assert source.find(a_branch(prompt, reply[:5]), 4) is not None
 
