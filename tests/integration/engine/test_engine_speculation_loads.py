@@ -34,10 +34,11 @@ TOGETHER = 10
 LONGEST = 160
 """Tokens of a prompt, its last ones: with fewer than 200 in common no two branches are read at once, which rounds otherwise."""
 NUM_IDS, BLOCK_SIZE, ROOMY, TIGHT, MOST_TOKENS = 49_152, 8, 1024, 40, 24
-ONE_TOKEN_EACH = GenerateParams(
-    token_ids=[5], sampling=SamplingParams(n=64, max_tokens=100, stop_token_ids=(5,), allowed_token_ids=(5,))
+ENDS_AT_ONCE = GenerateParams(
+    token_ids=[5], sampling=SamplingParams(max_tokens=100, stop_token_ids=(5,), allowed_token_ids=(5,))
 )
-"""After it replies are expected to be short, so that more are admitted than can grow to their end."""
+NUM_SHORT = 40
+"""So many of these, and replies are expected to be short: more requests are admitted than can grow to their end."""
 
 
 def texts(material: Material, load: str) -> list[str]:
@@ -61,6 +62,7 @@ class Stack(NamedTuple):
     plain: Engine
     drafted: tuple[Engine, Engine]
     known: dict[tuple[tuple[int, ...], int], list[int]]
+    played: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +103,12 @@ def stack(text: ChatText, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         engine(TIGHT, "recompute", speculation=settings, sources=[lying]) as one,
         engine(TIGHT, "swap", speculation=settings) as other,
     ):
-        yield Stack(plain, (one, other), known)
+        played: list[str] = []
+        yield Stack(plain, (one, other), known, played)
         for drafted in (one, other):
             stats = drafted.stats().engine
-            assert stats.num_preemptions > 0
-            assert sum(stats.accepted_tokens.values()) > 0
+            assert sum(stats.accepted_tokens.values()) > 0 or not played
+            assert stats.num_preemptions > 0 or len(played) < len(LOADS)
 
 
 def reply_of(whole: Told, branch: int) -> list[int]:
@@ -152,7 +155,8 @@ def test_streams_of_every_kind_are_the_same(stack: Stack, text: ChatText, load: 
             )
             forks.append((number - start, fork, told(stack.plain.fork(fork))))
         engine = stack.drafted[start // TOGETHER % 2]
-        told(engine.generate(ONE_TOKEN_EACH))
+        for stream in start_together(engine, [ENDS_AT_ONCE] * NUM_SHORT):
+            told(stream)
         cancelled, *streams = start_together(engine, [asked[0], *asked])
         cancelled.close()
         for stream, one in zip(streams, expected, strict=True):
@@ -161,3 +165,4 @@ def test_streams_of_every_kind_are_the_same(stack: Stack, text: ChatText, load: 
         for index, fork, one in forks:
             found = told(engine.fork(replace(fork, generation_id=streams[index].generation_id)))
             assert uncached(found).events == uncached(one).events
+    stack.played.append(load)
