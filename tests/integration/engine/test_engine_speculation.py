@@ -283,6 +283,17 @@ def test_figures_are_those_of_a_count_from_outside() -> None:
     assert rest.num_draws - stats.num_draws == rest.num_generated_tokens - stats.num_generated_tokens > 6, "one a step"
 
 
+class SameLie(LyingSource):
+    """Drafts one lie, however long, after none, one or two tokens of the truth."""
+
+    def __init__(self, lie: list[int]) -> None:
+        super().__init__(oracle, 0.0, 1)
+        self._lie = lie
+
+    def find(self, branch: Branch, limit: int) -> Draft:  # noqa: ARG002
+        return Draft(Source.OWN, 3, [*oracle(branch)[: len(branch.tokens) % 3], *self._lie])
+
+
 @pytest.mark.parametrize(
     "lie",
     [
@@ -296,14 +307,7 @@ def test_figures_are_those_of_a_count_from_outside() -> None:
 )
 @pytest.mark.parametrize("ignore_eos", [True, False])
 def test_a_source_that_always_lies_changes_no_reply(lie: list[int], ignore_eos: bool) -> None:
-    source = LyingSource(oracle, 0.0, 1)
-    # the draft is the lie, after as much of the truth as the number of tokens so far says
-    source.find = (
-        lambda branch, _limit: Draft(  # type: ignore[method-assign]
-            Source.OWN, 3, [*oracle(branch)[: len(branch.tokens) % 3], *lie]
-        )
-    )
-    engine, runner = hashing(0.0, num_blocks=64, sources=[source])
+    engine, runner = hashing(0.0, num_blocks=64, sources=[SameLie(lie)])
     with engine:
         for first in range(4):
             sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=ignore_eos)
@@ -447,7 +451,8 @@ def test_a_reply_ends_at_the_longest_sequence_in_the_middle_of_a_draft() -> None
         runner = HashRunner(64, 4, max_model_len=length)
         source = LyingSource(oracle, 0.0, hash_model.VOCAB_SIZE)
         replies = []
-        for drafts in ({}, {"speculation": ALWAYS, "sources": [source]}):
+        options: dict[str, Any] = {"speculation": ALWAYS, "sources": [source]}
+        for drafts in ({}, options):
             with Engine(runner, PrefixCache(64, 4), **drafts) as engine:
                 replies.append(ask(engine, [1, 2, 3], 60))
         assert replies[0] == replies[1] == hash_model.generate([1, 2, 3], len(replies[0]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +83,7 @@ def replies(sampling: SamplingParams, said: tuple[int, ...] = (), chance: float 
             yield from replies(sampling, (*said, id_), chance * share)
 
 
-def p_value(found: Counter[Any], expected: Counter[Any], total: int) -> float:
+def p_value(found: Counter[Any], expected: Mapping[Any, float], total: int) -> float:
     """Of Pearson's test; cells of fewer than five are taken together."""
     assert found.keys() <= expected.keys(), "what cannot be drawn was drawn"
     rare = {cell for cell, chance in expected.items() if chance * total < 5}
@@ -117,7 +117,7 @@ def test_draws_are_as_frequent_as_defined(given: dict[str, Any], num_requests: i
     exact = list(replies(sampling))
     for width in (1, 2):
         for start in range(LENGTH + 1 - width):
-            expected: Counter[Any] = Counter()
+            expected: defaultdict[Any, float] = defaultdict(float)
             for reply, chance in exact:
                 expected[reply[start : start + width]] += chance
             found = Counter(reply[start : start + width] for reply in told)
