@@ -149,7 +149,12 @@ class ResponseTask(ReplyTask):
             _LOG.error("response %s is not stored: %s", self.task_id, error)
             if self.is_stored and self.failure is None:  # nobody else has it, so nobody is told it
                 if self.can_be_handed_on:
-                    self.body |= {"status": "in_progress", "output": [], "completed_at": None, "incomplete_details": None}
+                    self.body |= {
+                        "status": "in_progress",
+                        "output": [],
+                        "completed_at": None,
+                        "incomplete_details": None,
+                    }
                     await self._hand_on()
                     return
                 self._fail(ApiError.of(error))
