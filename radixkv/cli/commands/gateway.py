@@ -32,8 +32,8 @@ from radixkv.util.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
-    from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.backend.routed import RoutedGenerator
+    from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
     from radixkv.generation.client import GenerationClient
     from radixkv.generation.request import Generator, ModelInfo
