@@ -33,7 +33,8 @@ import psutil
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
 from bench.faults.asker import Done, Ledger
-from bench.faults.run import KILL, LONG, SHORT, Fault, Injury, end_clients, inspect, record, start_clients, strike
+from bench.faults.fault import KILL, LONG, SHORT, Fault
+from bench.faults.run import Injury, end_clients, inspect, record, start_clients, strike
 from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.faults.typewriter import save_typewriter
 from radixkv.generation.client import GenerationClient

@@ -223,6 +223,20 @@ class Asker:
                     return
             raise TryAgainError("a stream broke off without an end", is_reported=False)
 
+    def follow(self, path: str) -> Iterator[tuple[str, Any]]:
+        """One try of a stream of events: their names and data."""
+        with _transport(), self._next_gateway().stream("GET", path) as response:
+            if response.status_code != 200:
+                response.read()
+                _check(response)
+            name = ""
+            for line in response.iter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    yield name, json.loads(line.removeprefix("data: "))
+        raise TryAgainError("a stream of events ended", is_reported=True)
+
     def remove(self, path: str) -> None:
         """One try of a removal. A missing item counts as removed: an earlier try may have removed it."""
         with _transport():

@@ -1,7 +1,7 @@
 """Several equal gateways over several services and their workers, with the state of all in PostgreSQL and Redis.
 
-gateway 1, 2, 3 (HTTP) ──> worker 1, 3 ──> service 1       state: PostgreSQL, limits and live text: Redis
-                       ──> worker 2, 4 ──> service 2
+gateway 1, 2, 3 (HTTP) ──> worker 2 ──────> service 1       state: PostgreSQL, limits and live text: Redis
+                       ──> worker 1, 3 ───> service 2
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from bench.common.postgres import SUPERUSER, has_postgres, make_cluster, postgre
 from bench.faults.stack import BLOCK_SIZE, Deployment, Role, free_port
 from radixkv.gateway.storage.owners import LEASE_S
 
-__all__ = ["FLUSH", "Cluster", "missing_program", "targets"]
+__all__ = ["Cluster", "missing_program", "some"]
 
-FLUSH = "flushed"
-SERVICES, WORKERS, GATEWAYS = 2, 4, 3
+SERVICES, WORKERS, GATEWAYS = 2, 3, 3
 _POSTGRES, _REDIS = "PostgreSQL", "Redis"
 _REDIS_PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
 
@@ -29,7 +28,7 @@ def missing_program() -> str:
     return "PostgreSQL" if not has_postgres else "redis-server" if _REDIS_PROGRAM is None else ""
 
 
-def targets(kind: str, source: random.Random) -> str:
+def some(kind: str, source: random.Random) -> str:
     """Some process of a kind."""
     number = {"service": SERVICES, "worker": WORKERS, "gateway": GATEWAYS}.get(kind)
     return kind if number is None else f"{kind} {source.randint(1, number)}"

@@ -16,7 +16,7 @@ served again after the previous one.
                        closed, memory has not grown, no log has a traceback, every process exits with 0
 
     python -m bench.faults                     200 faults, a tiny model
-    python -m bench.faults --cluster           the same with three gateways over PostgreSQL and Redis, and four workers
+    python -m bench.faults --cluster           the same with three gateways over PostgreSQL and Redis, two services, three workers
     python -m bench.faults --quick             10, as in CI; 5 of a cluster
     python -m bench.faults --model smollm2     with SmolLM2-135M-Instruct
 """
@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,8 @@ from typing import Any, NamedTuple
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
 from bench.faults.asker import GIVE_UP_S, Asker, Failure, Ledger
 from bench.faults.clients import Client
-from bench.faults.cluster import FLUSH, Cluster, missing_program, targets
+from bench.faults.cluster import Cluster, missing_program
+from bench.faults.fault import CLUSTER_QUICK, RESTART, Fault, cluster_faults, faults
 from bench.faults.scripts import Script
 from bench.faults.stack import GATEWAY, HTTP, ROUTES, SERVICE, WORKER_A, WORKER_B, Deployment, Stack
 from bench.faults.typewriter import save_typewriter
@@ -48,10 +49,6 @@ from radixkv.core.errors import RadixKVError
 from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = [
-    "KILL",
-    "LONG",
-    "SHORT",
-    "Fault",
     "Injury",
     "end_clients",
     "inspect",
@@ -61,14 +58,6 @@ __all__ = [
     "strike",
 ]
 
-KILL, RESTART, SHORT, LONG = "kill -9", "SIGTERM", "stopped for half a TTL", "stopped for two TTLs"
-_FIRST = (
-    *((name, KILL) for name in (SERVICE, WORKER_A, GATEWAY, WORKER_B)),
-    *((name, RESTART) for name in (SERVICE, WORKER_A, WORKER_B)),
-    *((name, LONG) for name in (SERVICE, WORKER_A)),
-    (WORKER_B, SHORT),
-)
-_REST = ((SERVICE, SHORT), (WORKER_A, SHORT), (WORKER_B, LONG), (GATEWAY, SHORT), (GATEWAY, LONG), (GATEWAY, RESTART))
 CLIENTS = (
     ("chat", "stream"),
     ("responses", "leaver", "conversation"),
@@ -85,18 +74,6 @@ CLUSTER_CLIENTS = (
     ("conversation",),
     ("background", "conversation", "responses"),
 )
-_CLUSTER_FIRST = (
-    ("gateway", KILL),
-    ("PostgreSQL", RESTART),
-    ("Redis", FLUSH),
-    ("service", KILL),
-    ("worker", RESTART),
-)
-_CLUSTER_REST = (
-    *((name, KILL) for name in ("worker", "PostgreSQL", "Redis")),
-    *((name, RESTART) for name in ("gateway", "service")),
-    *((name, pause) for pause in (SHORT, LONG) for name in ("gateway", "service", "worker", "PostgreSQL", "Redis")),
-)
 SCRIPTS_PER_KIND = 4
 RECOVERED_S = 90.0
 JUDGED_POINTS = 100
@@ -104,39 +81,6 @@ MAX_GROWTH = 1.25
 _WARM_S = 2.0
 _LOOK_S = 0.01
 _IDLE_S = 20.0
-
-
-class Fault(NamedTuple):
-    """A fault and its process."""
-
-    target: str
-    action: str
-
-    @property
-    def kind(self) -> str:
-        """The process, of equal ones any."""
-        return self.target.rstrip(" 0123456789")
-
-    def strike(self, stack: Deployment, ttl_s: float) -> None:
-        """Inject it; a stopped process runs again when this returns."""
-        role = stack.roles[self.target]
-        if self.action == KILL:
-            role.send(signal.SIGKILL)
-        elif self.action == RESTART:
-            role.send(role.ends_by)
-        elif self.action == FLUSH:
-            assert isinstance(stack, Cluster)
-            stack.flush()
-        else:
-            role.send(signal.SIGSTOP)
-            try:
-                time.sleep(self.pause_s(role.lease_s or ttl_s))
-            finally:
-                role.send(signal.SIGCONT)
-
-    def pause_s(self, ttl_s: float) -> float:
-        """Time for which the process is stopped."""
-        return {SHORT: ttl_s / 2, LONG: 2 * ttl_s}.get(self.action, 0.0)
 
 
 @dataclass(slots=True)
@@ -183,24 +127,6 @@ def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
         client.join(max(0.0, deadline_s - time.monotonic()))
         if client.is_alive():
             ledger.went_wrong(f"client {client.number} hangs")
-
-
-def faults(seed: int) -> Iterator[Fault]:
-    """Every kind in turn; in random order from the second time on."""
-    source = random.Random(seed)
-    kinds = [Fault(*each) for each in (*_FIRST, *_REST)]
-    while True:
-        yield from kinds
-        source.shuffle(kinds)
-
-
-def cluster_faults(seed: int) -> Iterator[Fault]:
-    """As `faults`, of a cluster: each time some process of the kind."""
-    source = random.Random(seed)
-    kinds = [*_CLUSTER_FIRST, *_CLUSTER_REST]
-    while True:
-        yield from (Fault(targets(kind, source), action) for kind, action in kinds)
-        source.shuffle(kinds)
 
 
 def strike(stack: Deployment, fault: Fault, clients: Sequence[Client], ledger: Ledger, ttl_s: float) -> Injury:
@@ -387,7 +313,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="where to write (default: from 100 faults in bench/results)")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.points = len(_CLUSTER_FIRST) if options.cluster else 10
+        options.points = CLUSTER_QUICK if options.cluster else 10
     return options
 
 

@@ -135,12 +135,19 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
         ids = [f"msg_{uuid.uuid4().hex}" for _ in range(2)]
         body = {"n": 2, "ids": ids, "max_tokens": 48, **_drawing(number)}
         asker.call("POST", f"{base}/{place}/messages/{question['id']}/replies", body)
+        path = f"{base}/{place}"
         while True:
-            tree = asker.retry("http", partial(asker.call, "GET", f"{base}/{place}"), counts=False)
-            drafts = {each["id"]: each for each in tree["messages"] if each["id"] in ids}
-            if all(draft["status"] == "complete" for draft in drafts.values()):
-                return [drafts[each]["text"] for each in ids]
-            for draft in drafts.values():
+            if asker.num_gateways > 1 and number % 2 == 0:
+                drafts = asker.retry("http", partial(_follow, asker, path, ids), counts=False)
+            else:
+                tree = asker.retry("http", partial(asker.call, "GET", path), counts=False)
+                found = {each["id"]: each for each in tree["messages"]}
+                if not found.keys() >= set(ids):
+                    raise RuntimeError(f"replies that were begun are lost: {ids}, there are {list(found)}")
+                drafts = [found[each] for each in ids]
+            if all(draft["status"] == "complete" for draft in drafts):
+                return [draft["text"] for draft in drafts]
+            for draft in drafts:
                 if draft["status"] in ("failed", "stopped"):
                     what = f"a reply {draft['status']}: {draft['error']}"
                     if asker.num_gateways > 1:  # another one would have ended it
@@ -153,6 +160,24 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
     for _ in range(asker.num_gateways):
         asker.retry("http", partial(asker.require_missing, f"{base}/{place}"), counts=False)
     return drafts
+
+
+def _follow(asker: Asker, path: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """One try to follow replies to their ends; what was told of each is how it ends."""
+    messages: dict[str, dict[str, Any]] = {}
+    for name, data in asker.follow(f"{path}/events"):
+        if name == "snapshot":
+            messages = {message["id"]: message for message in data["messages"]}
+        elif name == "delta":
+            messages[data["id"]]["text"] += data["text"]
+        elif name == "message":
+            told = messages.get(data["id"], {"text": ""})["text"]
+            if not data["text"].startswith(told):
+                raise RuntimeError(f"a follower was told {told!r} of a reply that ends as {data['text']!r}")
+            messages[data["id"]] = data
+        if all(messages.get(each, {"status": "running"})["status"] != "running" for each in ids):
+            return [messages[each] for each in ids]
+    raise AssertionError("it ends by an error")
 
 
 def _play_forks(asker: Asker, number: int) -> list[str]:
