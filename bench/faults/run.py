@@ -16,7 +16,7 @@ served again after the previous one.
                        closed, memory has not grown, no log has a traceback, every process exits with 0
 
     python -m bench.faults                     200 faults, a tiny model
-    python -m bench.faults --cluster           the same with three gateways over PostgreSQL and Redis, two services, three workers
+    python -m bench.faults --cluster           three gateways over PostgreSQL and Redis, two services, three workers
     python -m bench.faults --quick             10, as in CI; 5 of a cluster
     python -m bench.faults --model smollm2     with SmolLM2-135M-Instruct
 """

@@ -163,7 +163,7 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
 
 
 def _follow(asker: Asker, path: str, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """One try to follow replies to their ends; what was told of each is how it ends."""
+    """One try to follow replies to their ends; the text so far begins the text at the end."""
     messages: dict[str, dict[str, Any]] = {}
     for name, data in asker.follow(f"{path}/events"):
         if name == "snapshot":

@@ -4,7 +4,7 @@
     twice a second: pending rows ── no request of the namespace goes to such a pool ── Clear, again ──> confirmed: as above
 
 Gateways over one database share the book. A row whose pool never comes back goes after `KEPT_S`. A row of a whole service,
-whose pools were not known, stays as long: each pool gets the clear when it is there, and then has a row that says so.
+whose pools were not known, stays as long: each pool gets the clear when it is there, and then has a confirmed row.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ KEPT_S = 30 * 24 * 3600.0
 MAX_KEPT = 1000
 """Rows of one tenant."""
 
-_ASKED, _PENDING, _TOLD = 0, 1, 2
-"""Rows: under way; not confirmed; of one pool, confirmed, which the row of its service need not tell again."""
+_ASKED, _PENDING, _CONFIRMED = 0, 1, 2
+"""States of rows: under way; not confirmed; confirmed by one pool, which the row of its service leaves out."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -145,23 +145,24 @@ class Clears:
         rows = await self._database.run(_read)
         self._has_rows = bool(rows)
         by_state = {
-            state: {PendingClear(*row[:3]): row[3] for row in rows if row[4] == state} for state in (_PENDING, _TOLD)
+            state: {PendingClear(*row[:3]): row[3] for row in rows if row[4] == state}
+            for state in (_PENDING, _CONFIRMED)
         }
-        pending, told = by_state[_PENDING], frozenset(by_state[_TOLD])
+        pending, confirmed = by_state[_PENDING], frozenset(by_state[_CONFIRMED])
         if self._members is not None:
-            self._members.hold_back(frozenset(pending), told)
+            self._members.hold_back(frozenset(pending), confirmed)
         known = self._pools.known()
-        is_due = any(each.pool or any(_is_due(each, pool, told) for pool in known) for each in pending)
+        is_due = any(each.pool or any(_is_due(each, pool, confirmed) for pool in known) for each in pending)
         if is_due and (self._repeating is None or self._repeating.done()):
             with own_work():
-                self._repeating = asyncio.create_task(self._repeat(pending, told), name="radixkv-clears-repeat")
+                self._repeating = asyncio.create_task(self._repeat(pending, confirmed), name="radixkv-clears-repeat")
 
-    async def _repeat(self, pending: Mapping[PendingClear, float], told: Collection[PendingClear]) -> None:
+    async def _repeat(self, pending: Mapping[PendingClear, float], confirmed: Collection[PendingClear]) -> None:
         assert self._database is not None
 
         def repeat(reader: RemoteReader) -> list[PendingClear]:
             pool = PoolName(reader.address, reader.pool_name)
-            due = [each for each in pending if _is_due(each, pool, told)]
+            due = [each for each in pending if _is_due(each, pool, confirmed)]
             for namespace in {each.namespace for each in due}:
                 reader.clear(namespace)
             return due
@@ -171,8 +172,8 @@ class Clears:
             answers = await self._run(partial(self._pools.ask, repeat, CLEAR_S, services))
 
             def settle(connection: Connection) -> None:
-                for pool, confirmed in answers.by_pool.items():
-                    for each in confirmed:
+                for pool, cleared in answers.by_pool.items():
+                    for each in cleared:
                         _settle(connection, [pool], [each.namespace], pending[each])
 
             if any(answers.by_pool.values()):
@@ -187,11 +188,11 @@ def _has_confirmed(pool: PoolName, answered: Collection[PoolName]) -> bool:
     return pool in answered or (not pool.pool and any(each.service == pool.service for each in answered))
 
 
-def _is_due(clear: PendingClear, pool: PoolName, told: Collection[PendingClear]) -> bool:
-    """Whether a pool has to be told a clear: its own, or that of its service if it has not confirmed it yet."""
+def _is_due(clear: PendingClear, pool: PoolName, confirmed: Collection[PendingClear]) -> bool:
+    """Whether a pool needs a clear: its own, or that of its service if it has not confirmed it yet."""
     if clear.service != pool.service:
         return False
-    return clear.pool == pool.pool or (not clear.pool and PendingClear(*pool, clear.namespace) not in told)
+    return clear.pool == pool.pool or (not clear.pool and PendingClear(*pool, clear.namespace) not in confirmed)
 
 
 def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collection[str]) -> float:
@@ -199,14 +200,14 @@ def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collecti
     owner = owner_of(next(iter(namespaces)))
     connection.execute("DELETE FROM clears WHERE asked_s < epoch_s() - ?", (KEPT_S,))
     query = "SELECT count(*) FROM clears WHERE owner = ? AND is_pending <> ?"
-    num_kept = connection.execute(query, (owner, _TOLD)).fetchone()[0]
+    num_kept = connection.execute(query, (owner, _CONFIRMED)).fetchone()[0]
     if num_kept >= MAX_KEPT:
         raise LimitError(
             f"{num_kept} clears of this namespace are pending for pools that cannot be reached; clear all of it later"
         )
     now_s = connection.execute("SELECT epoch_s()").fetchone()[0]
     again = "UPDATE clears SET is_pending = ?, asked_s = ? WHERE namespace = ? AND is_pending = ?"
-    connection.executemany(again, [(_PENDING, now_s, namespace, _TOLD) for namespace in namespaces])
+    connection.executemany(again, [(_PENDING, now_s, namespace, _CONFIRMED) for namespace in namespaces])
     command = (
         f"INSERT INTO clears VALUES (?, ?, ?, ?, ?, {_ASKED}) "
         "ON CONFLICT (service, pool, namespace) DO UPDATE SET asked_s = excluded.asked_s"
@@ -216,16 +217,16 @@ def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collecti
 
 
 def _settle(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str], asked_s: float) -> None:
-    """Remove confirmed rows, except those of a later clear; with a row of the whole service, mark them as told to the pool."""
+    """Remove the rows of pools, except those of a later clear; where their service has a row, they get a confirmed one."""
     for pool in pools:
         for namespace in namespaces:
             connection.execute(_REMOVE, (*pool, namespace, asked_s))
             if pool.pool:
-                connection.execute(_TELL, (pool.pool, asked_s, _TOLD, pool.service, namespace))
+                connection.execute(_CONFIRM, (pool.pool, asked_s, _CONFIRMED, pool.service, namespace))
 
 
 _REMOVE = "DELETE FROM clears WHERE service = ? AND pool = ? AND namespace = ? AND asked_s <= ?"
-_TELL = """
+_CONFIRM = """
 INSERT INTO clears SELECT service, ?, namespace, owner, ?, ? FROM clears WHERE service = ? AND pool = '' AND namespace = ?
 ON CONFLICT (service, pool, namespace) DO NOTHING
 """

@@ -34,7 +34,7 @@ _INSERT = (
 _DELETE = "DELETE FROM transcripts WHERE key = ?"
 
 LOOK_UP_S = 1.0
-"""How long a request waits for the token ids of its history, in seconds; then they are made anew."""
+"""How long a request waits for the token ids of its history, in seconds; then it tokenizes the text."""
 
 _LOG = logging.getLogger(__name__)
 

@@ -147,7 +147,7 @@ class ResponseTask(ReplyTask):
             await self._keep()
         except RadixKVError as error:
             _LOG.error("response %s is not stored: %s", self.task_id, error)
-            if self.is_stored and self.failure is None:  # nobody else has it, so nobody is told it
+            if self.is_stored and self.failure is None:  # another gateway would not have it
                 if self.can_be_handed_on:
                     self.body |= {
                         "status": "in_progress",

@@ -42,13 +42,13 @@ class Gateway:
     """The part of a gateway that clears: `held` is what it routes nowhere."""
 
     def __init__(self, state: Path | str, met: dict[str, list[str]]) -> None:
-        self.held = self.told = frozenset[PendingClear]()
+        self.held = self.confirmed = frozenset[PendingClear]()
         self.database = Database(state)
         self.pools = CachePools(lambda: met)
         self.clears = Clears(self.pools, self, asyncio.to_thread)  # type: ignore[arg-type]  # stands for `Members`
 
-    def hold_back(self, pending: frozenset[PendingClear], told: frozenset[PendingClear]) -> None:
-        self.held, self.told = pending, told
+    def hold_back(self, pending: frozenset[PendingClear], confirmed: frozenset[PendingClear]) -> None:
+        self.held, self.confirmed = pending, confirmed
 
 
 @asynccontextmanager
@@ -112,11 +112,11 @@ def test_each_pool_of_a_service_that_had_not_answered_is_cleared_when_it_is_ther
         async with gateway(state, met) as each:
             with stored(service, "first") as holder:
                 met[address] = ["first"]
-                await until(lambda: each.told == {first})
+                await until(lambda: each.confirmed == {first})
                 assert holder.match(TOKENS, namespace="red").num_tokens == 0
             with stored(service, "second") as holder, stored(service, "first") as kept:
                 met[address] = ["first", "second"]
-                await until(lambda: each.told == {first, second})
+                await until(lambda: each.confirmed == {first, second})
                 assert holder.match(TOKENS, namespace="red").num_tokens == 0
                 assert kept.match(TOKENS, namespace="red").num_tokens == 16, "what it was told it is not told again"
                 assert (await each.clears.clear(["red"])).pending == []
@@ -138,7 +138,7 @@ def test_gateways_of_one_database_hold_back_what_another_could_not_clear(
             assert cleared.pending == [PoolName("127.0.0.1:1", "")]
             namespaces, (address,) = ("red", "red#adapter=a"), service.addresses
             assert other.held == {PendingClear(each, "", name) for each in met for name in namespaces}
-            assert other.told == {PendingClear(address, "here", name) for name in namespaces}
+            assert other.confirmed == {PendingClear(address, "here", name) for name in namespaces}
 
     with stored(service, "here"):
         asyncio.run(run())
