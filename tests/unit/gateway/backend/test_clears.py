@@ -130,7 +130,8 @@ def test_each_pool_of_a_service_that_had_not_answered_is_cleared_when_it_is_ther
 def test_gateways_of_one_database_hold_back_what_another_could_not_clear(
     service: ServiceThread, postgres: PostgresServer
 ) -> None:
-    state, met = postgres.new_database(), {service.addresses[0]: [], "127.0.0.1:1": []}
+    state = postgres.new_database()
+    met: dict[str, list[str]] = {service.addresses[0]: [], "127.0.0.1:1": []}
 
     async def run() -> None:
         async with gateway(state, met) as one, gateway(state, met) as other:

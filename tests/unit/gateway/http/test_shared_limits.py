@@ -55,9 +55,9 @@ def with_gateways(
     asyncio.run(run())
 
 
-async def tried(gateway: SharedLimiter | Limiter, asked: Tenant) -> Slot | SharedSlot | LimitError:
+async def tried(limiter: SharedLimiter | Limiter, asked: Tenant) -> Slot | SharedSlot | LimitError:
     try:
-        return gateway.admit(asked) if isinstance(gateway, Limiter) else await gateway.admit(asked)
+        return limiter.admit(asked) if isinstance(limiter, Limiter) else await limiter.admit(asked)
     except LimitError as error:
         return error
 
@@ -111,8 +111,9 @@ def test_of_ten_times_as_much_four_gateways_admit_what_one_does(
                     await gateway._beat()
                 if number % round(shared_limits.CHARGE_S / 0.01) == 0:
                     await gateway._flush()
-            for side, gateway in enumerate((one, source.choice(gateways))):
-                result = await tried(gateway, asked)
+            limiters: tuple[Limiter, SharedLimiter] = one, source.choice(gateways)
+            for side, limiter in enumerate(limiters):
+                result = await tried(limiter, asked)
                 if isinstance(result, LimitError):
                     refusals[side][str(result).partition(" of ")[2].partition(" is ")[0]] += 1
                 else:
