@@ -27,12 +27,11 @@ _CLUSTER_FIRST = (
     ("PostgreSQL", RESTART),
     ("Redis", FLUSH),
     ("service", KILL),
-    ("worker", RESTART),
 )
 CLUSTER_QUICK = len(_CLUSTER_FIRST)
 _CLUSTER_REST = (
     *((name, KILL) for name in ("worker", "PostgreSQL", "Redis")),
-    *((name, RESTART) for name in ("gateway", "service")),
+    *((name, RESTART) for name in ("gateway", "service", "worker")),
     *((name, BOTH) for name in ("gateway", "worker")),
     *((name, pause) for pause in (SHORT, LONG) for name in ("gateway", "service", "worker", "PostgreSQL", "Redis")),
 )

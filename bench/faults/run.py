@@ -17,7 +17,7 @@ served again after the previous one.
 
     python -m bench.faults                     200 faults, a tiny model
     python -m bench.faults --cluster           three gateways over PostgreSQL and Redis, two services, three workers
-    python -m bench.faults --quick             10, as in CI; 5 of a cluster
+    python -m bench.faults --quick             10, as in CI; 4 of a cluster
     python -m bench.faults --model smollm2     with SmolLM2-135M-Instruct
 """
 
@@ -94,12 +94,14 @@ class Injury:
     failures: list[Failure] = field(default_factory=list)
 
 
-def record(stack: Deployment, clients: Sequence[Sequence[str]] = CLIENTS) -> dict[Script, list[str]]:
+def record(
+    stack: Deployment, clients: Sequence[Sequence[str]] = CLIENTS, scripts_per_kind: int = SCRIPTS_PER_KIND
+) -> dict[Script, list[str]]:
     """Record the undisturbed replies to every script."""
     asker = Asker(stack.urls, stack.worker, Ledger(), 0, lambda: True)
     try:
         kinds = dict.fromkeys(kind for kinds in clients for kind in kinds)
-        scripts = [Script(kind, number) for kind in kinds for number in range(SCRIPTS_PER_KIND)]
+        scripts = [Script(kind, number) for kind in kinds for number in range(scripts_per_kind)]
         return {script: script.play(asker) for script in scripts}
     finally:
         asker.close()
@@ -195,7 +197,7 @@ class Outcome(NamedTuple):
 def run(stack: Deployment, options: argparse.Namespace) -> Outcome:
     """Inject all faults, then inspect the deployment."""
     kinds, struck = (CLUSTER_CLIENTS, cluster_faults) if options.cluster else (CLIENTS, faults)
-    answers = record(stack, kinds)
+    answers = record(stack, kinds, 2 if options.quick else SCRIPTS_PER_KIND)
     ledger, source, injuries = Ledger(), random.Random(options.seed), []
     clients = start_clients(stack, answers, ledger, kinds)
     progress = Progress("faults", options.points)
@@ -305,7 +307,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--points", type=int, default=200, help="faults (default: 200)")
     parser.add_argument("--cluster", action="store_true", help="several gateways over PostgreSQL and Redis")
-    parser.add_argument("--quick", action="store_true", help="10 faults, of a cluster 5, and no JSON")
+    parser.add_argument("--quick", action="store_true", help="10 faults, of a cluster 4, and no JSON")
     parser.add_argument("--lease-ttl", type=float, default=1.0, help="of the service, seconds (default: 1)")
     parser.add_argument("--num-blocks", type=int, default=512, help="of each pool, 16 tokens each (default: 512)")
     parser.add_argument("--model", default="tiny", choices=("tiny", "smollm2"), help="default: tiny")
