@@ -48,6 +48,11 @@ class Fault(NamedTuple):
         """The process, of equal ones any."""
         return self.target.rstrip(" 0123456789")
 
+    @property
+    def ends(self) -> bool:
+        """Whether the process ends, and another is started."""
+        return self.action in (KILL, RESTART, BOTH)
+
     def strike(self, stack: Deployment, ttl_s: float) -> None:
         """Inject it; a stopped process runs again when this returns."""
         role = stack.roles[self.target]

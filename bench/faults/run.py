@@ -134,7 +134,8 @@ def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
 def strike(stack: Deployment, fault: Fault, clients: Sequence[Client], ledger: Ledger, ttl_s: float) -> Injury:
     """Inject one fault and wait until every affected client is served again."""
     injury = Injury(fault, time.monotonic())
-    num_before = len(ledger.done)
+    role, num_before = stack.roles[fault.target], len(ledger.done)
+    num_starts = role.num_starts
     num_failures = len(ledger.failures)
     waiting = {client.number for client in clients if client.routes & set(ROUTES.get(fault.target, (HTTP,)))}
     striking = threading.Thread(target=fault.strike, args=(stack, ttl_s), daemon=True)
@@ -150,6 +151,8 @@ def strike(stack: Deployment, fault: Fault, clients: Sequence[Client], ledger: L
                 injury.all_s = done.ended_s - injury.at_s
         num_before = num_now
     striking.join()
+    while fault.ends and role.num_starts == num_starts and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)  # what it does until its end is of this fault
     if waiting:
         injury.all_s = None
     stack.wait_ready()
