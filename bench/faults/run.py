@@ -152,7 +152,7 @@ def strike(stack: Deployment, fault: Fault, clients: Sequence[Client], ledger: L
         num_before = num_now
     striking.join()
     while fault.ends and role.num_starts == num_starts and time.monotonic() < deadline_s:
-        time.sleep(_LOOK_S)  # what it does until its end is of this fault
+        time.sleep(_LOOK_S)  # failures until its end are of this fault
     if waiting:
         injury.all_s = None
     stack.wait_ready()
