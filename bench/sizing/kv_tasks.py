@@ -1,7 +1,7 @@
 """Exact answers with KV in fewer bits: tasks with one right answer, next to perplexity (`bench.sizing.kv_quality`).
 
-    copying      a line of 12 words, to be said again
-    retrieval    the code of a room, of 80 that were told before
+    copying      a line of five words, to be said again
+    retrieval    one of 12 codes that were told before
     the rest     tasks of BIG-Bench Hard, answered at once after four questions with their answers; those of which the model
                  answers 30% and more with exact KV
 
@@ -17,7 +17,6 @@ Bars: with int8 and fp8 at most 1% fewer right answers than with exact KV. Exit 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -27,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
-from bench.serving.made_up import WORDS
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
+from bench.gateway import WORDS
 from radixkv.generation.params import SamplingParams
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.worker.llm import LLM
@@ -54,18 +53,20 @@ class Task(NamedTuple):
 
 
 def copying(num_questions: int, rng: random.Random) -> Task:
-    lines = [" ".join(rng.choices(WORDS, k=12)) for _ in range(num_questions + 3)]
+    lines = [" ".join(rng.sample(WORDS, 5)) for _ in range(num_questions + 3)]
     start = "".join(f"Text: {line}\nCopy: {line}\n\n" for line in lines[:3])
     return Task("copying", [f"{start}Text: {line}\nCopy:" for line in lines[3:]], lines[3:])
 
 
 def retrieval(num_questions: int, rng: random.Random) -> Task:
-    codes = {room: str(rng.randrange(1000, 10_000)) for room in rng.sample(range(100, 1000), 80)}
-    told = "".join(f"The code of room {room} is {code}.\n" for room, code in codes.items())
-    asked = rng.sample(sorted(codes), num_questions)
-    return Task(
-        "retrieval", [f"{told}\nThe code of room {room} is" for room in asked], [f"{codes[room]}." for room in asked]
-    )
+    task = Task("retrieval", [], [])
+    while len(task.prompts) < num_questions:
+        codes = {word: f"{rng.randrange(100, 1000)}." for word in WORDS}
+        told = "".join(f"The code of the {word} is {code}\n" for word, code in codes.items())
+        for word in rng.sample(WORDS, min(10, num_questions - len(task.prompts))):
+            task.prompts.append(f"{told}\nThe code of the {word} is")
+            task.answers.append(codes[word])
+    return task
 
 
 def read_tasks(folder: Path, num_questions: int) -> list[Task]:
@@ -141,11 +142,7 @@ def report_of(tasks: Sequence[Task], seed: int) -> Report:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.kv_tasks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("sizing.kv_tasks", __doc__)
     parser.add_argument("--quick", action="store_true", help="two tasks, few questions; written only with --json")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--seed", type=int, default=0, help="seed of the words and codes (default: 0)")
