@@ -93,16 +93,6 @@ class RemoteLevel:
         """Whether a read may find something now: the server answers and its tombstones are known."""
         return self._knows_tombstones and any(server.is_usable for server in self._servers.all())
 
-    def read_many(self, names: Sequence[bytes], namespace_id: bytes, deadline_s: float) -> list[bytes | None]:
-        """The sealed blocks of `names`, None for those that did not come within `deadline_s` seconds."""
-        found: list[bytes | None] = [None] * len(names)
-
-        def receive(index: int, sealed: memoryview) -> None:
-            found[index] = bytes(sealed)
-
-        self.read_each(names, namespace_id, deadline_s, receive)
-        return found
-
     def read_each(
         self, names: Sequence[bytes], namespace_id: bytes, deadline_s: float, receive: Callable[[int, memoryview], None]
     ) -> int:
