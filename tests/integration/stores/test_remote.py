@@ -465,6 +465,25 @@ def test_an_erasure_that_fails_is_completed_later(redis_server: Start, open_leve
     assert server.command("SISMEMBER", "radixkv:erased", "point") == b":1\r\n"
 
 
+def test_an_erasure_and_a_drop_are_completed_by_the_next_worker(
+    redis_server: Start, open_level: Open, tmp_path: Path
+) -> None:
+    server = redis_server()
+    other = b"another one here"
+    remote = open_level(server.url)
+    assert remote.write_many([block(1), block(2, namespace_id=other)._replace(parent=block(1).name), block(3)]) == 3
+    server.pause()
+    first = RemoteLevel(server.url, FINGERPRINT, BLOCK_BYTES, tmp_path / "pending")
+    assert not first.erase(NAMESPACE, b"point", 0.0)
+    first.forget_below(other, [block(1).name])
+    first.close()
+    server.resume()
+    second = RemoteLevel(server.url, FINGERPRINT, BLOCK_BYTES, tmp_path / "pending")
+    wait_until(lambda: server.command("DBSIZE") == b":1\r\n")
+    assert server.command("SISMEMBER", "radixkv:erased", "point") == b":1\r\n"
+    second.close()
+
+
 def test_a_cluster_is_read_and_written_by_slots_and_followed_when_they_move(
     redis_server: Start, open_level: Open
 ) -> None:
