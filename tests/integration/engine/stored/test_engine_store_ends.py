@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import threading
 import time
@@ -19,7 +20,7 @@ from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import ClearOp
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tree.journal import Dropped
-from radixkv.stores import saving
+from radixkv.stores import costs, saving
 from radixkv.stores import store as stores
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
@@ -135,7 +136,39 @@ def test_a_level_from_which_nothing_comes_in_time_is_not_waited_for_again(
             wait_until(lambda: not stored._loading)
             engine.wake()
         assert stored._meters[False].cost().first_s >= 0.02
-        assert next(num_reads) <= 9  # one in each round, but two are under way when the first is late
+        assert next(num_reads) <= 2  # by two readers, when the first is late
+
+
+def test_a_disk_that_nobody_has_read_for_a_while_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "LOAD_AGE_S", -1.0)
+    prompts = [draw(seed, 60) for seed in (15, 16)]
+    with serving(tmp_path) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 1)
+    with serving(tmp_path) as engine:
+        assert [ask(engine, prompt, 1).usage.num_loaded_tokens for prompt in prompts] == [59, 59]
+
+
+@needs_redis
+def test_a_remote_level_that_is_slower_than_computing_is_asked_for_one_block_a_minute(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [draw(seed, 60) for seed in range(20, 24)]
+    with serving(tmp_path, remote=redis_server.url, has_disk=False) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 1)
+    with serving(tmp_path, remote=redis_server.url, has_disk=False) as engine:
+        stored, remote = engine._loop.stored, engine.store.remote  # type: ignore[attr-defined, union-attr]
+        wait_until(lambda: remote.is_usable)
+        stored._meters[True].loaded(20, 5.0, 100.0)
+        for prompt in prompts[:2]:
+            assert ask(engine, prompt, 1).usage.num_loaded_tokens == 0
+        assert not remote.stats().misses
+        assert not remote.stats().num_hits
+        monkeypatch.setattr(stored._meters[True], "_tried_s", -math.inf)
+        for prompt in prompts[2:]:
+            ask(engine, prompt, 1)
+        wait_until(lambda: remote.stats().num_hits == 1)
 
 
 def test_saves_for_which_a_row_was_taken_meanwhile_are_not_forgotten(
