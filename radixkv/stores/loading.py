@@ -193,7 +193,8 @@ class Loader:
 
     def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
         """Read in order, up to the first miss."""
-        assert self._remote is not None
+        remote = self._remote
+        assert remote is not None
         for start in range(0, len(indices), _SLICE):
             names = load.names[start : start + _SLICE]
             left_s = load.until_s - time.monotonic()
@@ -202,9 +203,11 @@ class Loader:
             with self._rows_for(load, landed, len(names)) as next_row:
 
                 def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
-                    self._open(load, start + index, sealed, landed, next_row)
+                    if not self._open(load, start + index, sealed, landed, next_row):
+                        remote.forget()
+                        self._on_missed([load.names[start + index]])
 
-                num_read = self._remote.read_each(names, load.keys.id, left_s, receive)
+                num_read = remote.read_each(names, load.keys.id, left_s, receive)
             if num_read < len(names):
                 if time.monotonic() < load.until_s:  # else they may be there
                     self._on_missed(load.names[start:])

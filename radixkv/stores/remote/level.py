@@ -176,6 +176,10 @@ class RemoteLevel:
             self._counters.written(num_written, num_written * self._sealed_bytes, time.monotonic() - begin_s)
         return num_written
 
+    def forget(self) -> None:
+        """Count a block that did not open. It stays until it is written again."""
+        self._counters.fault("seal")
+
     def leave_out(self, num_blocks: int) -> None:
         """Count blocks that are not written because too many waited."""
         self._counters.unwritten("queue", num_blocks)

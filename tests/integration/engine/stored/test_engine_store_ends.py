@@ -64,8 +64,9 @@ def test_a_stopping_worker_puts_all_its_blocks_into_the_remote_level(
 
 
 @needs_redis
+@pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_the_remote_level_has_lost_is_put_again_once_it_is_computed_again(
-    tmp_path: Path, redis_server: RedisServer
+    tmp_path: Path, redis_server: RedisServer, is_damaged: bool
 ) -> None:
     prompt = draw(2, 60)
     with serving(tmp_path, num_blocks=24, remote=redis_server.url, has_disk=False) as engine:
@@ -76,9 +77,14 @@ def test_what_the_remote_level_has_lost_is_put_again_once_it_is_computed_again(
         ask(engine, prompt, 1)
         ask(engine, draw(3, 90), 1)  # in its place
         wait_until(lambda: num_written() >= 15 + 22)
-        redis_server.command("FLUSHALL")
+        if is_damaged:
+            for key in redis_server.command("KEYS", "radixkv:*:*").split()[2::2]:
+                redis_server.command("SETRANGE", key, "50", "damage")
+        else:
+            redis_server.command("FLUSHALL")
         ask(engine, prompt, 1)
         wait_until(lambda: num_written() >= 15 + 22 + 12)
+        assert (engine.store.remote.stats().faults.get("seal", 0) > 0) == is_damaged  # type: ignore[attr-defined]
 
 
 def test_reads_that_hang_hold_up_neither_requests_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +208,17 @@ def test_want_of_memory_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for seed in (7, 8):
             ask(engine, draw(seed, 60), 1)
     assert next(num_calls) > 3
+
+
+def test_want_of_memory_ends_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise MemoryError
+
+    prompt = draw(7, 60)
+    with monkeypatch.context() as patch, serving(tmp_path) as engine:
+        patch.setattr(saving, "bytearray", fail, raising=False)
+        ask(engine, prompt, 1)
+        wait_until(lambda: engine.store.disk.stats().num_written == 15)  # type: ignore[attr-defined]
 
 
 def test_what_was_erased_while_a_worker_was_away_is_deleted_at_its_start(tmp_path: Path) -> None:
