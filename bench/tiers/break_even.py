@@ -8,8 +8,8 @@ after text, in a pool that holds one of them:
     cold     the same, computed: it uses nothing that is cached
     again    the same once more: what two equal requests differ by on this machine
 
-Loading alone would take at least the time of its bytes on the link, and that of `pool`. A choice is right that took no longer than
-the other way, within a fifth: loading by `cold`, computing by that bound.
+Loading alone would take at least the time of its bytes on the link, and that of `pool`. A choice is right that took no longer
+than the other way, within a fifth: loading by `cold`, computing by that bound.
 """
 
 from __future__ import annotations
