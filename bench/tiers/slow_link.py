@@ -18,7 +18,7 @@ SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
 START_S = 30.0
 PIECE_BYTES = 16_384
 BURST_S = 0.01
-"""What an idle link has saved up."""
+"""An idle link carries this much at once."""
 
 _BUFFER_BYTES = 65_536
 

@@ -113,7 +113,7 @@ def choose(
         load: of their level; None: unknown, and taken for fast, as `idle_s` bounds what that costs.
         prefill: None: unknown.
         is_stale: `load` is old: where it is too slow one block is loaded as a probe, which nothing waits for.
-        is_from_front: nobody knows which of the blocks are stored, so that they are loaded from the first on, or not at all.
+        is_from_front: any of the blocks may not be stored, so that they are loaded from the first on, or not at all.
     """
     if num_blocks < 1:
         return Choice(Kind.COMPUTE, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
