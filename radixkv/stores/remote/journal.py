@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from radixkv.stores.stats import LevelCounters
 
@@ -81,7 +81,7 @@ class Journal:
                 self._connection.close()
             self._connection = None
 
-    def _execute(self, statement: str, rows: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
+    def _execute(self, statement: str, rows: list[tuple[str | bytes | bool, ...]]) -> list[tuple[Any, ...]]:
         with self._lock:
             if self._connection is None or not rows:
                 return []

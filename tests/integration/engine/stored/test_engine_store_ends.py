@@ -36,8 +36,8 @@ from radixkv.worker.engine.engine import Engine
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than a busy machine reads: a block is said to take a second."""
-    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
+    """This model computes faster than a busy machine reads: a block is said to take two seconds."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(2 / BLOCK, 0.0))
 
 
 @pytest.fixture
@@ -163,18 +163,24 @@ def test_a_remote_level_that_is_slower_than_computing_is_asked_for_one_block_a_m
     with serving(tmp_path, remote=redis_server.url, has_disk=False) as engine:
         for prompt in prompts:
             ask(engine, prompt, 1)
+    loads: list[int] = []
+    load = BlockStore.load
+
+    def note(store: BlockStore, names: Sequence[bytes], *given: Any, **more: Any) -> Any:
+        loads.append(len(names))
+        return load(store, names, *given, **more)
+
+    monkeypatch.setattr(BlockStore, "load", note)
     with serving(tmp_path, remote=redis_server.url, has_disk=False) as engine:
-        stored, remote = engine._loop.stored, engine.store.remote  # type: ignore[attr-defined, union-attr]
-        wait_until(lambda: remote.is_usable)
-        stored._meters[True].loaded(20, 5.0, 100.0)
+        meter = engine._loop.stored._meters[True]  # type: ignore[union-attr]
+        meter.loaded(20, 5.0, 100.0)
         for prompt in prompts[:2]:
-            assert ask(engine, prompt, 1).usage.num_loaded_tokens == 0
-        assert not remote.stats().misses
-        assert not remote.stats().num_hits
-        monkeypatch.setattr(stored._meters[True], "_tried_s", -math.inf)
+            ask(engine, prompt, 1)
+        assert loads == []
+        monkeypatch.setattr(meter, "_tried_s", -math.inf)
         for prompt in prompts[2:]:
             ask(engine, prompt, 1)
-        wait_until(lambda: remote.stats().num_hits == 1)
+        assert loads == [1]
 
 
 def test_saves_for_which_a_row_was_taken_meanwhile_are_not_forgotten(
