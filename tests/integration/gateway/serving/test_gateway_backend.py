@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -171,3 +172,20 @@ def test_all_streams_can_be_ended_with_an_error(generator: Generator) -> None:
                 await read(stream)
 
     run(generator, use)
+
+
+def test_a_worker_that_is_away_is_asked_again_after_waits_that_grow() -> None:
+    asked: list[object] = []
+
+    def away(token_ids: object) -> str:
+        asked.append(token_ids)
+        raise UnavailableError("away")
+
+    async def use() -> None:
+        backend = Backend(cast(Any, SimpleNamespace(detokenize=away)), patience_s=0.2)
+        with pytest.raises(UnavailableError, match="away"):
+            await backend.detokenize([1])
+        backend.close()
+
+    asyncio.run(use())
+    assert 1 <= len(asked) <= 3, "at once, after 0.05 and after 0.1 more: the next would come too late"
