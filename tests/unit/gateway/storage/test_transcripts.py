@@ -166,19 +166,6 @@ def test_other_tools_or_template_arguments_are_another_conversation(
     run(reader, database, story)
 
 
-def test_a_conversation_that_is_read_is_used_whatever_comes_of_it(reader: LocalReader, database: Database) -> None:
-    async def story(chat: Chat) -> None:
-        for text in ("hello", "hi"):
-            await chat.turn([user(text)], text)
-        first, second = ([user(text), assistant(text), user("?")] for text in ("hello", "hi"))
-        assert (await chat.prompt(first))[0].history
-        await chat.turn([user("ho")], "ho")
-        assert not (await chat.prompt(second))[0].history, "it was used longest ago"
-        assert (await chat.prompt(first))[0].history
-
-    run(reader, database, story, limits=TranscriptCacheLimits(max_entries=4))
-
-
 def test_a_namespace_learns_nothing_of_another(reader: LocalReader, database: Database) -> None:
     async def story(chat: Chat) -> None:
         await chat.turn([user("hello")], "hello")
