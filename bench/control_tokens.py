@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
-from bench.common.report import RESULTS_DIR, Bar, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, percentile
 
 if TYPE_CHECKING:
     from radixkv.worker.generations.text import ChatText
@@ -72,9 +72,7 @@ PLACES: dict[str, Callable[[str], Prompt]] = {
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.control_tokens", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("control_tokens", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_HONEST} prompts; written only with --json")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--seed", type=int, default=0, help="seed of what is forged (default: 0)")

@@ -14,7 +14,6 @@ Before timing, every branch's logits in a deterministic batch must be bitwise th
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, summarise
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 
@@ -121,9 +120,7 @@ def measure(num_rounds: int, report: Report) -> dict[str, Any]:
 
 def main() -> int:
     """Run, print the table, and write the JSON. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.deterministic", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("deterministic", __doc__)
     parser.add_argument("--quick", action="store_true", help="one round, a minute; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     arguments = parser.parse_args()

@@ -21,7 +21,7 @@ from time import perf_counter_ns as clock
 from time import thread_time_ns
 from typing import NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Report, Summary, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Summary, Table, bench_parser, summarise
 from bench.tree.workload import Contender, interleave, leaf_prompts, random_tokens, timer_floor_ns
 from radixkv.core.api import CacheEvent
 from radixkv.core.cache.prefix_cache import PrefixCache
@@ -113,9 +113,7 @@ class Cache:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.events", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("events", __doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth; nothing is written unless --json is given")
     parser.add_argument("--seed", type=int, default=0, help="seed of the histories (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/events.json on a full run)")

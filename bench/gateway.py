@@ -28,7 +28,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, summarise
 from bench.common.stacks import BLOCK_SIZE, separate_services
 from radixkv.worker.loading.default_model import resolve_model
 
@@ -56,9 +56,7 @@ class Timed(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("gateway", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds; written only with --json")
     parser.add_argument("--rounds", type=int, help=f"how many rounds (default: {FULL_ROUNDS})")
     parser.add_argument("--prompt-words", type=int, default=200, help="length of a chat (default: %(default)s)")

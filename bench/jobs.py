@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, summarise
 from bench.common.stacks import separate_services
 from bench.gateway import WORDS, free_address
 from radixkv.worker.loading.default_model import resolve_model
@@ -48,9 +48,7 @@ ENDPOINT = "/v1/completions"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.jobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("jobs", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--rounds", type=int, help="how many (default: 5, with --quick 2)")
     parser.add_argument("--requests", type=int, help="of a round and way (default: 1000, with --quick 48)")

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common.report import RESULTS_DIR, Report, Table
+from bench.common.report import RESULTS_DIR, Report, Table, bench_parser
 from bench.large_tree.service import BRANCH_TOKENS, FULL, PREFIX_TOKENS, QUICK, TIMEOUT_S, Service, Sizes
 from bench.tree.workload import random_tokens
 from radixkv import AcquireOp, ExtendOp, InsertOp
@@ -98,9 +98,7 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.restart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("restart", __doc__)
     parser.add_argument("--quick", action="store_true", help="1,000 branches; nothing is written")
     parser.add_argument("--seed", type=int, default=0, help="of the histories (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/restart.json)")

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import httpx
 import psutil
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile
 from bench.faults.asker import Done, Ledger
 from bench.faults.run import KILL, LONG, SHORT, Fault, Injury, end_clients, inspect, record, start_clients, strike
 from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
@@ -252,9 +252,7 @@ def _text(value: float | None, scale: float = 1.0) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="default: 60")
     parser.add_argument("--every", type=float, default=20.0, help="seconds from a fault to the next (default: 20)")
     parser.add_argument("--quick", action="store_true", help="a minute, a fault every 12 seconds, and no JSON")

@@ -20,7 +20,6 @@ draws in a batch.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -32,7 +31,7 @@ from typing import NamedTuple
 import torch
 
 from bench.common.conversations import default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 from bench.serving.material import Material, WorkloadMissingError
 from bench.serving.workloads import TASKS
 from radixkv.generation.params import SamplingParams
@@ -169,9 +168,7 @@ def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the table, and write the JSON. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.speculation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("speculation", __doc__)
     parser.add_argument("--quick", action="store_true", help="a few requests of each load; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     parser.add_argument("--requests", type=int, help="of each load (default: 16)")

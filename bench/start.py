@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common.made_gguf import SHAPES, write_made
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 
 __all__ = ["main"]
 
@@ -136,9 +136,7 @@ def _wait_for_answer(address: str, process: subprocess.Popen[bytes], begun_s: fl
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("start", __doc__)
     parser.add_argument("--quick", action="store_true", help="a small model, one warm start; nothing is written")
     parser.add_argument("--warm", type=int, help=f"how many warm starts (default: {NUM_WARM})")
     parser.add_argument("--model", help="as of radixkv up (default: its own)")

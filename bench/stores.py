@@ -20,7 +20,6 @@ Exit code of a full run: 0 if the bars are met, otherwise 1.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import sqlite3
@@ -32,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.secrets.keys import StoreKeys
@@ -287,9 +286,7 @@ def judge(load: str, speeds: Speeds, skipped: dict[str, str], made: Report) -> N
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.stores", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("stores", __doc__)
     parser.add_argument("--quick", action="store_true", help="some seconds; written only with --json")
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the system's temporary folder)")
     parser.add_argument("--seed", type=int, default=0, help="of blocks and order (default: 0)")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.common.chat_trees import Answer, Api, ByChat, ByResponses, Question, questions_of, shortfall
 from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.common.stacks import engine_in_process
 from radixkv.worker.loading.default_model import resolve_model
 
@@ -54,9 +54,7 @@ class Sample(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.transcripts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("transcripts", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_TREES} trees; written only with --json")
     parser.add_argument("--trees", type=int, help=f"how many trees (default: {FULL_TREES})")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")

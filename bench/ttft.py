@@ -33,7 +33,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, summarise
 from bench.common.stacks import BLOCK_SIZE, engine_in_process, separate_processes
 from radixkv.worker.loading.default_model import resolve_model
 
@@ -58,9 +58,7 @@ class Timed(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.ttft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("ttft", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds; written only with --json")
     parser.add_argument("--rounds", type=int, help=f"how many rounds (default: {FULL_ROUNDS})")
     parser.add_argument("--history-tokens", type=int, default=256, help="length of a history (default: 256)")

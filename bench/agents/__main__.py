@@ -43,7 +43,7 @@ from bench.agents.models import NUM_CONTEXT, tiny_engine
 from bench.agents.recording import AGENTS, Conversation, recorded
 from bench.agents.replay import Played, Turn, interleaved, replaying
 from bench.agents.scripts import SCRIPTS
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, summarise
 from bench.common.stacks import BLOCK_SIZE, separate_services
 from bench.serving.llama_files import LLAMA_PACKAGE, LlamaFiles, find_llama, longer_context
 from bench.tree.wheel import PeerMissingError
@@ -71,9 +71,7 @@ class Timed(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.agents", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("agents", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PROJECTS} projects, no times")
     parser.add_argument("--no-times", action="store_true", help="tokens alone, without llama.cpp")
     parser.add_argument("--projects", type=int, help=f"conversations of each agent (default: {len(SCRIPTS)})")

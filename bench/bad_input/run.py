@@ -42,7 +42,7 @@ from bench.bad_input.http1 import HttpAttack
 from bench.bad_input.http2 import ATTACKS, Connections
 from bench.bad_input.parsers import Parsers
 from bench.bad_input.target import Target, Victim, running_target
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.hostile.stack import Site
 
 __all__ = ["main"]
@@ -198,9 +198,7 @@ def run_coverage(seed: int, num_runs: int, found: Found) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.bad_input", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("bad_input", __doc__)
     parser.add_argument("--messages", type=int, default=FULL_MESSAGES, help="how many in all (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_MESSAGES:,} messages; written only with --json")
     parser.add_argument(

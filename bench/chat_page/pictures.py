@@ -9,7 +9,6 @@ Needs Chromium and the packages of `pip install 'radixkv[all]'`. Replies in the 
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.common.report import RESULTS_DIR
+from bench.common.report import RESULTS_DIR, bench_parser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -161,11 +160,7 @@ def take(browser: Browser, site: str, name: str, folder: Path) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.chat_page.pictures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("chat_page.pictures", __doc__)
     parser.add_argument("--only", action="append", choices=PICTURES, help="one of them; may be repeated")
     parser.add_argument("--folder", type=Path, default=RESULTS_DIR, help="where to (default: bench/results)")
     options = parser.parse_args(arguments)

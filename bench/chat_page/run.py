@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.chat_page.content import TOP_K, large_tree, long_conversation, save_model
 from bench.chat_page.pictures import DEADLINE_MS, running_browser, running_site
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile, summarise
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -225,9 +225,7 @@ def make_report(bench: Bench, options: argparse.Namespace, num_messages: int, nu
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.chat_page", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("chat_page", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--rounds", type=int, help="how many (default: 5, with --quick 1)")
     parser.add_argument("--model", default="tiny", help="as of radixkv up (default: one made here)")

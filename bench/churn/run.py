@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.churn.driver import run
-from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 
 __all__ = ["main"]
 
@@ -34,9 +34,7 @@ NUM_LEAVES = 100_000
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.churn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("churn", __doc__)
     parser.add_argument("--minutes", type=float, default=FULL_MINUTES, help="of each schedule (default: %(default)g)")
     parser.add_argument("--quick", action="store_true", help="3 seconds each, 2,000 leaves; nothing is written")
     parser.add_argument("--leaves", type=int, default=NUM_LEAVES, help="of the cache (default: %(default)s)")

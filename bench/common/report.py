@@ -9,6 +9,7 @@ A bar without a value is UNMET: an unmeasured figure proves nothing, so it fails
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "Report",
     "Summary",
     "Table",
+    "bench_parser",
     "environment",
     "percentile",
     "print_table",
@@ -72,6 +74,13 @@ def summarise(samples: Sequence[float], scale: float = 1.0) -> Summary:
     """Summary of the samples times `scale` (1e-3 turns nanoseconds into microseconds)."""
     scaled = [sample * scale for sample in samples]
     return Summary(len(scaled), percentile(scaled, 0.5), percentile(scaled, 0.99), min(scaled), max(scaled))
+
+
+def bench_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser of the flags of `python -m bench.NAME`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m bench.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from typing import Any
 
 from bench.common.conversations import Histories, WorkloadMissingError, branching_order, default_workloads, read_trees
 from bench.common.reference import ReferenceAnswers
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.common.stacks import BLOCK_SIZE, Stack, engine_in_process, generate_greedy, separate_processes
 from bench.faithful.follow import NUM_TOKENS, Outcome, Request, follow
 from radixkv.util.folders import cache_folder
@@ -48,9 +48,7 @@ IN_PROCESS, SEPARATE = "in process", "service + worker"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.faithful", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("faithful", __doc__)
     parser.add_argument(
         "--trees", type=int, default=20, help="how many trees, those of short paths first (default: 20)"
     )

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 from bench.fragmentation.replay import Memory, Outcome, Paged, Reserve, Sharing, replay, requests_of
 from radixkv.simulate import Shape, read_trace, shapes_of
 
@@ -91,9 +91,7 @@ def ways(num_slots: int, block_size: int, longest: int, reply: int) -> Iterator[
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.fragmentation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("fragmentation", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests of each; nothing written")
     parser.add_argument("--write", action="store_true", help="instead, record the page's own stream again")
     parser.add_argument("--requests", type=int, help=f"of each trace (default: {FULL_REQUESTS})")

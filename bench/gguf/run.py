@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.made_gguf import SHAPES, write_made
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.tree.wheel import PeerMissingError, peers_folder
 from radixkv.kernels.runtime.native_build import native_library
@@ -41,9 +41,7 @@ CHILD_S = 1200.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.gguf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("gguf", __doc__)
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated (default: all but tiny)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="the tiny one, radixkv alone")

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, summarise
 from bench.grammar.hostile_grammars import HONEST, HOSTILE
 from radixkv.core.errors import RadixKVError
 from radixkv.generation.params import Grammar
@@ -59,9 +59,7 @@ class Met(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.grammar", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("grammar", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/grammar.json on a full run)")
     return parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common.conversations import default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.hit_rate.libcachesim import LIBCACHESIM_VERSION, default_peer_dir, fetch_peer, peer_rates
 from bench.hit_rate.libcachesim import POLICIES as PEER_POLICIES
 from bench.hit_rate.optimum import optimal_rate
@@ -47,9 +47,7 @@ Rates = dict[str, dict[str, list[float]]]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.hit_rate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("hit_rate", __doc__)
     parser.add_argument(
         "--quick", action="store_true", help="two loads, their first requests; nothing is written unless --json is"
     )

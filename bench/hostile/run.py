@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.hostile.attacker import ATTACKS, SIBLINGS
 from bench.hostile.neighbour import WAYS
 from bench.hostile.stack import DRAIN_S, Ending, HostileStack, save_small_model
@@ -47,11 +47,7 @@ MIDST = (
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.isolation --neighbour",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("isolation --neighbour", __doc__)
     parser.add_argument("--quick", action="store_true", help="smaller attacks; written only with --json")
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="attacks whose name contains it")
     parser.add_argument("--label", default=AFTER, choices=(AFTER, BEFORE), help="default: %(default)s")

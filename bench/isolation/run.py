@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.common.stacks import BLOCK_SIZE, separate_services
 from bench.isolation.ways import TENANTS, Ask, gateway, over_grpc, over_http
 from radixkv.worker.loading.default_model import resolve_model
@@ -139,9 +139,7 @@ def judge(way: str, pairs: list[Pair], made: Report) -> tuple[str, ...]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.isolation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("isolation", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--pairs", type=int, help=f"each way (default: {FULL_PAIRS})")
     parser.add_argument(

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.common.report import RESULTS_DIR, Report, Summary, Table, summarise
+from bench.common.report import RESULTS_DIR, Report, Summary, Table, bench_parser, summarise
 from bench.large_tree.service import BATCH, FULL, QUICK, TIMEOUT_S, Service, Sizes
 from radixkv.client.reader import open_channel
 from radixkv.service.config import ServiceConfig
@@ -94,9 +94,7 @@ def while_listed(service: Service) -> tuple[list[int], dict[str, float]]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.large_tree", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("large_tree", __doc__)
     parser.add_argument("--quick", action="store_true", help="1,000 branches, 50 Steps; nothing is written")
     parser.add_argument("--seed", type=int, default=0, help="of the histories (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/large_tree.json)")

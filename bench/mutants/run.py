@@ -12,7 +12,6 @@ are printed and written with their line before and after: read each, it is a mis
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -21,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.mutants.mutations import Mutation, mutations
 from bench.mutants.planting import ROOT, prepare, run_planted
 
@@ -103,9 +102,7 @@ def drawn(folders: list[str], seed: int, number: int) -> list[Mutant]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns the exit status: 1 if fewer are found than required."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("mutants", __doc__)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--number", type=int, default=100, help="how many are drawn (default: 100)")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, metavar="FOLDER", help="of radixkv, or a file")

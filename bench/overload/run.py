@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile
 from bench.overload.load import VOCAB_SIZE, Load, Player, Requests
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.threads import configure_threads
@@ -176,9 +176,7 @@ def table(loads: dict[str, Load]) -> Table:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("overload", __doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of each of the four loads (default: 10)")
     parser.add_argument("--slots", type=int, default=4096, help="token slots of the pool (default: 4096)")
     parser.add_argument("--block-size", type=int, default=16, help="token slots of a block (default: 16)")

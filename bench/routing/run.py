@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common.conversations import default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile
 from bench.hit_rate.workloads import MOONCAKE, read_workload
 from bench.routing.load import Arrival, arrivals
 from bench.routing.policies import OURS, ROUTERS, our_router
@@ -41,9 +41,7 @@ class Outcome(NamedTuple):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("routing", __doc__)
     parser.add_argument(
         "--quick", action="store_true", help="1 and 8 pools, the first requests; nothing is written unless --json is"
     )

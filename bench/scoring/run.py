@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.scoring.systems import CONCURRENCY, Choice, Plain, Score, llama, radixkv
 from bench.serving.llama_files import LlamaFiles, find_llama
 from bench.tree.wheel import PeerMissingError
@@ -58,9 +58,7 @@ WORDS = (
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.scoring", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("scoring", __doc__)
     parser.add_argument("--questions", type=int, default=NUM_QUESTIONS, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="few questions, without llama.cpp")
     parser.add_argument("--peer", choices=("use", "fetch"), default="use", help="whether llama.cpp may be fetched")

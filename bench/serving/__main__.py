@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
-from bench.common.report import RESULTS_DIR, Progress, Report
+from bench.common.report import RESULTS_DIR, Progress, Report, bench_parser
 from bench.serving.driver import Driver, DriverConfig, DriverError
 from bench.serving.figures import OURS, Figures, as_document, bars, prefill_bars, prefill_seconds, summarise_runs, table
 from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
@@ -54,9 +54,7 @@ LEAST_AGREEMENT = 0.75
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("serving", __doc__)
     parser.add_argument(
         "--workload", action="append", choices=WORKLOADS, help="one of them; may be repeated (default: all)"
     )

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 from bench.waste.memories import Lengths
 from bench.waste.run import read_lengths
 from radixkv.generation.params import SamplingParams
@@ -125,11 +125,7 @@ def measure(way: str, requests: Sequence[Lengths], options: argparse.Namespace, 
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.admission",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("sizing.admission", __doc__)
     parser.add_argument("--quick", action="store_true", help="12 requests at a scale of 32, one round; nothing written")
     parser.add_argument("--requests", type=int, default=64, help="of the trace (default: %(default)s)")
     parser.add_argument("--scale", type=int, default=8, help="what lengths are divided by (default: %(default)s)")

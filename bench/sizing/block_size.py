@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 from bench.hit_rate.workloads import agent_sessions, chat_trees, few_shot_questions, in_turns
 from radixkv import PrefixCache, pack_tokens
 from radixkv.generation.params import SamplingParams
@@ -123,11 +123,7 @@ def throughput(engine: Engine, requests: Sequence[bytes]) -> float:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.block_size",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("sizing.block_size", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"sizes {QUICK_SIZES}, few requests; nothing written")
     parser.add_argument("--rounds", type=int, default=3, help="of the model, the sizes in turns (default: %(default)s)")
     parser.add_argument(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bench.common.conversations import WorkloadMissingError, default_workloads, read_trees
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from radixkv.kernels import plan_attention
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.spec import AttentionSpec
@@ -132,11 +132,7 @@ class Model:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.kv_quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("sizing.kv_quality", __doc__)
     parser.add_argument("--quick", action="store_true", help="one short window; written only with --json")
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
     parser.add_argument("--block-size", type=int, default=16, help="tokens of a block (default: 16)")

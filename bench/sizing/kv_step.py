@@ -14,7 +14,6 @@ timing. Figures are medians; times of attention are measured by the native decod
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, summarise
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.model.kv_pool import KVPool
@@ -169,9 +168,7 @@ def table_of(runner: ModelRunner, kinds: list[Kind], num_prompt: int) -> Table:
 
 def main() -> int:
     """Run, print the table, and write the JSON. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.kv_step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("sizing.kv_step", __doc__)
     parser.add_argument("--quick", action="store_true", help="a short prompt, some seconds; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     arguments = parser.parse_args()

@@ -24,7 +24,6 @@ medians.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -35,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.common.report import RESULTS_DIR, Bar, Report, Table, summarise
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, summarise
 from radixkv import PrefixCache
 from radixkv.core.api import Copy
 from radixkv.generation.params import SamplingParams
@@ -231,9 +230,7 @@ def first_token(engine: Engine, prompt: list[int], max_tokens: int) -> Timed:
 
 def main() -> int:
     """Run, print the tables, and write the JSON. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.layouts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("sizing.layouts", __doc__)
     parser.add_argument("--quick", action="store_true", help="short contexts, some seconds; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     arguments = parser.parse_args()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.common.byte_model import save_byte_model
-from bench.common.report import RESULTS_DIR, Bar, Report, Table, percentile
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, percentile
 from radixkv import PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
@@ -199,11 +199,7 @@ def add_end_to_end(report: Report, name: str, model: str, lengths: Sequence[int]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.sizing.long_context",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("sizing.long_context", __doc__)
     parser.add_argument("--quick", action="store_true", help="up to 16,384 tokens; nothing written")
     parser.add_argument(
         "--longest", type=int, default=LENGTHS[-1], help="tokens for the real model (default: %(default)s)"

@@ -32,7 +32,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.common.stacks import engine_beside_service, separate_processes
 from bench.step_time.stopwatch import PARTS, Stopwatch
 from radixkv.worker.loading.default_model import resolve_model
@@ -53,9 +53,7 @@ FLOOR_BOUND = 1.5
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.step_time", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("step_time", __doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke test; written only with --json")
     parser.add_argument("--model", default="default", help="Hugging Face id or folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="auto", help="as of radixkv worker (default: auto)")

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common.report import RESULTS_DIR, Report, Summary, Table, summarise
+from bench.common.report import RESULTS_DIR, Report, Summary, Table, bench_parser, summarise
 from bench.tree import measures
 from bench.tree.bars import LONG_LEAF, NUM_LEAVES, SHORT_LEAF, TRACED, bars, leaves_of
 from bench.tree.eviction import measure_eviction, measure_growth
@@ -64,9 +64,7 @@ QUICK = Sizes(1000, 1, 50, 4, 20, 2, 200, 500, 1)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.tree", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("tree", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is written unless --json is given")
     parser.add_argument(
         "--peer",

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common.conversations import WorkloadMissingError, default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Report, Table
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 from bench.waste.memories import Lengths, Memory, Paged, RadixKV, ReserveToMax
 
 __all__ = ["main"]
@@ -118,9 +118,7 @@ def ways(options: argparse.Namespace, requests: Sequence[Lengths]) -> Iterator[t
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.waste", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser("waste", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"every {QUICK_STRIDE}th request; nothing written")
     parser.add_argument("--stride", type=int, help=f"every so many requests (default: {FULL_STRIDE})")
     parser.add_argument("--slots", type=int, default=131_072, help="token slots of the pool (default: %(default)s)")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -31,6 +30,7 @@ from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPo
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.net.channel import Credentials, make_channel
 from radixkv.net.retry import retry_policy, retry_waits_s
+from radixkv.util.closing import Closing
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 from radixkv.wire.errors import error_from_rpc
@@ -51,15 +51,7 @@ from radixkv.wire.values import WORKER_REPORT
 
 __all__ = ["PoolCheck", "RemoteReader", "open_channel"]
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
 def open_channel(address: str, credentials: Credentials | None = None, *, retries: bool = True) -> grpc.Channel:
@@ -81,7 +73,7 @@ class PoolCheck(NamedTuple):
     num_audits: int
 
 
-class RemoteReader:
+class RemoteReader(Closing):
     """A `CacheReader` of one pool of a service, a context manager. Calls may come from any thread.
 
     Args:
@@ -342,14 +334,6 @@ class RemoteReader:
     def close(self) -> None:
         """Close the connection. May be repeated."""
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _call(self, method: Any, request: Any) -> Any:
         try:

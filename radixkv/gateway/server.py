@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 
 import uvicorn
 from fastapi import FastAPI
@@ -114,9 +113,7 @@ class GatewayServer:
             raise UnavailableError(f"the gateway did not start: {self._failure!r}")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def drain(self) -> None:

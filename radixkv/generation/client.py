@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -35,6 +34,7 @@ from radixkv.generation.stream import GenerationStream, Started, StreamItem
 from radixkv.generation.verification import Verification
 from radixkv.net.channel import Credentials, make_channel
 from radixkv.net.retry import retry_policy, retry_waits_s
+from radixkv.util.closing import Closing
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
 from radixkv.wire.errors import error_from_rpc
@@ -44,14 +44,6 @@ __all__ = ["GenerationClient"]
 DEFAULT_TIMEOUT_S = 30.0
 FILE_TIMEOUT_S = 900.0
 """For an export or import as a whole."""
-
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
 
 
 def _as(error: RadixKVError, message: str) -> RadixKVError:
@@ -82,7 +74,7 @@ _STREAM_KINDS = {**_KINDS, grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededEr
 """A stream has no deadline of ours: it is the engine's."""
 
 
-class GenerationClient:
+class GenerationClient(Closing):
     """A `Generator` at an address. Thread-safe.
 
     Args:
@@ -114,7 +106,7 @@ class GenerationClient:
         self._retries = retries
         service = pb.DESCRIPTOR.services_by_name["Generation"]
         retrying = retry_policy(service) if retries else ("grpc.enable_retries", 0)
-        self._channel = make_channel(address, credentials, (*_CHANNEL_OPTIONS, retrying))
+        self._channel = make_channel(address, credentials, (retrying,))
         self._is_closed = threading.Event()
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
@@ -198,14 +190,6 @@ class GenerationClient:
         """Close the connection; open streams end with `UnavailableError`."""
         self._is_closed.set()
         self._channel.close()
-
-    def __enter__(self) -> GenerationClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, method: Any, request: Any) -> Any:
         try:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import NamedTuple
 
 from radixkv.generation.params import SampledToken
+from radixkv.util.closing import Closing
 
 __all__ = [
     "BranchFinished",
@@ -205,7 +205,7 @@ class EventQueue(SimpleQueue[StreamItem]):
         notify()
 
 
-class GenerationStream(Iterator[GenerationEvent]):
+class GenerationStream(Iterator[GenerationEvent], Closing):
     """Events of one generation, in order. One consumer; `close` may come from any thread.
 
     Iterating raises the `RadixKVError` that ended the generation, if any.
@@ -288,14 +288,6 @@ class GenerationStream(Iterator[GenerationEvent]):
         if not self._ended:
             self._ended = True
             self._cancel()
-
-    def __enter__(self) -> GenerationStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

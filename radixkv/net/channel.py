@@ -17,6 +17,13 @@ from radixkv.net.keepalive import client_keepalive
 __all__ = ["Credentials", "make_channel"]
 
 MAX_TOKEN_CHARACTERS = 4096
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +74,14 @@ class Credentials:
 
 
 def make_channel(address: str, credentials: Credentials | None, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-    """A channel to a service; nothing is sent yet.
+    """A channel to a service or worker; nothing is sent yet. `options`: beyond those of every channel.
 
     Raises:
         InvalidArgumentError: an address that cannot be read; a file of the credentials that cannot; a token that would be sent
             in plaintext to another machine.
     """
     where = parse_address(address)
-    options = [*options, *client_keepalive()]
+    options = [*_OPTIONS, *options, *client_keepalive()]
     if credentials is None:
         return grpc.insecure_channel(str(where), options=options)
     if credentials.has_token and not (credentials.is_secure or where.is_own):

@@ -11,15 +11,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
-from types import TracebackType
 
 from radixkv.core.errors import LimitError
+from radixkv.util.closing import Closing
 from radixkv.util.pace import Pace
 
 __all__ = ["Place", "Shares"]
 
 
-class Place:
+class Place(Closing):
     """One held place. Any thread may close it."""
 
     __slots__ = ("_give_back", "_is_held", "_key")
@@ -34,14 +34,6 @@ class Place:
         if self._is_held:
             self._is_held = False
             self._give_back(self._key)
-
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Shares:

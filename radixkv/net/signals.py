@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 __all__ = ["EXIT_INTERRUPTED", "STOP_SIGNALS", "StopSignals", "exit_at_interrupt", "let_the_next_kill"]
@@ -71,9 +71,7 @@ class StopSignals:
         os.set_blocking(self._writing, False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._fd_before is not None:

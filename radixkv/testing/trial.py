@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -209,9 +208,7 @@ class Trial:
             self.soon(self._verify_on(self._worker))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,6 +1,7 @@
 """Helpers that are independent of caches.
 
 calls           blocking calls on threads
+closing         context managers that close themselves
 doorbell        wake-ups of coroutines by another thread
 fair_semaphore  shared places, given in turns
 folders         the cache folder

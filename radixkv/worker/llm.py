@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, cast
 
 from radixkv.core.errors import InvalidArgumentError
@@ -25,6 +24,7 @@ from radixkv.core.tokens import TOKEN_BYTES, TokensLike, num_tokens, unpack_toke
 from radixkv.generation.params import SampledToken, SamplingParams
 from radixkv.generation.request import GenerateParams, Message, Prompt
 from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationStream, Started, Usage
+from radixkv.util.closing import Closing
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.run import Worker, WorkerConfig
 
@@ -76,7 +76,7 @@ class Reply:
         return self.usage.num_cached_tokens
 
 
-class LLM:
+class LLM(Closing):
     """A model in this process, for one thread. Closed by its context, by `close`, or at the end of the process.
 
     Args:
@@ -175,14 +175,6 @@ class LLM:
     def close(self) -> None:
         """Cancel running requests and free the memory. Idempotent."""
         self._close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self, asked: Sequence[tuple[Prompt, bytes]], params: _Params, progress: bool) -> list[Reply]:
         given = params

@@ -12,7 +12,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
@@ -192,9 +191,7 @@ class GenerationServer:
     def __enter__(self) -> GenerationServer:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

@@ -379,6 +379,7 @@ PLANTED_BUGS = (
         (
             "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[penalties]",
             "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[JSON schema]",
+            "integration/engine/test_engine_speculation_draws.py::test_draws_are_as_frequent_as_defined[all at once]",
         ),
     ),
     PlantedBug(
@@ -386,7 +387,10 @@ PLANTED_BUGS = (
         "worker/engine/step.py",
         "sampler_row(draw.branch) for draw in draws]",
         "sampler_row(draw.branch)._replace(position=len(draw.branch.tokens) - draw.depth) for draw in draws]",
-        ("integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[drawn]",),
+        (
+            "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[drawn]",
+            "integration/engine/test_engine_speculation_draws.py::test_draws_are_as_frequent_as_defined[all at once]",
+        ),
     ),
     PlantedBug(
         "a grammar is advanced by a token that was drafted and not drawn",
@@ -411,6 +415,30 @@ PLANTED_BUGS = (
         "_is_shared(generation) and generation.generation_id not in self._cleared",
         "_is_shared(generation)",
         ("integration/engine/test_engine_speculation.py::test_a_reply_that_runs_at_a_clear_is_not_kept",),
+    ),
+    PlantedBug(
+        "replies of before a clear are drafted from",
+        "worker/speculation/sources.py",
+        "            self._take(name)\n",
+        "            pass\n",
+        (
+            "integration/engine/test_engine_speculation.py::test_after_a_clear_nothing_is_drafted_from_what_was_said_before",
+            "integration/engine/test_engine_speculation.py::test_a_reply_that_runs_at_a_clear_is_drafted_from_nothing_that_was_said_before",
+        ),
+    ),
+    PlantedBug(
+        "replies without prefix sharing are drafted from",
+        "worker/speculation/sources.py",
+        "is_kept = _is_shared(generation) and",
+        'is_kept = generation.sampling.speculation == "all" and',
+        ("integration/engine/test_engine_speculation.py::test_a_reply_is_drafted_in_its_namespace_alone",),
+    ),
+    PlantedBug(
+        "requests with fewer sources are drafted from replies",
+        "worker/speculation/sources.py",
+        'generation.sampling.speculation == "all"',
+        'generation.sampling.speculation != "none"',
+        ("integration/engine/test_engine_speculation.py::test_a_request_may_have_fewer_sources_or_none",),
     ),
     PlantedBug(
         "a draft is longer than its branch's room",

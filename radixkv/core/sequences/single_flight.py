@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
@@ -31,6 +32,7 @@ MAX_WAITS = 65_536
 _Intent = tuple[bytes, int, Sequence]  # tokens to be published, order of opening, publisher
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SingleFlight:
     """The intents, watches and untaken notices of one cache.
 
@@ -42,34 +44,18 @@ class SingleFlight:
         num_pending: `Pending` answers so far. num_notices: notices so far, taken or not.
     """
 
-    __slots__ = (
-        "_block_size",
-        "_by_namespace",
-        "_intents",
-        "_max_waits",
-        "_notices",
-        "_num_added",
-        "_num_watches",
-        "_watches",
-        "is_active",
-        "num_notices",
-        "num_pending",
-    )
-
-    def __init__(self, block_size: int, max_waits: int) -> None:
-        self.is_active = False
-        self.num_pending = 0
-        self.num_notices = 0
-        self._block_size = block_size
-        self._max_waits = max_waits
-        self._by_namespace: dict[str, SortedList] = {}
-        self._intents: dict[int, _Intent] = {}  # by sequence id
-        self._watches: dict[
-            int, list[int]
-        ] = {}  # by sequence id: lengths in tokens, sorted, each above the computed tokens
-        self._num_watches = 0
-        self._num_added = 0
-        self._notices: deque[Notice] = deque()
+    _block_size: int
+    _max_waits: int
+    is_active: bool = False
+    num_pending: int = 0
+    num_notices: int = 0
+    _by_namespace: dict[str, SortedList] = field(default_factory=dict)
+    _intents: dict[int, _Intent] = field(default_factory=dict)  # by sequence id
+    _watches: dict[int, list[int]] = field(default_factory=dict)
+    """By sequence id: lengths in tokens, sorted, each above the computed tokens."""
+    _num_watches: int = 0
+    _num_added: int = 0
+    _notices: deque[Notice] = field(default_factory=deque)
 
     def activate(self, sequences: Iterable[Sequence]) -> None:
         """Follow all open and future sequences from now on. O(sequences), once."""

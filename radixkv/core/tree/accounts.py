@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from radixkv.core.eviction import EvictionPolicy, Place, PriorityOrder
 from radixkv.core.nodes.node import Node
@@ -60,6 +61,7 @@ class Partition:
         return self.num_held - self.num_blocks
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class NamespaceAccount:
     """One owner's use of the pool, over all trees of its namespaces.
 
@@ -76,36 +78,22 @@ class NamespaceAccount:
         num_query_tokens, num_hit_tokens: of prompts acquired since it was last empty, and the cached ones of these.
     """
 
-    __slots__ = (
-        "_changed_s",
-        "_clock",
-        "has_quota",
-        "held_block_s",
-        "leaves",
-        "max_sequences",
-        "num_held",
-        "num_hit_tokens",
-        "num_in_use",
-        "num_pinned",
-        "num_query_tokens",
-        "num_sequences",
-        "partition",
-    )
+    partition: Partition
+    _clock: Callable[[], float] = time.monotonic
+    _changed_s: float = 0.0
+    held_block_s: float = 0.0
+    leaves: EvictionPolicy | PriorityOrder = field(init=False)
+    has_quota: bool = False
+    max_sequences: int | None = None
+    num_held: int = 0
+    num_in_use: int = 0
+    num_sequences: int = 0
+    num_query_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_pinned: int = 0
 
-    def __init__(self, partition: Partition, clock: Callable[[], float] = time.monotonic) -> None:
-        self.partition = partition
-        self._clock = clock
-        self._changed_s = 0.0
-        self.held_block_s = 0.0
-        self.leaves: EvictionPolicy | PriorityOrder = partition.policy
-        self.has_quota = False
-        self.max_sequences: int | None = None
-        self.num_held = 0
-        self.num_in_use = 0
-        self.num_sequences = 0
-        self.num_query_tokens = 0
-        self.num_hit_tokens = 0
-        self.num_pinned = 0
+    def __post_init__(self) -> None:
+        self.leaves = self.partition.policy
 
     @property
     def has_priorities(self) -> bool:

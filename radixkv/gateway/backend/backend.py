@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
@@ -150,9 +149,7 @@ class EventStream(AsyncIterator[GenerationEvent]):
     async def __aenter__(self) -> EventStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 

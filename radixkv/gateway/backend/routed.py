@@ -36,6 +36,7 @@ from radixkv.generation.stats import EngineStats, Percentiles, WorkerStats
 from radixkv.generation.stream import Completed, GenerationStream, StreamItem, Usage
 from radixkv.generation.verification import Verification
 from radixkv.routing import Choice, OwnChoices, Refusals, choose
+from radixkv.util.closing import Closing
 
 __all__ = ["RoutedGenerator"]
 
@@ -63,7 +64,7 @@ class _Routed(NamedTuple):
     namespace: str
 
 
-class RoutedGenerator:
+class RoutedGenerator(Closing):
     """A `Generator` over many workers. Thread-safe; `close` it at the end.
 
     Args:
@@ -286,12 +287,6 @@ class RoutedGenerator:
             clients, self._clients = self._clients, {}
         for client in clients.values():
             client.close()
-
-    def __enter__(self) -> RoutedGenerator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- workers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from radixkv.core.tokens import TOKEN_BYTES
@@ -15,35 +16,26 @@ MAX_TOKENS = 1 << 20
 """Of all tenants together, four bytes per token; the oldest requests are dropped first."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Recorded:
     """One generation so far. `num_found`: prompt tokens that were in the cache, once known.
 
     `first_s`, `last_s`: when its first and its latest tokens arrived.
     """
 
-    __slots__ = (
-        "arrival_s",
-        "first_s",
-        "is_kept",
-        "last_s",
-        "max_tokens",
-        "namespace",
-        "num_found",
-        "place",
-        "prompt",
-        "replies",
-    )
+    namespace: str
+    place: str
+    arrival_s: float
+    max_tokens: int
+    prompt: bytes
+    replies: dict[int, array[int]] = field(default_factory=dict)
+    num_found: int | None = None
+    first_s: float = field(init=False)
+    last_s: float = field(init=False)
+    is_kept: bool = True
 
-    def __init__(self, namespace: str, place: str, arrival_s: float, max_tokens: int, prompt: bytes) -> None:
-        self.namespace = namespace
-        self.place = place
-        self.arrival_s = arrival_s
-        self.max_tokens = max_tokens
-        self.prompt = prompt
-        self.replies: dict[int, array[int]] = {}
-        self.num_found: int | None = None
-        self.first_s = self.last_s = arrival_s
-        self.is_kept = True
+    def __post_init__(self) -> None:
+        self.first_s = self.last_s = self.arrival_s
 
     @property
     def num_steps(self) -> int:

@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
@@ -56,6 +56,7 @@ TOO_LONG_FOR_POOL = "prompt + max_tokens"
 _LOG = logging.getLogger("radixkv.gateway")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RequestContext:
     """State of a request from its first byte to the last of its response. The middleware creates and ends it.
 
@@ -70,53 +71,24 @@ class RequestContext:
         let_body_go: called once the worker has the prompt and the body is no longer needed; may be repeated.
     """
 
-    __slots__ = (
-        "_billing",
-        "_constraint",
-        "_generations",
-        "_metrics",
-        "_recording",
-        "_sharing",
-        "_slot",
-        "error_code",
-        "generation_ids",
-        "is_background",
-        "left_out",
-        "let_body_go",
-        "num_cached_tokens",
-        "num_generated_tokens",
-        "num_prompt_tokens",
-        "request_id",
-        "started_s",
-        "tenant",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        metrics: Metrics,
-        recording: Recording,
-        generations: Generations,
-        billing: BillingBook,
-        *,
-        is_background: bool = False,
-    ) -> None:
-        self.request_id = request_id
-        self.is_background = is_background
-        self.started_s = time.perf_counter()
-        self.tenant: Tenant | None = None
-        self._sharing: str | None = None
-        self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
-        self._metrics = metrics
-        self._recording = recording
-        self._generations = generations
-        self._billing = billing
-        self._slot: Slot | SharedSlot | None = None
-        self._constraint: Constraint | None = None
-        self.error_code: str | None = None
-        self.generation_ids: list[str] = []
-        self.left_out: list[str] = []
-        self.let_body_go: Callable[[], None] = lambda: None
+    request_id: str
+    _metrics: Metrics
+    _recording: Recording
+    _generations: Generations
+    _billing: BillingBook
+    is_background: bool = field(default=False, kw_only=True)
+    started_s: float = field(init=False, default_factory=time.perf_counter)
+    tenant: Tenant | None = field(init=False, default=None)
+    _sharing: str | None = field(init=False, default=None)
+    num_prompt_tokens: int = field(init=False, default=0)
+    num_cached_tokens: int = field(init=False, default=0)
+    num_generated_tokens: int = field(init=False, default=0)
+    _slot: Slot | SharedSlot | None = field(init=False, default=None)
+    _constraint: Constraint | None = field(init=False, default=None)
+    error_code: str | None = field(init=False, default=None)
+    generation_ids: list[str] = field(init=False, default_factory=list)
+    left_out: list[str] = field(init=False, default_factory=list)
+    let_body_go: Callable[[], None] = field(init=False, default=lambda: None)
 
     async def admit(self, tenant: Tenant, limits: SharedLimiter) -> None:
         """Count the request against its tenant's limits.
@@ -254,46 +226,22 @@ class RequestContext:
             )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Meter:
     """Counts, times and records one generation."""
 
-    __slots__ = (
-        "_bill",
-        "_context",
-        "_cost",
-        "_generations",
-        "_last_s",
-        "_metrics",
-        "_num_found",
-        "_params",
-        "_recorded",
-        "_recording",
-        "_told",
-        "_transcript",
-    )
-
-    def __init__(
-        self,
-        context: RequestContext,
-        metrics: Metrics,
-        recording: Recording,
-        generations: Generations,
-        params: GenerateParams,
-        transcript: Transcript,
-        bill: Callable[..., None],
-    ) -> None:
-        self._context = context
-        self._bill = bill
-        self._num_found: int | None = None
-        self._metrics = metrics
-        self._recording = recording
-        self._generations = generations
-        self._params = params
-        self._transcript = transcript
-        self._recorded: Recorded | None = None
-        self._told: ToldGeneration | None = None
-        self._cost = GenerationCost()
-        self._last_s: float | None = None
+    _context: RequestContext
+    _metrics: Metrics
+    _recording: Recording
+    _generations: Generations
+    _params: GenerateParams
+    _transcript: Transcript
+    _bill: Callable[..., None]
+    _num_found: int | None = None
+    _recorded: Recorded | None = None
+    _told: ToldGeneration | None = None
+    _cost: GenerationCost = field(default_factory=GenerationCost)
+    _last_s: float | None = None
 
     def watch(self, events: Sequence[GenerationEvent]) -> None:
         context, cost = self._context, self._cost

@@ -26,7 +26,6 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
@@ -35,6 +34,7 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION, STEPS
 from radixkv.gateway.storage.owners import beat
+from radixkv.util.closing import Closing
 from radixkv.util.fair_semaphore import FairSemaphore
 
 __all__ = ["Database", "DatabaseError", "is_in_use"]
@@ -75,7 +75,7 @@ class _Job(NamedTuple):
     answer: Future[Any]
 
 
-class Database:
+class Database(Closing):
     """The database of a gateway. `close` it at the end.
 
     Args:
@@ -163,14 +163,6 @@ class Database:
         for thread in reversed(self._threads):
             thread.close()
         self._unlock()
-
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
@@ -60,6 +60,7 @@ class TranscriptCacheLimits:
             raise InvalidArgumentError("ttl_s", self.ttl_s, "above 0")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Remembered:
     """The token ids of a conversation up to some point.
 
@@ -75,32 +76,16 @@ class Remembered:
         replies: cached replies to this prompt, by key, oldest first.
     """
 
-    __slots__ = (
-        "created_s",
-        "decoded",
-        "is_stored",
-        "is_verified",
-        "key",
-        "namespace",
-        "num_reply",
-        "parent",
-        "replies",
-        "tokens",
-    )
-
-    def __init__(
-        self, namespace: str, key: bytes, parent: Remembered | None, tokens: bytes, num_reply: int, created_s: float
-    ) -> None:
-        self.namespace = namespace
-        self.key = key
-        self.parent = parent
-        self.tokens = tokens
-        self.num_reply = num_reply
-        self.created_s = created_s
-        self.decoded = b""
-        self.is_verified = True
-        self.is_stored = False
-        self.replies: dict[bytes, Remembered] = {}
+    namespace: str
+    key: bytes
+    parent: Remembered | None
+    tokens: bytes
+    num_reply: int
+    created_s: float
+    decoded: bytes = b""
+    is_verified: bool = True
+    is_stored: bool = False
+    replies: dict[bytes, Remembered] = field(default_factory=dict)
 
     @property
     def reply(self) -> bytes:

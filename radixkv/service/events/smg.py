@@ -9,7 +9,7 @@ A subscriber too slow for the kept events is cut off with OUT_OF_RANGE, and may 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Any
 
@@ -41,15 +41,11 @@ class KvEventsServicer:
     Args:
         pools: the pool table.
         followers: the gate of all event subscribers.
-        wall_clock: seconds since 1970.
     """
 
-    def __init__(
-        self, pools: PoolTable, followers: SubscriberGate, wall_clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, pools: PoolTable, followers: SubscriberGate) -> None:
         self._pools = pools
         self._followers = followers
-        self._wall_clock = wall_clock
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The method under each of its names."""
@@ -87,7 +83,7 @@ class KvEventsServicer:
             if stream.has_fallen_behind:
                 message = "this subscriber reads too slowly: what comes next is not kept any more; subscribe again"
                 await context.abort(grpc.StatusCode.OUT_OF_RANGE, message)
-            now_s = self._wall_clock()
+            now_s = time.time()
             for pool, events, has_ended in stream.take():
                 block_size = pool.shape.block_size
                 if has_ended:

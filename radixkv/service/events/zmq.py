@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -83,30 +83,22 @@ class ZmqPublisher:
         config: endpoints, topic, pool, and how many batches are kept.
         pools: the pool table.
         followers: the gate that wakes it at changes.
-        wall_clock: seconds since 1970; makes the numbers of a later publisher higher.
 
     Raises:
         InvalidArgumentError: an endpoint that ZMQ cannot read, or that other machines can reach.
         UnavailableError: an endpoint in use.
     """
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        pools: PoolTable,
-        followers: SubscriberGate,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, config: ServiceConfig, pools: PoolTable, followers: SubscriberGate) -> None:
         for name in ("kv_events_endpoint", "kv_events_replay_endpoint"):
             config.security.check_endpoint(name, getattr(config, name) or "")
         self._pool = one_pool(pools, config.kv_events_pool)
         self._followers = followers
-        self._wall_clock = wall_clock
         self._topic = config.kv_events_topic.encode()
         self._max_kept = config.max_kept_events
         self._is_array = config.kv_events_arrays
         self._encoder = msgspec.msgpack.Encoder()
-        self._next_number = max(1, int(wall_clock() * 1e6))
+        self._next_number = max(1, int(time.time() * 1e6))  # those of a later publisher are higher
         self._kept: deque[bytes] = deque()
         self._num_kept_bytes = 0
         self._events = self._stream()
@@ -183,7 +175,7 @@ class ZmqPublisher:
 
     def _encode(self, structs: list[_Event]) -> bytes:
         shown = [_as_array(struct) for struct in structs] if self._is_array else structs
-        return self._encoder.encode(EventBatch(self._wall_clock(), shown, 0))
+        return self._encoder.encode(EventBatch(time.time(), shown, 0))
 
     @staticmethod
     def _number(number: int) -> bytes:

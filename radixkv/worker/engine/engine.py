@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from radixkv.core.api import DEFAULT_NAMESPACE, BlockTimes, CacheHolder, CacheStats, ClearOp, WorkerLoad
@@ -39,6 +38,7 @@ from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationStream, Started
 from radixkv.generation.verification import Verification
 from radixkv.stores.errors import StoreError
+from radixkv.util.closing import Closing
 from radixkv.worker.engine.loop import EngineLoop, Origin
 from radixkv.worker.engine.prompts import PromptReader
 from radixkv.worker.generations.beam_search import generation_type
@@ -76,7 +76,7 @@ _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Engine:
+class Engine(Closing):
     """Generates for many callers at once on one model and one pool. Any thread may call it; `close` it at the end.
 
     Args:
@@ -97,7 +97,6 @@ class Engine:
         arena: keeps lines in those blocks of the runner's pool that are not the holder's; None: no lines.
         speculation: bounds of drafts, and `sources` of them, None: the usual ones; None: none are made. Not with `overlaps`.
         clock: seconds, monotonic.
-        new_id: source of generation ids.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class Engine:
         speculation: SpeculationSettings | None = None,
         sources: Sequence[DraftSource] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         pool = runner.pool
         self._num_blocks = arena.first_block if arena else pool.num_blocks
@@ -153,7 +151,6 @@ class Engine:
         self._scores = ScoreMemory()  # of the engine's thread
         self._cache_stats = cache_stats
         self._clock = clock
-        self._new_id = new_id
         self._arrivals = itertools.count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._gate = threading.Lock()  # nothing enters the inbox once the engine is closed
@@ -443,14 +440,6 @@ class Engine:
         self._reader.end_grammars()
         self._thread.join()
 
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _start(
         self,
         prompt: History,
@@ -473,7 +462,7 @@ class Engine:
         items = EventQueue(MAX_UNREAD_EVENTS, clock=self._clock)
         now_s = self._clock()
         generation = generation_type(params.sampling)(
-            self._new_id(),
+            uuid.uuid4().hex,
             prompt=tokens,
             arrival=next(self._arrivals),
             namespace=prompt.namespace,

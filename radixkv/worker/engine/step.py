@@ -165,7 +165,6 @@ class BatchStep:
         drawing, sampled = batch.drawing, None if batch.tokens is None else batch.tokens()
         scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
-        self._counters.num_draws += len(drawing)
         if scores is not None:
             self._tell_scores(batch.scored, scores)
         while sampled is not None:
@@ -233,6 +232,7 @@ class BatchStep:
             generation.num_accepted_tokens += is_drafted
             taken = generation.take(branch, token)
             if not is_forced:
+                self._counters.num_draws += not draw.depth
                 self._count(generation, branch.index, now_s, 1)
             if fault := generation.replies[branch.index].fault:
                 self._fail(
@@ -270,6 +270,7 @@ class BatchStep:
             branches = [draw.branch for draw in own]
             num_tokens = generation.take_logits(branches, _rows_of(logits, own), self._scheduler)
             if num_tokens:
+                self._counters.num_draws += num_tokens
                 self._count(generation, 0, now_s, num_tokens)
             if generation.is_complete:
                 generation.choose()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from radixkv.core.api import Retention
 from radixkv.core.tokens import num_tokens, token_array
-from radixkv.generation.params import SampledToken, fresh_seed
+from radixkv.generation.params import SampledToken, SamplingParams, fresh_seed
 from radixkv.generation.prices import Prices
 from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, StreamItem, Usage
@@ -58,6 +58,7 @@ class Terms(NamedTuple):
     pins: tuple[PrefixPin, ...] = ()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Generation:
     """State of a request. Owned by the engine's thread.
 
@@ -76,83 +77,46 @@ class Generation:
         num_drafted_tokens: run before they were drawn. num_accepted_tokens: of these, drawn.
     """
 
-    __slots__ = (
-        "_chosen",
-        "_drew_s",
-        "_told_of_trunk",
-        "_withheld",
-        "adapter",
-        "arrival",
-        "branches",
-        "first_seq_id",
-        "generation_id",
-        "items",
-        "namespace",
-        "num_accepted_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_drafted_tokens",
-        "num_loaded_tokens",
-        "num_prompt_tokens",
-        "pinning",
-        "prices",
-        "prompt",
-        "replies",
-        "rules",
-        "sampling",
-        "scores",
-        "seed",
-        "stored_under",
-        "submitted_s",
-        "terms",
-        "time_to_first_token_s",
-        "trunk_length",
-    )
-
     takes_logits: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        generation_id: str,
-        *,
-        prompt: bytes,
-        arrival: int,
-        namespace: str,
-        rules: ReplyRules,
-        items: SupportsPut,
-        submitted_s: float,
-        adapter: str = "",
-        terms: Terms = Terms(),  # noqa: B008  # immutable
-        scores: PromptScores | None = None,
-        prices: Prices | None = None,
-    ) -> None:
-        self.prices = prices
-        self.generation_id = generation_id
-        self.arrival = arrival
-        self.adapter = adapter
-        self.namespace = namespace
-        self.rules = rules
-        self.sampling = rules.sampling
+    generation_id: str
+    _: KW_ONLY
+    prompt: bytes
+    arrival: int
+    namespace: str
+    rules: ReplyRules
+    items: SupportsPut
+    submitted_s: float
+    adapter: str = ""
+    terms: Terms = Terms()  # noqa: RUF009  # immutable
+    scores: PromptScores | None = None
+    prices: Prices | None = None
+    sampling: SamplingParams = field(init=False)
+    seed: int = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    trunk_length: int = field(init=False)
+    pinning: Pinning = field(init=False)
+    branches: list[Branch] = field(init=False, default_factory=list)
+    replies: list[Reply] = field(init=False, default_factory=list)
+    num_cached_tokens: int | None = field(init=False, default=None)
+    num_loaded_tokens: int = field(init=False, default=0)
+    first_seq_id: int = field(init=False, default=0)
+    stored_under: bytes = field(init=False, default=b"")
+    num_computed_tokens: int = field(init=False, default=0)
+    num_drafted_tokens: int = field(init=False, default=0)
+    num_accepted_tokens: int = field(init=False, default=0)
+    time_to_first_token_s: float | None = field(init=False, default=None)
+    _drew_s: dict[int, float] = field(init=False, default_factory=dict)
+    _withheld: dict[int, list[Delta | BranchFinished]] = field(init=False, default_factory=dict)
+    _told_of_trunk: list[SampledToken] = field(init=False, default_factory=list)
+    _chosen: Sequence[bytes] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.sampling = self.rules.sampling
         self.seed = fresh_seed() if self.sampling.seed is None else self.sampling.seed
-        self.items = items
-        self.submitted_s = submitted_s
-        self.terms = terms
-        self.prompt = prompt
-        self.num_prompt_tokens = num_tokens(prompt)
+        self.num_prompt_tokens = num_tokens(self.prompt)
         self.trunk_length = self.num_prompt_tokens + len(self.sampling.forced_token_ids)
-        self.pinning = Pinning(terms.pins)
-        self.scores = scores
-        self.branches: list[Branch] = []
-        self.replies: list[Reply] = []
-        self.num_cached_tokens: int | None = None
-        self.num_loaded_tokens = self.first_seq_id = 0
-        self.stored_under = b""
-        self.num_computed_tokens = self.num_drafted_tokens = self.num_accepted_tokens = 0
-        self.time_to_first_token_s: float | None = None
-        self._drew_s: dict[int, float] = {}
-        self._withheld: dict[int, list[Delta | BranchFinished]] = {}
-        self._told_of_trunk: list[SampledToken] = []
-        self._chosen: Sequence[bytes] | None = None
+        self.pinning = Pinning(self.terms.pins)
 
     # -- branches
 

@@ -128,14 +128,15 @@ class Drafter:
         """A request has ended, however."""
         for branch in generation.branches:
             self._last.pop(branch, None)
-        if not generation.takes_logits:
+        if _may_draft(generation):
             for source in self._sources:
                 source.ended(generation)
 
     def clear(self, namespace: str, running: Iterable[Generation]) -> None:
         """Forget the replies of a namespace, also those of the running requests at their end."""
+        drafted = list(filter(_may_draft, running))
         for source in self._sources:
-            source.clear(namespace, running)
+            source.clear(namespace, drafted)
 
     def _rests(self, num_rows: int) -> bool:
         """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""
@@ -144,11 +145,8 @@ class Drafter:
 
     def _limit(self, branch: Branch) -> int:
         """Most tokens that may be drafted for a branch."""
-        generation = branch.generation
-        is_drawing = not generation.takes_logits and len(branch.tokens) > generation.trunk_length
-        if generation.sampling.speculation == "none":
-            return 0
-        if not is_drawing or branch.is_line or branch.starved or generation.adapter or branch.siblings:
+        is_drawing = len(branch.tokens) > branch.generation.trunk_length
+        if not (is_drawing and _may_draft(branch.generation)) or branch.is_line or branch.starved or branch.siblings:
             return 0
         return min(self._settings.num_tokens, branch.room - len(branch.tokens))
 
@@ -196,6 +194,11 @@ class Drafter:
             numbers.append(max(0, min(budget, len(found.draft.tokens))))
             budget -= numbers[-1]
         return numbers
+
+
+def _may_draft(generation: Generation) -> bool:
+    """Whether any of its branches ever drafts."""
+    return not generation.takes_logits and not generation.adapter and generation.sampling.speculation != "none"
 
 
 def _is_same(pair: tuple[int, int]) -> bool:

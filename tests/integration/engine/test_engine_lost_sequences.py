@@ -9,11 +9,13 @@ from functools import partial
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
+from drafts import LyingSource
 
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.core.tokens import unpack_tokens
-from radixkv.testing.hash_model import HashRunner, generate
+from radixkv.testing.hash_model import VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import SpeculationSettings
 
 
 class ForgetfulCache(LateCache):
@@ -52,13 +54,17 @@ def _same(cache: LateCache) -> LateCache:
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_whatever_sequences_are_lost_every_reply_is_right(preemption: str, overlaps: bool) -> None:
-    num_lost = num_saved = 0
+    num_lost = num_saved = num_accepted = 0
     for seed in range(40):
         rng = random.Random(seed)
         num_blocks, block_size = rng.choice([(6, 4), (12, 4), (9, 2), (40, 4)])
         limits = SchedulerLimits(chunk_tokens=rng.choice([2, 8]), preemption=preemption, swap_blocks=8)
         cache = ForgetfulCache(num_blocks, block_size, rng)
-        desk = Desk(cache, HashRunner(num_blocks, block_size), limits, overlaps=overlaps)
+        source = LyingSource(lambda branch: generate(list(branch.tokens), 20), 0.2, VOCAB_SIZE + 3, seed)
+        drafts = {"speculation": SpeculationSettings(num_tokens=5, always=True), "sources": [source]}
+        is_drafted = seed % 2 and not overlaps
+        runner = HashRunner(num_blocks, block_size)
+        desk = Desk(cache, runner, limits, overlaps=overlaps, **(drafts if is_drafted else {}))
         shape = num_blocks * block_size
         for _ in range(rng.randint(2, 6)):
             prompt = [1] * rng.randint(1, shape // 3) + [rng.randrange(1, 4) for _ in range(rng.randrange(3))]
@@ -67,6 +73,7 @@ def test_whatever_sequences_are_lost_every_reply_is_right(preemption: str, overl
             advance(desk, partial(_same, cache), rng)
         num_lost += cache.num_lost
         num_saved += desk.loop.stats().num_saved_blocks
+        num_accepted += sum(desk.loop.stats().accepted_tokens.values())
         for generation in desk.generations:
             expected = generate(unpack_tokens(generation.prompt), generation.sampling.max_tokens)
             assert take(generation) == dict.fromkeys(range(generation.sampling.n), expected)
@@ -77,3 +84,4 @@ def test_whatever_sequences_are_lost_every_reply_is_right(preemption: str, overl
         assert cache.stats().num_sequences == 0
     assert num_lost > 100
     assert (num_saved > 0) is (preemption == "swap")
+    assert (num_accepted > 100) is not overlaps

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 from desk import Desk, LateCache, advance, greedy, take
+from drafts import LyingSource
 from torch import Tensor
 
 from radixkv import PrefixCache, UnavailableError, pack_tokens
@@ -22,6 +23,7 @@ from radixkv.worker.generations.generation import Generation
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.scheduling.arena import Arena
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import SpeculationSettings
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -163,7 +165,9 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
 
     limits = SchedulerLimits(rng.choice([2, 32]), rng.choice([4, 32]), rng.choice([2, 8]))
     runner = HashRunner(num_blocks * (1 + num_lines), block_size)
-    desk = Desk(current, runner, limits, reattach=reattach, arena=arena)
+    source = LyingSource(lambda branch: generate(list(branch.tokens), 20), rng.choice([0.0, 0.3]), VOCAB_SIZE + 3, seed)
+    drafts = {"speculation": SpeculationSettings(num_tokens=5, always=True), "sources": [source]} if seed % 3 else {}
+    desk = Desk(current, runner, limits, reattach=reattach, arena=arena, **drafts)
     loses = seed % 2 == 0
     wanted: list[tuple[Generation, dict[int, list[int]]]] = []
     for _ in range(12):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 from answers import collect, start_together
 from byte_model import EOS, VOCAB_SIZE, save_byte_model
+from drafted_streams import assert_same, cases, told, uncached
 from drafts import LyingSource
 from tiny_models import save_wide
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError, QuotaError
-from radixkv.generation.params import Grammar, SamplingParams
+from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
-from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationStream, PromptLogprobs
+from radixkv.generation.stream import BranchFinished, Delta
 from radixkv.kernels.runtime.native_build import native_library
 from radixkv.testing import hash_model
 from radixkv.testing.hash_model import HashRunner
@@ -29,59 +30,14 @@ from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.speculation.comparison import rows_agree
 from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import Draft, Source
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 256
 PROMPT = "one two three one two three one two "
 ALWAYS = SpeculationSettings(always=True)
 LIES = {"true": 0.0, "nearly true": 0.1, "half true": 0.5, "wrong": 1.0}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}
 
-DRAWN = SamplingParams(max_tokens=40, temperature=0.8, seed=7, ignore_eos=True)
-CASES: dict[str, SamplingParams] = {
-    "greedy": SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
-    "drawn": DRAWN,
-    "hot": replace(DRAWN, temperature=1.2, top_k=40),
-    "nucleus": replace(DRAWN, top_p=0.8, min_p=0.02),
-    "several": replace(DRAWN, n=4),
-    "ranked": replace(DRAWN, n=2, best_of=4),
-    "penalties": replace(DRAWN, presence_penalty=1.0, frequency_penalty=0.5),
-    "repetition": replace(DRAWN, temperature=0, repetition_penalty=1.3),
-    "bias": replace(DRAWN, logit_bias={65: 3.0, 66: -5.0}),
-    "bad words": replace(DRAWN, temperature=0, bad_words=("a", "b", "e")),
-    "allowed": replace(DRAWN, allowed_token_ids=tuple(range(40, 120))),
-    "log probabilities": replace(DRAWN, logprobs=5, n=2),
-    "scored prompt": replace(DRAWN, logprobs=1, prompt_logprobs=2),
-    "forced": replace(DRAWN, forced_token_ids=(65, 66, 67), logprobs=2, n=2),
-    "end of reply": replace(DRAWN, ignore_eos=False, logit_bias={EOS: 3.5}, max_tokens=60),
-    "min tokens": replace(DRAWN, ignore_eos=False, logit_bias={EOS: 20.0}, min_tokens=17),
-    "stop token": replace(DRAWN, stop_token_ids=tuple(range(97, 105)), include_stop=True),
-    "JSON schema": replace(DRAWN, grammar=Grammar("json_schema", json.dumps(SCHEMA)), ignore_eos=False, max_tokens=60),
-    "expression": replace(DRAWN, grammar=Grammar("regex", "(ab|cd)*[0-9]{5}"), ignore_eos=False, max_tokens=60),
-    "beams": SamplingParams(max_tokens=12, num_beams=3, n=2, ignore_eos=True),
-}
-
-
-class Told(NamedTuple):
-    """Events of each branch, in order, and the other numbers of the usage."""
-
-    events: dict[int, list[Any]]
-    scores: list[PromptLogprobs]
-    usage: tuple[int, ...]
-    num_accepted: int
-
-
-def told(stream: GenerationStream) -> Told:
-    events: dict[int, list[Any]] = {}
-    scores: list[PromptLogprobs] = []
-    for event in stream:
-        if isinstance(event, (Delta, BranchFinished)):
-            events.setdefault(event.branch, []).append(event)
-        elif isinstance(event, PromptLogprobs):
-            scores.append(event)
-        elif isinstance(event, Completed):
-            usage = event.usage
-    numbers = (usage.num_prompt_tokens, usage.num_generated_tokens, usage.num_cached_tokens, usage.num_computed_tokens)
-    return Told(events, scores, numbers, usage.num_accepted_tokens)
+CASES = cases(EOS)
 
 
 class Stack(NamedTuple):
@@ -149,24 +105,6 @@ def test_streams_are_the_same_event_by_event(stack: Stack, name: str) -> None:
             assert found.num_accepted > 0
     assert_same(told(stack.usual.generate(params)), expected)
     assert_same(told(stack.usual.generate(params)), again)
-
-
-def uncached(told_: Told) -> Told:
-    """The same where the cache held nothing of the prompt."""
-
-    def without(event: Any) -> Any:
-        return replace(event, num_cached_tokens=None) if isinstance(event, Delta) else event
-
-    return told_._replace(
-        events={branch: [without(event) for event in events] for branch, events in told_.events.items()}
-    )
-
-
-def assert_same(found: Told, expected: Told) -> None:
-    for branch, events in expected.events.items():
-        assert found.events[branch] == events
-    assert found.usage == expected.usage
-    assert found.scores == expected.scores
 
 
 @pytest.mark.parametrize("length", range(1, 20))
@@ -316,14 +254,68 @@ def test_drafts_take_fewer_steps_and_the_same_positions_count() -> None:
     assert sum(figures[1].drafted_by_depth) == sum(figures[1].drafted_tokens.values())
 
 
-def test_usage_tells_accepted_and_rejected_guesses() -> None:
-    engine, _ = hashing(1.0)
+def test_figures_are_those_of_a_count_from_outside() -> None:
+    engine, runner = hashing(0.3, num_blocks=256)
+    plain = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    drafted = [plain, replace(plain, n=3), replace(plain, stop_token_ids=(7, 9)), replace(plain, logprobs=2)]
+    apart = [replace(plain, max_tokens=6, num_beams=3), replace(plain, forced_token_ids=(5, 6, 7), logprobs=0)]
+    num_drafted = num_accepted = num_draws = num_tokens = num_rejected = 0
     with engine:
-        sampling = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        usage = collect(engine.generate(GenerateParams(token_ids=[4, 5], sampling=sampling))).usage
-        stats = engine.stats().engine
-    assert usage.num_accepted_tokens == sum(stats.accepted_tokens.values())
-    assert usage.num_rejected_tokens == sum(stats.drafted_tokens.values()) - usage.num_accepted_tokens > 0
+        for number, sampling in enumerate([*drafted, *(replace(one, speculation="none") for one in apart)]):
+            runner.rows.clear()
+            answers = collect(engine.generate(GenerateParams(token_ids=[number], sampling=sampling)))
+            told_tokens = sum(len(branch.tokens) for branch in answers.branches)
+            if sampling in drafted:
+                num_drafted += sum(end - start - 1 for start, end in runner.rows if start)
+                num_draws += sum(start > 0 for start, _ in runner.rows) + sampling.n
+                num_tokens += told_tokens
+            num_accepted += answers.usage.num_accepted_tokens
+            num_rejected += answers.usage.num_rejected_tokens
+            if number == len(drafted) - 1:
+                stats = engine.stats().engine
+        rest = engine.stats().engine
+    assert (stats.num_draws, stats.num_generated_tokens) == (num_draws, num_tokens)
+    assert num_accepted + num_rejected == num_drafted > num_accepted > 50
+    assert stats.drafted_tokens == {"own": num_drafted}
+    assert stats.accepted_tokens == {"own": num_accepted}
+    assert sum(stats.drafted_by_depth) == num_drafted
+    assert sum(stats.accepted_by_depth) == num_accepted
+    assert rest.num_draws - stats.num_draws == rest.num_generated_tokens - stats.num_generated_tokens > 6, "one a step"
+
+
+class SameLie(LyingSource):
+    """Drafts one lie, however long, after none, one or two tokens of the truth."""
+
+    def __init__(self, lie: list[int]) -> None:
+        super().__init__(oracle, 0.0, 1)
+        self._lie = lie
+
+    def find(self, branch: Branch, limit: int) -> Draft:  # noqa: ARG002
+        return Draft(Source.OWN, 3, [*oracle(branch)[: len(branch.tokens) % 3], *self._lie])
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        [hash_model.EOS] * 8,
+        [hash_model.VOCAB_SIZE - 1, hash_model.VOCAB_SIZE, 1, 2],
+        [2**32 - 1] * 4,
+        [1] * 1000,
+        [],
+    ],
+    ids=["ends of a reply", "no token at its end", "no token at all", "longer than any room", "nothing"],
+)
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_a_source_that_always_lies_changes_no_reply(lie: list[int], ignore_eos: bool) -> None:
+    engine, runner = hashing(0.0, num_blocks=64, sources=[SameLie(lie)])
+    with engine:
+        for first in range(4):
+            sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=ignore_eos)
+            found = collect(engine.generate(GenerateParams(token_ids=[first, 2], sampling=sampling)))
+            expected = hash_model.generate([first, 2], 30, None if ignore_eos else hash_model.EOS)
+            assert found.branches[0].tokens == expected
+        engine.call(lambda cache: cache.check())
+    assert max(end for _, end in runner.rows) <= 2 + 30 - 1, "the last token of a reply is never run"
 
 
 def recent(engine: Engine) -> int:
@@ -341,6 +333,8 @@ def test_a_reply_is_drafted_in_its_namespace_alone() -> None:
         ask(engine, [1, 2, 3], namespace="another")
         ask(engine, [1, 2, 3], namespace="one", cache_salt="salt")
         ask(engine, [1, 2, 3], namespace="one", sharing="off")
+        ask(engine, [1, 2, 3], namespace="third", sharing="off")
+        ask(engine, [1, 2, 3], namespace="third")
         assert recent(engine) == 0
         ask(engine, [1, 2, 3], namespace="one")
         assert recent(engine) > 0
@@ -398,6 +392,27 @@ def test_a_reply_that_runs_at_a_clear_is_not_kept() -> None:
         assert recent(engine) == 0
 
 
+def test_a_reply_that_runs_at_a_clear_is_drafted_from_nothing_that_was_said_before() -> None:
+    engine, runner = hashing(
+        0.0, num_blocks=256, sources=None, speculation=SpeculationSettings(num_tokens=4, always=True)
+    )
+    with engine:
+        for namespace in ("one", "other"):
+            ask(engine, [1, 2, 3], 60, namespace=namespace)
+        runner.gate.close_after(4)
+        sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        streams = [
+            engine.generate(GenerateParams(token_ids=[1, 2, 3], sampling=sampling, namespace=namespace))
+            for namespace in ("one", "other")
+        ]
+        while runner.gate.is_open:
+            time.sleep(0.001)
+        engine.erase("one")  # is read before the batch after the next
+        runner.gate.open()
+        used = [collect(stream).usage.num_accepted_tokens for stream in streams]
+        assert used[0] <= 4 * 4 < 40 < used[1]
+
+
 def test_a_full_pool_and_a_quota_end_drafts_and_not_replies() -> None:
     engine, _ = hashing(0.0, num_blocks=9)
     with engine:
@@ -429,3 +444,17 @@ def test_limits_hold_with_drafts() -> None:
         for at, stream in enumerate(start_together(engine, asked), start=1):
             assert collect(stream).branches[0].tokens == hash_model.generate([at, 2], 30)
         assert max(end - start for start, end in runner.rows) <= 8
+
+
+def test_a_reply_ends_at_the_longest_sequence_in_the_middle_of_a_draft() -> None:
+    for length in range(20, 26):
+        runner = HashRunner(64, 4, max_model_len=length)
+        source = LyingSource(oracle, 0.0, hash_model.VOCAB_SIZE)
+        replies = []
+        options: dict[str, Any] = {"speculation": ALWAYS, "sources": [source]}
+        for drafts in ({}, options):
+            with Engine(runner, PrefixCache(64, 4), **drafts) as engine:
+                replies.append(ask(engine, [1, 2, 3], 60))
+        assert replies[0] == replies[1] == hash_model.generate([1, 2, 3], len(replies[0]))
+        assert len(replies[0]) < 60
+        assert max(end for _, end in runner.rows) < length

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from drafts import LyingSource
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from radixkv import PrefixCache, UnavailableError, pack_tokens
@@ -32,6 +33,8 @@ from radixkv.generation.stream import (
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import DraftSource
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
 PROMPT = [1, 2, 3, 4, 5]
@@ -40,9 +43,11 @@ PROMPT = [1, 2, 3, 4, 5]
 class Life:
     """One life of a worker at an address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, drafts: Sequence[DraftSource] | None = None) -> None:
         self.runner = HashRunner(NUM_BLOCKS, BLOCK_SIZE)
-        self.engine = Engine(self.runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE))
+        speculation = SpeculationSettings(num_tokens=2, always=True) if drafts else None
+        cache = PrefixCache(NUM_BLOCKS, BLOCK_SIZE)
+        self.engine = Engine(self.runner, cache, speculation=speculation, sources=drafts)
         self.server = GenerationServer(self.engine, address).start()
 
     def end(self) -> None:
@@ -52,8 +57,8 @@ class Life:
 
 
 @contextmanager
-def live(address: str) -> Iterator[Life]:
-    life = Life(address)
+def live(address: str, drafts: Sequence[DraftSource] | None = None) -> Iterator[Life]:
+    life = Life(address, drafts)
     try:
         yield life
     finally:
@@ -96,16 +101,19 @@ def undisturbed(address: str, params: GenerateParams) -> list[GenerationEvent]:
         {"stop_token_ids": (11, 12, 13), "min_tokens": 12},
     ],
 )
-@pytest.mark.parametrize("num_forwards", [1, 2, 9])
+@pytest.mark.parametrize(("num_forwards", "is_drafted"), [(1, False), (2, False), (9, False), (2, True), (4, True)])
 def test_a_generation_goes_on_with_the_next_worker_to_the_same_tokens(
-    sampling: dict[str, Any], num_forwards: int, tmp_path: Path
+    sampling: dict[str, Any], num_forwards: int, is_drafted: bool, tmp_path: Path
 ) -> None:
     address = f"unix:{tmp_path}/worker"
     params = request(**sampling)
     expected = undisturbed(address, params)
+    said = replies(expected, params.sampling.n)
+    source = LyingSource(lambda branch: said[branch.index % len(said)][len(branch.tokens) - len(PROMPT) :], 0.3, 40)
+    drafts = [source] if is_drafted else None
 
     async def use(stack: ExitStack) -> list[GenerationEvent]:
-        first = Life(address)
+        first = Life(address, drafts)
         first.runner.gate.close_after(num_forwards)
         with GenerationClient(address, retries=False) as client:
             backend = Backend(client, patience_s=30)
@@ -114,7 +122,7 @@ def test_a_generation_goes_on_with_the_next_worker_to_the_same_tokens(
                 while first.runner.gate.is_open:
                     await asyncio.sleep(0.01)
                 await asyncio.to_thread(first.end)
-                stack.enter_context(live(address))
+                stack.enter_context(live(address, drafts))
                 async for event in stream:
                     events.append(event)
             backend.close()

@@ -83,6 +83,8 @@ class Desk:
             num_remembered=16,
             overlaps=options.get("overlaps", False),
             arena=arena,
+            speculation=options.get("speculation"),
+            sources=options.get("sources"),
         )
         self.generations: list[Generation] = []
 

@@ -120,7 +120,8 @@ def test_preempted_replies_are_those_of_a_request_alone(model: Model, alone: lis
 
 
 @pytest.mark.parametrize("lies", [0.0, 0.4])
-def test_drafts_change_no_bit(model: Model, alone: list[Any], lies: float) -> None:
+@pytest.mark.parametrize(("num_blocks", "preemption"), [(200, "recompute"), (36, "recompute"), (36, "swap")])
+def test_drafts_change_no_bit(model: Model, alone: list[Any], lies: float, num_blocks: int, preemption: str) -> None:
     known = {
         (pack_tokens(params.token_ids or ()), index): tokens
         for params, branches in zip(requests(), alone, strict=True)
@@ -136,7 +137,9 @@ def test_drafts_change_no_bit(model: Model, alone: list[Any], lies: float) -> No
         "speculation": SpeculationSettings(num_tokens=5, always=True),
         "sources": [LyingSource(knows, lies, VOCAB_SIZE)],
     }
-    with engine(model, 200, **drafts) as drafted:
+    with engine(model, num_blocks, preemption, **drafts) as drafted:
         streams = start_together(drafted, requests())
         assert [told(collect(stream)) for stream in streams] == alone
-        assert sum(drafted.stats().engine.accepted_tokens.values()) > 50
+        stats = drafted.stats().engine
+    assert sum(stats.accepted_tokens.values()) > 50
+    assert (stats.num_preemptions > 0) is (num_blocks == 36)

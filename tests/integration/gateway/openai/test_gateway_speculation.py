@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ TENANTS = """
 name = "all"
 keys = ["{all}"]
 [[tenant]]
+name = "another"
+keys = ["{another}"]
+[[tenant]]
 name = "own"
 speculation = "own"
 keys = ["{own}"]
@@ -36,7 +40,9 @@ keys = ["{none}"]
 def server(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(
-        TENANTS.format(**{name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "own", "none")})
+        TENANTS.format(
+            **{name: hashlib.sha256(name.encode()).hexdigest() for name in ("all", "another", "own", "none")}
+        )
     )
     config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, keys_file=keys)
     with (
@@ -65,6 +71,34 @@ def test_a_reply_that_comes_again_is_guessed_where_the_tenant_lets_it_and_stays_
     assert len(texts) == 1
     assert accepted["all"][0] > accepted["own"][0]
     assert accepted["none"] == (0, 0)
+
+
+def test_what_one_tenant_has_had_said_is_guessed_for_no_other(server: GatewayServer) -> None:
+    first, again, others = (ask(server, key, seed=5) for key in ("all", "all", "another"))
+    assert others.json()["choices"] == first.json()["choices"] == again.json()["choices"]
+    assert guesses(others) == guesses(first) != guesses(again)
+
+
+def test_metrics_and_usage_count_the_same(server: GatewayServer) -> None:
+    def counters() -> Counter[str]:
+        """Of all labels."""
+        found = Counter[str]()
+        for line in httpx.get(f"http://{server.address}/metrics", timeout=60).text.splitlines():
+            if line.startswith("radixkv:"):
+                found[line.partition("_total")[0].removeprefix("radixkv:")] += float(line.rpartition(" ")[2])  # type: ignore[assignment]
+        return found
+
+    before = counters()
+    answers = [ask(server, key, seed=seed) for key in ("all", "own", "none") for seed in (6, 6, 7)]
+    told = counters()
+    told.subtract(before)
+    num_tokens = sum(answer.json()["usage"]["completion_tokens"] for answer in answers)
+    num_accepted, num_rejected = map(sum, zip(*map(guesses, answers), strict=True))
+    assert told["accepted_draft_tokens"] == told["accepted_draft_tokens_by_depth"] == num_accepted > 0
+    assert told["draft_tokens"] == told["draft_tokens_by_depth"] == num_accepted + num_rejected
+    assert told["generation_tokens"] == num_tokens
+    num_at_ends = told["decode_draws"] + num_accepted - num_tokens  # guesses that came true and ended their reply
+    assert 0 <= num_at_ends <= len(answers)
 
 
 def test_a_request_may_do_without(server: GatewayServer) -> None:

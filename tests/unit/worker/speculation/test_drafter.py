@@ -17,6 +17,7 @@ from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.speculation.drafter import Drafter
 from radixkv.worker.speculation.settings import SpeculationSettings
+from radixkv.worker.speculation.sources import RecentReplies
 
 Cost = Callable[[int], float]
 
@@ -149,6 +150,22 @@ def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
             branch.tokens.append(step % 40 + 5)
         drafter.finished()
     assert 8 * 200 / 8 <= num_looks < 8 * 200 / 4
+
+
+@pytest.mark.parametrize("field", ["takes_logits", "adapter"])
+def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, prompt, reply = RecentReplies(1 << 20), list(range(20)), list(range(20, 60))
+    drafter = Drafter(SpeculationSettings(), vocab_size=100, block_size=16, counters=EngineCounters(), sources=[source])
+    apart, drawing = (a_branch(prompt, reply).generation for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Generation if field == "takes_logits" else apart, field, "sql")
+        drafter.clear("default", [apart])
+        drafter.ended(apart)
+    assert source.size_bytes == 0
+    drafter.ended(drawing)  # of the same id, which nothing remembers
+    assert source.find(a_branch(prompt, reply[:5]), 4) is not None
 
 
 def test_nothing_is_drafted_beside_a_prompt() -> None:

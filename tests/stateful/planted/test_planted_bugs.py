@@ -18,7 +18,7 @@ import pytest
 
 import radixkv
 
-from .planted import ALL_BUGS, PlantedBug
+from . import ALL_BUGS, PlantedBug
 
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2

@@ -1,6 +1,6 @@
 """Runs the machine, and the pairs of `neighbours`, over whichever radixkv lies in the working folder; whether they find a bug.
 
-python -m stateful.hunt MAX_EXAMPLES      prints `found: ...`, or `survived` after so many examples
+python -m stateful.planted.hunt MAX_EXAMPLES      prints `found: ...`, or `survived` after so many examples
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import radixkv
 
-from .neighbours import check_neighbour
-from .test_in_process import InProcessMachine
+from ..neighbours import check_neighbour
+from ..test_in_process import InProcessMachine
 
 NUM_STREAMS = 4
 """What a stream of draws meets is chance, and changes with each version of Hypothesis: what one misses the next may meet."""

@@ -14,7 +14,7 @@ import pytest
 from simulation.planted_bugs import PlantedBug
 from simulation.test_planted_bugs import copy_package, plant
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 
 PLANTED_RESTARTS = (
     PlantedBug(
