@@ -346,6 +346,8 @@ def test_an_answer_of_any_worker_is_the_routers_and_so_is_its_error(
                 call(routed)
     again = Prompt(messages=[{"role": "assistant", "content": ""}], continue_final_message=True)
     assert routed.tokenize(again, pack_tokens([4, 5])) == pack_tokens([4, 5]), "nothing is to be asked"
+    asks = GenerateParams(messages=again.messages, continue_final_message=True, history=pack_tokens([4, 5]))
+    assert routed._as_ids(asks).params.goes_on_from_text, "its first tokens are decoded with those before them"
 
 
 def test_services_whose_addresses_are_gone_are_asked_no_more(
