@@ -33,7 +33,8 @@ import psutil
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile
 from bench.faults.asker import Done, Ledger
-from bench.faults.run import KILL, LONG, SHORT, Fault, Injury, end_clients, inspect, record, start_clients, strike
+from bench.faults.fault import KILL, LONG, SHORT, Fault
+from bench.faults.run import Injury, end_clients, inspect, record, start_clients, strike
 from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.faults.typewriter import save_typewriter
 from radixkv.generation.client import GenerationClient
@@ -156,9 +157,9 @@ class Soaked(NamedTuple):
 def run(stack: Stack, options: argparse.Namespace) -> Soaked:
     """Run load and faults until the time is over, then compare the books."""
     answers = record(stack)
-    with httpx.Client(base_url=stack.url) as http:
+    with httpx.Client(base_url=stack.urls[0]) as http:
         num_counted = _count_requests(http)
-    with GenerationClient(stack.worker_b) as client:
+    with GenerationClient(stack.worker) as client:
         num_drawn = client.stats().engine.num_generated_tokens
     ledger, source = Ledger(), random.Random(options.seed)
     sampler, clients = Sampler(stack), start_clients(stack, answers, ledger)
@@ -195,7 +196,7 @@ def _books(
     """Pairs of figures that must be equal. `num_counted`, `num_drawn`: counts from before the clients started."""
     killed_s = [injury.at_s for injury in injuries if injury.fault == (WORKER_B, KILL)]
     heard = [each.num_tokens for each in ledger.heard if not killed_s or each.taken_s > killed_s[-1] + 0.5]
-    with GenerationClient(stack.worker_b) as client, httpx.Client(base_url=stack.url) as http:
+    with GenerationClient(stack.worker) as client, httpx.Client(base_url=stack.urls[0]) as http:
         num_drawn = client.stats().engine.num_generated_tokens - (0 if killed_s else num_drawn)
         num_counted = _count_requests(http) - num_counted
     return {

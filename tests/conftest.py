@@ -76,7 +76,8 @@ def postgres() -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="radixkv-postgres-") as folder:
         server = PostgresServer(Path(folder) / "server")
         with pytest.MonkeyPatch.context() as patch:  # a busy machine is no server that does not answer
-            patch.setattr("radixkv.gateway.storage.database.ANSWER_S", 300.0)
+            for patience in ("database.ANSWER_S", "database.PATIENCE_S", "transcript_cache.LOOK_UP_S"):
+                patch.setattr(f"radixkv.gateway.storage.{patience}", 300.0)
             yield server
         server.stop(signal.SIGQUIT)
 

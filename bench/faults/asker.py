@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -133,18 +133,22 @@ class Ledger:
 
 
 class Asker:
-    """One client's connections, and its retries: with growing pauses, until it gives up.
+    """One client's connections, and its retries: with growing pauses, until it gives up. Gateways are asked in turn.
 
     Args:
-        url: of the gateway.
+        urls: of the gateways.
         worker: address of a worker.
         ledger: of all tries.
         number: of the client.
         is_stopped: whether to give up between two tries.
     """
 
-    def __init__(self, url: str, worker: str, ledger: Ledger, number: int, is_stopped: Callable[[], bool]) -> None:
-        self.http = httpx.Client(base_url=url, timeout=httpx.Timeout(_SILENCE_S, connect=5.0))
+    def __init__(
+        self, urls: Sequence[str], worker: str, ledger: Ledger, number: int, is_stopped: Callable[[], bool]
+    ) -> None:
+        timeout = httpx.Timeout(_SILENCE_S, connect=5.0)
+        self._gateways = [httpx.Client(base_url=url, timeout=timeout) for url in urls]
+        self._turn = number
         self.worker = GenerationClient(worker)
         self.ledger = ledger
         self.number = number
@@ -153,8 +157,14 @@ class Asker:
 
     def close(self) -> None:
         """Close the connections."""
-        self.http.close()
+        for gateway in self._gateways:
+            gateway.close()
         self.worker.close()
+
+    @property
+    def num_gateways(self) -> int:
+        """Where there are several, what one begins another ends."""
+        return len(self._gateways)
 
     def retry(self, route: str, attempt: Callable[[], _Answer], *, counts: bool = True) -> _Answer:
         """The result of the first successful try. `counts`: whether the ledger counts it as a request.
@@ -186,17 +196,15 @@ class Asker:
 
     def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """One try of a request with a JSON response."""
-        self.ledger.sent()
         with _transport():
-            response = self.http.request(method, path, json=body)
+            response = self._next_gateway().request(method, path, json=body)
         _check(response)
         answer: dict[str, Any] = response.json() if response.content else {}
         return answer
 
     def stream(self, path: str, body: Any, leave_after: int | None = None) -> Iterator[dict[str, Any]]:
         """One try of a streamed chat completion: its chunks. `leave_after`: hang up after so many."""
-        self.ledger.sent()
-        with _transport(), self.http.stream("POST", path, json={**body, "stream": True}) as response:
+        with _transport(), self._next_gateway().stream("POST", path, json={**body, "stream": True}) as response:
             if response.status_code != 200:
                 response.read()
                 _check(response)
@@ -215,13 +223,40 @@ class Asker:
                     return
             raise TryAgainError("a stream broke off without an end", is_reported=False)
 
+    def follow(self, path: str) -> Iterator[tuple[str, Any]]:
+        """One try of a stream of events: their names and data."""
+        with _transport(), self._next_gateway().stream("GET", path) as response:
+            if response.status_code != 200:
+                response.read()
+                _check(response)
+            name = ""
+            for line in response.iter_lines():
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    yield name, json.loads(line.removeprefix("data: "))
+        raise TryAgainError("a stream of events ended", is_reported=True)
+
     def remove(self, path: str) -> None:
         """One try of a removal. A missing item counts as removed: an earlier try may have removed it."""
-        self.ledger.sent()
         with _transport():
-            response = self.http.delete(path)
+            response = self._next_gateway().delete(path)
         if response.status_code != 404:
             _check(response)
+
+    def require_missing(self, path: str) -> None:
+        """One try to see that an item is gone."""
+        with _transport():
+            response = self._next_gateway().get(path)
+        if response.status_code < 400:
+            raise RuntimeError(f"{path} is removed, and found")
+        if response.status_code != 404:
+            _check(response)
+
+    def _next_gateway(self) -> httpx.Client:
+        self.ledger.sent()
+        self._turn += 1
+        return self._gateways[self._turn % len(self._gateways)]
 
     # -- gRPC
 

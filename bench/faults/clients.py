@@ -20,12 +20,18 @@ class Client(threading.Thread):
         number: of the client; seeds the order of its scripts.
         kinds: of its scripts.
         answers: the undisturbed ones.
-        url, worker: addresses for its requests.
+        urls, worker: addresses for its requests.
         ledger: of all tries.
     """
 
     def __init__(
-        self, number: int, kinds: Sequence[str], answers: dict[Script, list[str]], url: str, worker: str, ledger: Ledger
+        self,
+        number: int,
+        kinds: Sequence[str],
+        answers: dict[Script, list[str]],
+        urls: Sequence[str],
+        worker: str,
+        ledger: Ledger,
     ) -> None:
         super().__init__(name=f"client {number}", daemon=True)
         self.routes = {script.route for script in answers if script.kind in kinds}
@@ -35,7 +41,7 @@ class Client(threading.Thread):
         self._ledger = ledger
         self._leaving = threading.Event()
         self._source = random.Random(number)
-        self._asker = Asker(url, worker, ledger, number, lambda: False)
+        self._asker = Asker(urls, worker, ledger, number, lambda: False)
 
     def leave(self) -> None:
         """Stop after the current script."""

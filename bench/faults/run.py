@@ -16,7 +16,8 @@ served again after the previous one.
                        closed, memory has not grown, no log has a traceback, every process exits with 0
 
     python -m bench.faults                     200 faults, a tiny model
-    python -m bench.faults --quick             10, as in CI
+    python -m bench.faults --cluster           three gateways over PostgreSQL and Redis, two services, three workers
+    python -m bench.faults --quick             10, as in CI; 4 of a cluster
     python -m bench.faults --model smollm2     with SmolLM2-135M-Instruct
 """
 
@@ -30,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,18 +39,16 @@ from typing import Any, NamedTuple
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, percentile
 from bench.faults.asker import GIVE_UP_S, Asker, Failure, Ledger
 from bench.faults.clients import Client
-from bench.faults.scripts import KINDS, Script
-from bench.faults.stack import GATEWAY, ROUTES, SERVICE, WORKER_A, WORKER_B, Stack
+from bench.faults.cluster import Cluster, missing_program
+from bench.faults.fault import CLUSTER_QUICK, RESTART, Fault, cluster_faults, faults
+from bench.faults.scripts import Script
+from bench.faults.stack import GATEWAY, HTTP, ROUTES, SERVICE, WORKER_A, WORKER_B, Deployment, Stack
 from bench.faults.typewriter import save_typewriter
 from radixkv.client import connect
 from radixkv.core.errors import RadixKVError
 from radixkv.worker.loading.default_model import resolve_model
 
 __all__ = [
-    "KILL",
-    "LONG",
-    "SHORT",
-    "Fault",
     "Injury",
     "end_clients",
     "inspect",
@@ -59,14 +58,6 @@ __all__ = [
     "strike",
 ]
 
-KILL, RESTART, SHORT, LONG = "kill -9", "SIGTERM", "stopped for half a TTL", "stopped for two TTLs"
-_FIRST = (
-    *((name, KILL) for name in (SERVICE, WORKER_A, GATEWAY, WORKER_B)),
-    *((name, RESTART) for name in (SERVICE, WORKER_A, WORKER_B)),
-    *((name, LONG) for name in (SERVICE, WORKER_A)),
-    (WORKER_B, SHORT),
-)
-_REST = ((SERVICE, SHORT), (WORKER_A, SHORT), (WORKER_B, LONG), (GATEWAY, SHORT), (GATEWAY, LONG), (GATEWAY, RESTART))
 CLIENTS = (
     ("chat", "stream"),
     ("responses", "leaver", "conversation"),
@@ -76,6 +67,13 @@ CLIENTS = (
     ("forks",),
 )
 """Scripts of each client."""
+CLUSTER_CLIENTS = (
+    ("chat", "stream", "leaver"),
+    ("responses", "drafts"),
+    ("background",),
+    ("conversation",),
+    ("background", "conversation", "responses"),
+)
 SCRIPTS_PER_KIND = 4
 RECOVERED_S = 90.0
 JUDGED_POINTS = 100
@@ -83,31 +81,6 @@ MAX_GROWTH = 1.25
 _WARM_S = 2.0
 _LOOK_S = 0.01
 _IDLE_S = 20.0
-
-
-class Fault(NamedTuple):
-    """A fault and its process."""
-
-    target: str
-    action: str
-
-    def strike(self, stack: Stack, ttl_s: float) -> None:
-        """Inject it; a stopped process runs again when this returns."""
-        role = stack.roles[self.target]
-        if self.action == KILL:
-            role.send(signal.SIGKILL)
-        elif self.action == RESTART:
-            role.send(signal.SIGTERM)
-        else:
-            role.send(signal.SIGSTOP)
-            try:
-                time.sleep(self.pause_s(ttl_s))
-            finally:
-                role.send(signal.SIGCONT)
-
-    def pause_s(self, ttl_s: float) -> float:
-        """Time for which the process is stopped."""
-        return {SHORT: ttl_s / 2, LONG: 2 * ttl_s}.get(self.action, 0.0)
 
 
 @dataclass(slots=True)
@@ -121,24 +94,30 @@ class Injury:
     failures: list[Failure] = field(default_factory=list)
 
 
-def record(stack: Stack) -> dict[Script, list[str]]:
+def record(
+    stack: Deployment, clients: Sequence[Sequence[str]] = CLIENTS, scripts_per_kind: int = SCRIPTS_PER_KIND
+) -> dict[Script, list[str]]:
     """Record the undisturbed replies to every script."""
-    asker = Asker(stack.url, stack.worker_b, Ledger(), 0, lambda: True)
+    asker = Asker(stack.urls, stack.worker, Ledger(), 0, lambda: True)
     try:
-        scripts = [Script(kind, number) for kind in KINDS for number in range(SCRIPTS_PER_KIND)]
+        kinds = dict.fromkeys(kind for kinds in clients for kind in kinds)
+        scripts = [Script(kind, number) for kind in kinds for number in range(scripts_per_kind)]
         return {script: script.play(asker) for script in scripts}
     finally:
         asker.close()
 
 
-def start_clients(stack: Stack, answers: dict[Script, list[str]], ledger: Ledger) -> list[Client]:
+def start_clients(
+    stack: Deployment,
+    answers: dict[Script, list[str]],
+    ledger: Ledger,
+    clients: Sequence[Sequence[str]] = CLIENTS,
+) -> list[Client]:
     """Start clients that play until they are stopped."""
-    clients = [
-        Client(number, kinds, answers, stack.url, stack.worker_b, ledger) for number, kinds in enumerate(CLIENTS)
-    ]
-    for client in clients:
+    started = [Client(number, kinds, answers, stack.urls, stack.worker, ledger) for number, kinds in enumerate(clients)]
+    for client in started:
         client.start()
-    return clients
+    return started
 
 
 def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
@@ -152,21 +131,13 @@ def end_clients(clients: Sequence[Client], ledger: Ledger) -> None:
             ledger.went_wrong(f"client {client.number} hangs")
 
 
-def faults(seed: int) -> Iterator[Fault]:
-    """Every kind in turn; in random order from the second time on."""
-    source = random.Random(seed)
-    kinds = [Fault(*each) for each in (*_FIRST, *_REST)]
-    while True:
-        yield from kinds
-        source.shuffle(kinds)
-
-
-def strike(stack: Stack, fault: Fault, clients: Sequence[Client], ledger: Ledger, ttl_s: float) -> Injury:
+def strike(stack: Deployment, fault: Fault, clients: Sequence[Client], ledger: Ledger, ttl_s: float) -> Injury:
     """Inject one fault and wait until every affected client is served again."""
     injury = Injury(fault, time.monotonic())
-    num_before = len(ledger.done)
+    role, num_before = stack.roles[fault.target], len(ledger.done)
+    num_starts = role.num_starts
     num_failures = len(ledger.failures)
-    waiting = {client.number for client in clients if client.routes & set(ROUTES[fault.target])}
+    waiting = {client.number for client in clients if client.routes & set(ROUTES.get(fault.target, (HTTP,)))}
     striking = threading.Thread(target=fault.strike, args=(stack, ttl_s), daemon=True)
     striking.start()
     deadline_s = injury.at_s + RECOVERED_S
@@ -180,6 +151,8 @@ def strike(stack: Stack, fault: Fault, clients: Sequence[Client], ledger: Ledger
                 injury.all_s = done.ended_s - injury.at_s
         num_before = num_now
     striking.join()
+    while fault.ends and role.num_starts == num_starts and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)  # failures until its end are of this fault
     if waiting:
         injury.all_s = None
     stack.wait_ready()
@@ -187,11 +160,11 @@ def strike(stack: Stack, fault: Fault, clients: Sequence[Client], ledger: Ledger
     return injury
 
 
-def inspect(stack: Stack) -> list[str]:
+def inspect(stack: Deployment) -> list[str]:
     """Faults of an idle deployment: broken invariants, leaks; empty if there are none."""
     found: list[str] = []
-    for pool in ("a", "b"):
-        with connect(stack.service, pool_name=pool) as reader:
+    for service, pool in stack.pools:
+        with connect(service, pool_name=pool) as reader:
             deadline_s = time.monotonic() + _IDLE_S
             while (stats := reader.stats()).num_sequences and time.monotonic() < deadline_s:
                 time.sleep(_LOOK_S)
@@ -224,16 +197,17 @@ class Outcome(NamedTuple):
     exits: dict[str, int]
 
 
-def run(stack: Stack, options: argparse.Namespace) -> Outcome:
+def run(stack: Deployment, options: argparse.Namespace) -> Outcome:
     """Inject all faults, then inspect the deployment."""
-    answers = record(stack)
+    kinds, struck = (CLUSTER_CLIENTS, cluster_faults) if options.cluster else (CLIENTS, faults)
+    answers = record(stack, kinds, 2 if options.quick else SCRIPTS_PER_KIND)
     ledger, source, injuries = Ledger(), random.Random(options.seed), []
-    clients = start_clients(stack, answers, ledger)
+    clients = start_clients(stack, answers, ledger, kinds)
     progress = Progress("faults", options.points)
     try:
         time.sleep(_WARM_S)
         before = stack.rss_bytes()
-        for _, fault in zip(range(options.points), faults(options.seed), strict=False):
+        for _, fault in zip(range(options.points), struck(options.seed), strict=False):
             time.sleep(source.uniform(0.1, 0.7))
             injuries.append(strike(stack, fault, clients, ledger, options.lease_ttl))
             progress.advance()
@@ -253,14 +227,14 @@ def bars(outcome: Outcome) -> list[Bar]:
     mute = [
         failure.what
         for injury in injuries
-        if injury.fault.target not in (GATEWAY, WORKER_B)
+        if injury.fault.kind not in (GATEWAY, WORKER_B)
         for failure in injury.failures
         if not failure.is_reported
     ]
     restarts = [
         failure.what
         for injury in injuries
-        if injury.fault in ((WORKER_A, RESTART), (SERVICE, RESTART))
+        if injury.fault.kind in (WORKER_A, SERVICE, "worker") and injury.fault.action == RESTART
         for failure in injury.failures
     ]
     lost = sum(injury.all_s is None for injury in injuries)
@@ -285,7 +259,7 @@ def tables(outcome: Outcome) -> list[Table]:
     rows: list[tuple[str, ...]] = []
     grouped: dict[Fault, list[Injury]] = {}
     for injury in outcome.injuries:
-        grouped.setdefault(injury.fault, []).append(injury)
+        grouped.setdefault(Fault(injury.fault.kind, injury.fault.action), []).append(injury)
     for fault in sorted(grouped):
         injuries = grouped[fault]
         rows.append(
@@ -335,33 +309,38 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--points", type=int, default=200, help="faults (default: 200)")
-    parser.add_argument("--quick", action="store_true", help="10 faults and no JSON")
+    parser.add_argument("--cluster", action="store_true", help="several gateways over PostgreSQL and Redis")
+    parser.add_argument("--quick", action="store_true", help="10 faults, of a cluster 4, and no JSON")
     parser.add_argument("--lease-ttl", type=float, default=1.0, help="of the service, seconds (default: 1)")
     parser.add_argument("--num-blocks", type=int, default=512, help="of each pool, 16 tokens each (default: 512)")
     parser.add_argument("--model", default="tiny", choices=("tiny", "smollm2"), help="default: tiny")
     parser.add_argument("--seed", type=int, default=0, help="of times and order of faults (default: 0)")
-    parser.add_argument("--json", type=Path, help="where to write (default: bench/results/faults.json from 100 faults)")
+    parser.add_argument("--json", type=Path, help="where to write (default: from 100 faults in bench/results)")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.points = 10
+        options.points = CLUSTER_QUICK if options.cluster else 10
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
+    if options.cluster and (missing := missing_program()):
+        print(f"skipped: a cluster needs {missing}", file=sys.stderr)
+        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that none of our processes is left
     try:
         with tempfile.TemporaryDirectory(prefix="radixkv-") as name:
             folder = Path(name)
             model = save_typewriter(folder / "model") if options.model == "tiny" else str(resolve_model())
-            with Stack(
+            with (Cluster if options.cluster else Stack)(
                 folder, model, lease_ttl_s=options.lease_ttl, num_blocks=options.num_blocks, dtype="float32"
             ) as stack:
                 outcome = run(stack, options)
     except KeyboardInterrupt:
         print("interrupted; every process that was started is gone", file=sys.stderr)
         return 130
-    report = Report("faults", options.seed, figures(outcome, options), bars(outcome), tables(outcome))
+    name = "faults_cluster" if options.cluster else "faults"
+    report = Report(name, options.seed, figures(outcome, options), bars(outcome), tables(outcome))
     is_kept = options.points >= JUDGED_POINTS and options.model == "tiny"
-    return report.finish(options.json or (RESULTS_DIR / "faults.json" if is_kept else None))
+    return report.finish(options.json or (RESULTS_DIR / f"{name}.json" if is_kept else None))

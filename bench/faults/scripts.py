@@ -20,6 +20,8 @@ from radixkv.generation.request import ForkParams, GenerateParams, UnknownGenera
 __all__ = ["KINDS", "Script"]
 
 _MODEL = "typewriter"
+_UNDER_WAY = ("queued", "in_progress")
+_LOOK_S = 0.05
 
 
 class Script(NamedTuple):
@@ -82,18 +84,44 @@ def _play_drafts(asker: Asker, number: int) -> list[str]:
 
 def _play_responses(asker: Asker, number: int) -> list[str]:
     """A response, and two that continue it."""
-
-    def ask(text: str, previous: str | None) -> tuple[str, str]:
-        body = {"model": _MODEL, "input": text, "max_output_tokens": 48, "previous_response_id": previous}
-        answer = asker.retry("http", lambda: asker.call("POST", "/v1/responses", {**body, **_drawing(number)}))
-        return answer["id"], "".join(part["text"] for item in answer["output"] for part in item["content"])
-
-    first, text = ask(_text(number), None)
-    left, left_text = ask("Go left.", first)
-    right, right_text = ask("Go right.", first)
+    first, text = _ask(asker, number, _text(number), None)
+    left, left_text = _ask(asker, number, "Go left.", first)
+    right, right_text = _ask(asker, number, "Go right.", first)
     for response_id in (right, left, first):
         asker.retry("http", partial(asker.remove, f"/v1/responses/{response_id}"), counts=False)
     return [text, left_text, right_text]
+
+
+def _ask(asker: Asker, number: int, text: str, previous: str | None, **more: Any) -> tuple[str, str]:
+    """The id of a stored response, and its text."""
+    body = {"model": _MODEL, "input": text, "max_output_tokens": 48, "previous_response_id": previous}
+    body |= _drawing(number) | more
+    answer = asker.retry("http", lambda: asker.call("POST", "/v1/responses", body))
+    return answer["id"], _output(answer)
+
+
+def _output(answer: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in answer["output"] for part in item["content"])
+
+
+def _play_background(asker: Asker, number: int) -> list[str]:
+    """A response in the background that ends whatever becomes of its gateway; each gateway has it, and then none has."""
+    place, _ = _ask(asker, number, _text(number), None, background=True, max_output_tokens=160)
+    path = f"/v1/responses/{place}"
+    while (answer := asker.retry("http", partial(asker.call, "GET", path), counts=False))["status"] in _UNDER_WAY:
+        time.sleep(_LOOK_S)
+    if answer["status"] not in ("completed", "incomplete"):
+        raise RuntimeError(f"a response in the background {answer['status']}: {answer['error']}")
+    for _ in range(asker.num_gateways):
+        again = asker.retry("http", partial(asker.call, "GET", path), counts=False)
+        if again != answer:
+            raise RuntimeError(f"a stored response has become another: {again}, it was {answer}")
+    then, text = _ask(asker, number, "And then?", place)
+    for response in (then, place):
+        asker.retry("http", partial(asker.remove, f"/v1/responses/{response}"), counts=False)
+    for _ in range(asker.num_gateways):
+        asker.retry("http", partial(asker.require_missing, path), counts=False)
+    return [_output(answer), text]
 
 
 def _play_conversation(asker: Asker, number: int) -> list[str]:
@@ -107,21 +135,49 @@ def _play_conversation(asker: Asker, number: int) -> list[str]:
         ids = [f"msg_{uuid.uuid4().hex}" for _ in range(2)]
         body = {"n": 2, "ids": ids, "max_tokens": 48, **_drawing(number)}
         asker.call("POST", f"{base}/{place}/messages/{question['id']}/replies", body)
+        path = f"{base}/{place}"
         while True:
-            tree = asker.call("GET", f"{base}/{place}")
-            drafts = {each["id"]: each for each in tree["messages"] if each["id"] in ids}
-            if all(draft["status"] == "complete" for draft in drafts.values()):
-                return [drafts[each]["text"] for each in ids]
-            for draft in drafts.values():
+            if asker.num_gateways > 1 and number % 2 == 0:
+                drafts = asker.retry("http", partial(_follow, asker, path, ids), counts=False)
+            else:
+                tree = asker.retry("http", partial(asker.call, "GET", path), counts=False)
+                found = {each["id"]: each for each in tree["messages"]}
+                if not found.keys() >= set(ids):
+                    raise RuntimeError(f"replies that were begun are lost: {ids}, there are {list(found)}")
+                drafts = [found[each] for each in ids]
+            if all(draft["status"] == "complete" for draft in drafts):
+                return [draft["text"] for draft in drafts]
+            for draft in drafts:
                 if draft["status"] in ("failed", "stopped"):
-                    raise TryAgainError(
-                        f"a reply {draft['status']}: {draft['error']}", is_reported=bool(draft["error"])
-                    )
-            time.sleep(0.05)
+                    what = f"a reply {draft['status']}: {draft['error']}"
+                    if asker.num_gateways > 1:  # another one would have ended it
+                        raise RuntimeError(what)
+                    raise TryAgainError(what, is_reported=bool(draft["error"]))
+            time.sleep(_LOOK_S)
 
     drafts = asker.retry("http", attempt)
     asker.retry("http", partial(asker.remove, f"{base}/{place}"), counts=False)
+    for _ in range(asker.num_gateways):
+        asker.retry("http", partial(asker.require_missing, f"{base}/{place}"), counts=False)
     return drafts
+
+
+def _follow(asker: Asker, path: str, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """One try to follow replies to their ends; the text so far begins the text at the end."""
+    messages: dict[str, dict[str, Any]] = {}
+    for name, data in asker.follow(f"{path}/events"):
+        if name == "snapshot":
+            messages = {message["id"]: message for message in data["messages"]}
+        elif name == "delta":
+            messages[data["id"]]["text"] += data["text"]
+        elif name == "message":
+            told = messages.get(data["id"], {"text": ""})["text"]
+            if not data["text"].startswith(told):
+                raise RuntimeError(f"a follower was told {told!r} of a reply that ends as {data['text']!r}")
+            messages[data["id"]] = data
+        if all(messages.get(each, {"status": "running"})["status"] != "running" for each in ids):
+            return [messages[each] for each in ids]
+    raise AssertionError("it ends by an error")
 
 
 def _play_forks(asker: Asker, number: int) -> list[str]:
@@ -164,6 +220,7 @@ _PLAYS = {
     "stream": _play_stream,
     "drafts": _play_drafts,
     "responses": _play_responses,
+    "background": _play_background,
     "conversation": _play_conversation,
     "forks": _play_forks,
     "leaver": _play_leaver,

@@ -1,4 +1,4 @@
-"""The processes of a deployment, started by the CLI, and restarted whenever they end, as by systemd.
+"""The processes of a deployment, and their restart whenever they end, as by systemd; `cluster` has one of several gateways.
 
     gateway (HTTP) ──> worker a ──┐
                        worker b ──┴──> service
@@ -8,7 +8,9 @@ A client of the gateway depends on the service, worker a and the gateway; one th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,7 +25,7 @@ from typing import Self
 
 import psutil
 
-__all__ = ["GATEWAY", "ROUTES", "SERVICE", "WORKER_A", "WORKER_B", "Role", "Stack", "free_port"]
+__all__ = ["GATEWAY", "HTTP", "ROUTES", "SERVICE", "WORKER_A", "WORKER_B", "Deployment", "Role", "Stack", "free_port"]
 
 SERVICE, WORKER_A, WORKER_B, GATEWAY = "service", "worker a", "worker b", "gateway"
 HTTP, GRPC = "http", "grpc"
@@ -34,6 +36,7 @@ START_S = 120.0
 STOP_S = 60.0
 _RESTART_S = 0.1
 _LOOK_S = 0.02
+_CLI = (sys.executable, "-P", "-m", "radixkv.cli")
 _READY = "Ctrl-C stops it"
 BLOCK_SIZE = 16
 
@@ -43,19 +46,36 @@ class Role:
 
     Args:
         name: of the place.
-        arguments: of `radixkv`.
+        arguments: of the program.
         log: file for its output.
+        program: `radixkv` by default.
+        ready: what its output has once it serves.
+        ends_by: the signal at which it ends in an orderly way.
+        lease_s: after so long without a sign others count it as gone; None: the lease of the deployment.
 
     Attributes:
         num_starts: number of processes so far.
         endings: exit codes of the ended ones.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        program: Sequence[str] = _CLI,
+        ready: str = _READY,
+        ends_by: signal.Signals = signal.SIGTERM,
+        lease_s: float | None = None,
+    ) -> None:
         self.name = name
+        self.ends_by = ends_by
+        self.lease_s = lease_s
         self.num_starts = 0
         self.endings: Counter[int] = Counter()
-        self._arguments = list(arguments)
+        self._command = [*program, *arguments]
+        self._ready = ready
         self._log = log
         self._offset = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,11 +97,12 @@ class Role:
         """Start a process; returns at once."""
         with self._lock:
             self._offset = self._log.stat().st_size if self._log.exists() else 0
-            command = [sys.executable, "-P", "-m", "radixkv.cli", *self._arguments]
             environ = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             with self._log.open("ab") as log:
                 # In a separate session: the bench handles Ctrl-C at the terminal.
-                self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environ)
+                self._process = subprocess.Popen(
+                    self._command, stdout=log, stderr=log, start_new_session=True, env=environ
+                )
             self.num_starts += 1
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
@@ -102,7 +123,7 @@ class Role:
         """Whether the current process has reported that it serves."""
         with self._lock:
             offset = self._offset
-        return _READY in self._log.read_bytes()[offset:].decode(errors="replace")
+        return self._ready in self._log.read_bytes()[offset:].decode(errors="replace")
 
     def ended(self) -> bool:
         """Whether the process has ended by itself or by a fault; for the supervisor."""
@@ -114,10 +135,15 @@ class Role:
             return True
 
     def send(self, number: signal.Signals) -> None:
-        """Send the current process a signal; nothing if it has ended."""
+        """Send the current process a signal, its children too if it stops or continues them; nothing if it has ended."""
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
-                self._process.send_signal(number)
+            if self._process is None or self._process.poll() is not None:
+                return
+            self._process.send_signal(number)
+            if number in (signal.SIGSTOP, signal.SIGCONT):
+                for child in psutil.Process(self._process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.send_signal(number)
 
     def stop(self) -> int:
         """Stop it for good, as a person would. Returns the exit code."""
@@ -128,7 +154,7 @@ class Role:
             return 0
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
-            process.terminate()
+            process.send_signal(self.ends_by)
         try:
             return process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -146,60 +172,36 @@ class Role:
             self._process.wait()
 
 
-class Stack:
-    """A whole deployment, a context manager. Ended processes are restarted after a tenth of a second.
+class Deployment:
+    """Processes, a context manager. Ended ones are restarted after a tenth of a second.
 
     Args:
-        folder: for sockets, logs and the gateway's state.
-        model: a folder.
-        lease_ttl_s: of the service.
-        num_blocks: of each pool.
-        dtype: of weights and KV.
+        groups: started in this order, those of a group at the same time.
 
     Attributes:
-        url: of the gateway.
-        service, worker_a, worker_b: addresses.
+        roles: all of them, by name.
+        urls: of the gateways.
+        worker: address for clients over gRPC.
+        pools: addresses of services, each with the name of a pool.
     """
 
-    def __init__(self, folder: Path, model: str, *, lease_ttl_s: float, num_blocks: int, dtype: str) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.service, self.worker_a, self.worker_b = (f"unix:{folder}/{name}" for name in ("service", "a", "b"))
-        pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
-        exact = ("--dtype", dtype, "--device", "cpu", "--deterministic")
-        worker = ("worker", "--service", self.service, "--model", model, *exact, *pool)
-        arguments = {
-            SERVICE: ("serve", "--listen", self.service, "--lease-ttl", str(lease_ttl_s)),
-            WORKER_A: (*worker, "--listen", self.worker_a, "--pool", "a"),
-            WORKER_B: (*worker, "--listen", self.worker_b, "--pool", "b"),
-            GATEWAY: (
-                *("gateway", "--worker", self.worker_a, "--service", self.service, "--pool", "a"),
-                *(
-                    "--listen",
-                    f"127.0.0.1:{port}",
-                    "--state",
-                    str(folder / "state.sqlite"),
-                    "--worker-wait",
-                    "60",
-                    "--model-name",
-                    "typewriter",
-                ),
-            ),
-        }
-        self.roles = {
-            name: Role(name, line, folder / f"{name.replace(' ', '-')}.log") for name, line in arguments.items()
-        }
+    urls: Sequence[str]
+    worker: str
+    pools: Sequence[tuple[str, str]]
+
+    def __init__(self, *groups: Sequence[Role]) -> None:
+        self._groups = groups
+        self.roles = {role.name: role for group in groups for role in group}
         self._ending = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
 
     def __enter__(self) -> Self:
         try:
-            for role in self.roles.values():
-                role.start()
-                if role.name != WORKER_A:  # both workers load at the same time
+            for group in self._groups:
+                for role in group:
+                    role.start()
+                for role in group:
                     role.wait_ready()
-                if role.name == WORKER_B:
-                    self.roles[WORKER_A].wait_ready()
             self._supervisor.start()
         except BaseException:
             self._kill()
@@ -212,9 +214,9 @@ class Stack:
         self._kill()
 
     def stop(self) -> dict[str, int]:
-        """Stop all processes in a person's order, the gateway first. Returns exit codes."""
+        """Stop all processes in a person's order, the gateways first. Returns exit codes."""
         self._end_supervision()
-        return {name: self.roles[name].stop() for name in (GATEWAY, WORKER_A, WORKER_B, SERVICE)}
+        return {role.name: role.stop() for group in reversed(self._groups) for role in group}
 
     def wait_ready(self) -> None:
         """Wait until every place has a serving process."""
@@ -262,8 +264,54 @@ class Stack:
                 signal.signal(number, handler)
 
 
+class Stack(Deployment):
+    """A service, two workers and a gateway in front of the first.
+
+    Args:
+        folder: for sockets, logs and the gateway's state.
+        model: a folder.
+        lease_ttl_s: of the service.
+        num_blocks: of each pool.
+        dtype: of weights and KV.
+
+    Attributes:
+        service: address.
+    """
+
+    def __init__(self, folder: Path, model: str, *, lease_ttl_s: float, num_blocks: int, dtype: str) -> None:
+        port = free_port()
+        self.urls = (f"http://127.0.0.1:{port}",)
+        self.service, worker_a, self.worker = (f"unix:{folder}/{name}" for name in ("service", "a", "b"))
+        self.pools = ((self.service, "a"), (self.service, "b"))
+        pool = ("--num-blocks", str(num_blocks), "--block-size", str(BLOCK_SIZE))
+        exact = ("--dtype", dtype, "--device", "cpu", "--deterministic")
+        worker = ("worker", "--service", self.service, "--model", model, *exact, *pool)
+        arguments = {
+            SERVICE: ("serve", "--listen", self.service, "--lease-ttl", str(lease_ttl_s)),
+            WORKER_A: (*worker, "--listen", worker_a, "--pool", "a"),
+            WORKER_B: (*worker, "--listen", self.worker, "--pool", "b"),
+            GATEWAY: (
+                *("gateway", "--worker", worker_a, "--service", self.service, "--pool", "a"),
+                *(
+                    "--listen",
+                    f"127.0.0.1:{port}",
+                    "--state",
+                    str(folder / "state.sqlite"),
+                    "--worker-wait",
+                    "60",
+                    "--model-name",
+                    "typewriter",
+                ),
+            ),
+        }
+        roles = {name: Role(name, line, folder / f"{name.replace(' ', '-')}.log") for name, line in arguments.items()}
+        super().__init__([roles[SERVICE]], [roles[WORKER_A], roles[WORKER_B]], [roles[GATEWAY]])
+
+
 def free_port() -> int:
-    """A free TCP port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+    """A free port below those that connections get, so that none takes it before a server does, or while one is away."""
+    while True:
+        port = random.SystemRandom().randrange(10_240, 32_768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -7,6 +7,7 @@ processes, the same requests token by token with and without the store.
                  probabilities too
     small-pool   users come back in turns to a pool of 5% of their histories: tokens found, tokens per second
     llama        two conversations in turns on one slot, and restarts, compared with llama.cpp's server
+    break-even   a worker that loads from a server through links of 1, 10 and 100 MB/s, compared with loading and computing
     damage       kill -9 in the midst of saves; slots flipped, cut, swapped, the index overwritten
 
     python -m bench.tiers --peer fetch      all of it, files of llama.cpp fetched if missing: less than an hour
@@ -32,9 +33,11 @@ from bench.serving.llama_files import LLAMA_PACKAGE, find_llama
 from bench.serving.material import Material
 from bench.serving.system import kv_token_bytes
 from bench.serving.workloads import Ingredients
+from bench.tiers.break_even import play_break_even, report_break_even
 from bench.tiers.damage import DAMAGES, play_damage, report_damage
 from bench.tiers.llama import play_beside_llama, report_beside_llama
 from bench.tiers.next_day import NextDay, Part, play_next_day, report_next_day
+from bench.tiers.slow_link import SERVER
 from bench.tiers.small_pool import Load, play_small_pool, report_small_pool
 from bench.tiers.stories import conversations, growing_sessions, long_texts, sessions
 from bench.tree.wheel import PeerMissingError
@@ -62,6 +65,7 @@ class Sizes:
         self.num_visits = 2 if is_quick else 3
         self.agent_tokens = 700 if is_quick else 2048
         self.llama_tokens, self.num_turns, self.num_restarts = (500, 2, 1) if is_quick else (TEXT_TOKENS, 5, 4)
+        self.link_tokens, self.num_linked, self.num_rounds = (500, 3, 1) if is_quick else (TEXT_TOKENS, 4, 5)
         self.num_damaged, self.num_kills, self.num_damages = (3, 1, 2) if is_quick else (12, 10, len(DAMAGES))
 
 
@@ -123,6 +127,15 @@ class Bench:
         )
         return [report_beside_llama(found, why_missing)]
 
+    def break_even(self) -> list[Part]:
+        """The choice through slow links."""
+        sizes = self._sizes
+        if SERVER is None:
+            print("skipped: break-even needs valkey-server or redis-server", file=sys.stderr)
+            return []
+        texts = long_texts(self._ingredients, sizes.num_linked, sizes.link_tokens, REPLY_TOKENS)
+        return [report_break_even(play_break_even(texts, self._token_bytes, sizes.num_rounds))]
+
     def damage(self) -> list[Part]:
         """Mishaps."""
         sizes = self._sizes
@@ -136,6 +149,7 @@ PARTS: dict[str, Callable[[Bench], list[Part]]] = {
     "next-day": Bench.next_day,
     "small-pool": Bench.small_pool,
     "llama": Bench.llama,
+    "break-even": Bench.break_even,
     "damage": Bench.damage,
 }
 

@@ -26,7 +26,7 @@ from radixkv.core.api import (
     Retention,
     WorkerReport,
 )
-from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnknownPoolError
+from radixkv.core.errors import CorruptionError, InvalidArgumentError, UnavailableError, UnknownPoolError
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.net.channel import Credentials, make_channel
 from radixkv.net.retry import retry_policy, retry_waits_s
@@ -140,13 +140,18 @@ class RemoteReader(Closing):
     ) -> Callable[[], dict[str, PoolRoute]]:
         """Begin `route_all` and return at once a function that waits for the answer; it raises as `route_all`."""
         request = readers.RouteRequest(namespace=validation.check_namespace(namespace), tokens=pack_tokens(tokens))
-        call = self._stub.Route.future(request, timeout=timeout_s)
+        try:
+            call = self._stub.Route.future(request, timeout=timeout_s)
+        except ValueError:
+            raise self._closed() from None
 
         def wait() -> dict[str, PoolRoute]:
             try:
                 return {pool.pool: ROUTE.read(pool) for pool in call.result().pools}
             except grpc.RpcError as error:
                 raise error_from_rpc(error, self.address) from None
+            except grpc.FutureCancelledError:
+                raise self._closed() from None
 
         return wait
 
@@ -340,9 +345,17 @@ class RemoteReader(Closing):
             return method(request, timeout=self._timeout_s)
         except grpc.RpcError as call:
             raise error_from_rpc(call, self.address) from None
+        except ValueError:  # grpc's way to say so
+            raise self._closed() from None
+
+    def _closed(self) -> UnavailableError:
+        return UnavailableError(f"the connection to the service at {self.address} is closed")
 
     def _stream(self, method: Any, request: Any) -> Iterator[Any]:
-        call = method(request)
+        try:
+            call = method(request)
+        except ValueError:
+            raise self._closed() from None
         try:
             yield from call
         except grpc.RpcError as error:

@@ -10,7 +10,7 @@ __all__ = ["format_bytes", "parse_bytes"]
 
 _UNITS = {"": 1, **{letter: 2 ** (10 * power) for power, letter in enumerate("KMGTP", 1)}}
 _DECIMAL = {letter: 1000**power for power, letter in enumerate("KMGTP", 1)}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGTP]?)(i?)B?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*(?:([KMGTP]?)(i?)B?)", re.IGNORECASE)
 
 
 def parse_bytes(text: str, argument: str = "size") -> int:

@@ -12,6 +12,7 @@ takes over a third of computing, both run at once and meet, as in "Compute Or Lo
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -26,9 +27,9 @@ __all__ = ["Choice", "Kind", "LoadCost", "LoadMeter", "PrefillCost", "PrefillMet
 WINDOW = 31
 """Measurements in a median."""
 LOAD_AGE_S = 60.0
-"""An older measurement of a level no longer counts: without newer ones the level is probed again."""
+"""Older measurements of a level count where there are no newer ones; a level that they show as slow is probed again."""
 PREFILL_AGE_S = 300.0
-MAX_IDLE_SHARE = 0.15
+MAX_IDLE_SHARE = 0.1
 """Most of the time of computing that a request waits for a load before it computes as well."""
 MAX_IDLE_S = 1.0
 """The same where that time is unknown."""
@@ -103,30 +104,31 @@ def choose(
     load: LoadCost | None,
     prefill: PrefillCost | None,
     *,
-    is_careful: bool,
+    is_stale: bool = False,
+    is_from_front: bool = False,
 ) -> Choice:
     """Choose for `num_blocks` stored blocks of `block_size` tokens from `position` on. Pure; O(log num_blocks).
 
     Args:
-        load: of their level; None: unknown.
+        load: of their level; None: unknown, and taken for fast, as `idle_s` bounds what that costs.
         prefill: None: unknown.
-        is_careful: an unknown level is probed with one block while the rest is computed, as a remote level is. Else it is taken
-            for fast, as a local disk is.
+        is_stale: `load` is old: where it is too slow one block is loaded as a probe, which nothing waits for.
+        is_from_front: any of the blocks may not be stored, so that they are loaded from the first on, or not at all.
     """
     if num_blocks < 1:
         return Choice(Kind.COMPUTE, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
     load_s = None if load is None else load.seconds(num_blocks)
     compute_s = None if prefill is None else prefill.seconds(position, num_blocks * block_size)
     idle_s = MAX_IDLE_S if compute_s is None else MAX_IDLE_SHARE * compute_s
-    if is_careful and (load is None or prefill is None):
-        return Choice(Kind.BOTH, 1, load_s, compute_s, compute_s, 0.0, compute_s)
     if load is None or prefill is None or load_s is None or compute_s is None:
         return Choice(Kind.LOAD, num_blocks, load_s, compute_s, load_s, idle_s, compute_s)
-    if load_s <= LOAD_SHARE * compute_s:
+    if load_s <= (1.0 if is_from_front else LOAD_SHARE) * compute_s:
         return Choice(Kind.LOAD, num_blocks, load_s, compute_s, load_s, idle_s, compute_s)
-    num_loaded, expected_s = _meet(num_blocks, block_size, position, load, prefill)
+    num_loaded, expected_s = (0, compute_s) if is_from_front else _meet(num_blocks, block_size, position, load, prefill)
     if load.block_s is None and num_loaded < min(SECOND_PROBE, num_blocks):
         num_loaded, expected_s = min(SECOND_PROBE, num_blocks), compute_s
+    if is_stale and not num_loaded:
+        num_loaded, expected_s = 1, compute_s
     if not num_loaded:
         return Choice(Kind.COMPUTE, 0, load_s, compute_s, compute_s, 0.0, compute_s)
     return Choice(Kind.BOTH, num_loaded, load_s, compute_s, expected_s, 0.0, compute_s)
@@ -168,44 +170,46 @@ class _Window:
 
 
 class LoadMeter:
-    """Measures the loads of one level. Any thread may call it.
+    """Measures the loads of one level. Any thread may call it. `clock`: seconds, monotonic."""
 
-    Args:
-        is_remote: the level is another machine's: it is never taken for fast unmeasured.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(self, *, is_remote: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._is_remote = is_remote
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._first_s = _Window()
         self._block_s = _Window()
+        self._tried_s = -math.inf  # when a load began or ended last
 
     def loaded(self, num_blocks: int, first_s: float, total_s: float) -> None:
         """A load ended.
 
         Args:
-            num_blocks: that came; misses do not count. With 0, both times are what was waited in vain.
+            num_blocks: that came; misses do not count. With 0, both times are what was waited in vain: each block takes it.
             first_s, total_s: until the first and the last of them came.
         """
         now_s = self._clock()
         with self._lock:
+            self._tried_s = now_s
             self._first_s.add(now_s, max(0.0, first_s))
-            if num_blocks > 1:
-                self._block_s.add(now_s, max(0.0, total_s - first_s) / (num_blocks - 1))
+            if num_blocks != 1:
+                rest_s = total_s - first_s if num_blocks else total_s
+                self._block_s.add(now_s, max(0.0, rest_s) / max(1, num_blocks - 1))
+
+    def begins(self) -> None:
+        """A load begins: until it has ended, or for `LOAD_AGE_S`, no other one has to be a probe."""
+        self._tried_s = self._clock()
 
     def cost(self) -> LoadCost | None:
-        """None where nothing was measured of late."""
-        since_s = self._clock() - LOAD_AGE_S
+        """Of the measurements of late, or else of the last ones; None where nothing was measured."""
         with self._lock:
-            first_s = self._first_s.median(since_s)
-            return None if first_s is None else LoadCost(first_s, self._block_s.median(since_s))
+            first_s, block_s = (each.median(self._clock() - LOAD_AGE_S) for each in (self._first_s, self._block_s))
+            if first_s is None:
+                first_s, block_s = (each.median(-math.inf) for each in (self._first_s, self._block_s))
+            return None if first_s is None else LoadCost(first_s, block_s)
 
     @property
-    def is_careful(self) -> bool:
-        """Whether the level is probed while its cost is unknown: a remote level, and any that was measured before."""
-        return self._is_remote or self._first_s.last() is not None
+    def is_stale(self) -> bool:
+        """Whether no load has begun or ended for `LOAD_AGE_S`."""
+        return self._clock() - self._tried_s > LOAD_AGE_S
 
 
 class PrefillMeter:

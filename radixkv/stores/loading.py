@@ -54,8 +54,8 @@ class Load:
         names: of the blocks, in the order in which they are read.
         keys: of their namespace.
         is_remote: whether they come from the remote level, where the first miss ends the load.
-        started_s, first_s, last_s: on the monotonic clock: when it began, and when the first and the last block landed.
-        num_landed: blocks so far.
+        started_s, first_s, last_s: on the monotonic clock: when it began, and when the first and the last block came.
+        num_landed: blocks so far that the engine may take.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Load:
         self.is_remote = is_remote
         self.is_cancelled = False
         self.started_s = self.first_s = self.last_s = time.monotonic()
+        self._has_come = False
         self.until_s = self.started_s + deadline_s
         self.num_landed = 0
         self._wake = wake
@@ -90,13 +91,17 @@ class Load:
             landed, self._landed = self._landed, []
         return landed
 
+    def came(self) -> None:
+        """A block has been opened into its row."""
+        with self._lock:
+            self.last_s = time.monotonic()
+            self.first_s = self.first_s if self._has_come else self.last_s
+            self._has_come = True
+
     def settle(self, count: int, landed: Sequence[Landed], *, needs_rows: bool = False) -> None:
         """So many of the names have been tried; these have landed. `needs_rows`: more wait for the rows of these."""
         with self._lock:
-            if landed:
-                self.last_s = time.monotonic()
-                self.first_s = self.first_s if self.num_landed else self.last_s
-                self.num_landed += len(landed)
+            self.num_landed += len(landed)
             self._landed += landed
             self._num_left -= count
             is_due = needs_rows or self.is_over or len(self._landed) >= _WAKE_AT
@@ -188,7 +193,8 @@ class Loader:
 
     def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
         """Read in order, up to the first miss."""
-        assert self._remote is not None
+        remote = self._remote
+        assert remote is not None
         for start in range(0, len(indices), _SLICE):
             names = load.names[start : start + _SLICE]
             left_s = load.until_s - time.monotonic()
@@ -197,11 +203,14 @@ class Loader:
             with self._rows_for(load, landed, len(names)) as next_row:
 
                 def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
-                    self._open(load, start + index, sealed, landed, next_row)
+                    if not self._open(load, start + index, sealed, landed, next_row):
+                        remote.forget()
+                        self._on_missed([load.names[start + index]])
 
-                num_read = self._remote.read_each(names, load.keys.id, left_s, receive)
+                num_read = remote.read_each(names, load.keys.id, left_s, receive)
             if num_read < len(names):
-                self._on_missed(load.names[start:])
+                if time.monotonic() < load.until_s:  # else they may be there
+                    self._on_missed(load.names[start:])
                 return
             load.settle(0, landed)
             landed.clear()
@@ -221,6 +230,7 @@ class Loader:
             if isinstance(error, SealError):
                 return False
             raise
+        load.came()
         landed.append(Landed(index, row))
         return True
 

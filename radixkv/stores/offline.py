@@ -19,7 +19,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import is_derived
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.disk.folder import LOCK, model_folders
-from radixkv.stores.disk.index import Index, Row
+from radixkv.stores.disk.index import VERSION, Index, Row
 from radixkv.stores.disk.level import ROW_BYTES
 from radixkv.stores.disk.slots import SlotFile, slot_bytes_of
 from radixkv.stores.disk.table import unlisted
@@ -157,9 +157,14 @@ def _locked(folder: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(folder).expanduser().absolute()
     if not path.is_dir():
         raise StoreError(f"{path} is no folder")
+    is_new = not (path / LOCK).exists()
     try:
         with FileLock(path / LOCK, timeout=0, mode=0o600):
-            yield path
+            try:
+                yield path
+            finally:
+                if is_new:
+                    (path / LOCK).unlink(missing_ok=True)
     except Timeout:
         raise StoreError(f"{path} is in use by a worker; stop it first, or ask it") from None
     except (OSError, sqlite3.Error) as error:
@@ -194,19 +199,21 @@ def _head_of(index: Path) -> tuple[bytes, int] | None:
     with contextlib.closing(sqlite3.connect(index, isolation_level=None)) as connection:
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
             ((fingerprint, sealed_bytes),) = connection.execute(
                 "SELECT fingerprint, sealed_bytes FROM store"
             ).fetchall()
         except (sqlite3.Error, ValueError):
             return None
     sound = isinstance(fingerprint, bytes) and isinstance(sealed_bytes, int) and sealed_bytes > SEAL_BYTES
+    sound &= version == VERSION
     return (fingerprint, sealed_bytes) if sound and fingerprint.hex()[:32] == index.parent.name else None
 
 
 @contextlib.contextmanager
 def _opened(model: Path, fingerprint: bytes, sealed_bytes: int) -> Iterator[tuple[list[Row], SlotFile, bool]]:
     """The rows of all blocks, the slot file, and whether the index was readable to the end."""
-    index = Index(model / "index", fingerprint, sealed_bytes)
+    index = Index(model / "index", fingerprint, sealed_bytes, may_rebuild=False)
     try:
         slots = SlotFile(model / "slots", sealed_bytes, 0)
         try:

@@ -163,7 +163,8 @@ class Saver:
 
     def _save(self, batch: Sequence[Unsaved]) -> None:
         if self._remote is None and not self._sealed_into:  # a remote level keeps blocks for a while
-            self._sealed_into = [bytearray(self._codec.sealed_bytes) for _ in range(WRITE_BATCH)]
+            with suppress(MemoryError):
+                self._sealed_into = [bytearray(self._codec.sealed_bytes) for _ in range(WRITE_BATCH)]
         outs = self._sealed_into or [None] * len(batch)
         sealed = [block for block in map(self._seal, batch, outs) if block is not None]
         try:

@@ -7,7 +7,8 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -24,16 +25,18 @@ from radixkv.cli.security_flags import (
     security_of,
     server_tls,
 )
-from radixkv.core.errors import InvalidArgumentError
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.net.signals import StopSignals, exit_at_interrupt
 from radixkv.util.folders import state_folder
 from radixkv.util.heaps import keep_heaps_small, set_heap_aside
 
 if TYPE_CHECKING:
     from radixkv.client import Credentials
+    from radixkv.gateway.backend.routed import RoutedGenerator
     from radixkv.gateway.config import GatewayConfig
     from radixkv.gateway.server import GatewayServer
-    from radixkv.generation.request import Generator
+    from radixkv.generation.client import GenerationClient
+    from radixkv.generation.request import Generator, ModelInfo
     from radixkv.net.limits import Limiter
     from radixkv.worker.run import Worker
 
@@ -42,6 +45,9 @@ __all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_ga
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
 _PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "python_multipart")
 """Required packages of a gateway, checked before a model is loaded."""
+
+_LOOK_S = 0.5
+"""Between two looks for the first worker, in seconds."""
 
 
 def add(commands: Any) -> None:
@@ -61,7 +67,7 @@ def add(commands: Any) -> None:
         metavar="ADDRESS",
         help="with --worker, its cache service; without, one whose workers are all served: each request goes to the one that "
         "holds most of its prompt and is least busy. May be given several times; the name of a host stands for all its "
-        "addresses. Pins, quotas, clears and the tree page reach all their pools",
+        "addresses. Pins, quotas, clears and the tree page reach all their pools. Without a worker yet, it waits for one",
     )
     gateway.add_argument(
         "--pool",
@@ -312,6 +318,27 @@ def _gateway_config(
     )
 
 
+def _first_model(generator: GenerationClient | RoutedGenerator, services: Sequence[str]) -> ModelInfo:
+    """The model of the worker; of services, once one has a worker: they come and go while the gateway serves, too.
+
+    Raises:
+        RadixKVError: the worker cannot be reached or asked.
+    """
+    from radixkv.gateway.backend.routed import RoutedGenerator
+
+    is_said = False
+    while True:
+        try:
+            return generator.model()
+        except UnavailableError as error:
+            if not isinstance(generator, RoutedGenerator):
+                raise
+            if not is_said:
+                say(f"Waiting for a worker of {', '.join(services)}: {error}")
+            is_said = True
+        time.sleep(_LOOK_S)
+
+
 @exit_at_interrupt()
 def _run(options: argparse.Namespace) -> int:
     from radixkv.gateway.backend.routed import RoutedGenerator
@@ -329,7 +356,7 @@ def _run(options: argparse.Namespace) -> int:
         worker = worker or DEFAULT_WORKER_ADDRESS
         generator, of = GenerationClient(worker, retries=False, credentials=credentials), f"the worker at {worker}"
     with StopSignals() as signals, generator:
-        model = generator.model()  # before listening: without a worker there is nothing to serve
+        model = _first_model(generator, services)  # before listening: without a worker there is nothing to serve
         server, notice = make_gateway(generator, options, services[0] if services else None, credentials)
         with server:
             set_heap_aside()

@@ -3,7 +3,8 @@
     clear ── a row for each pool ──> the book ── Clear, to all pools ──> confirmed: the row is removed; otherwise it is pending
     twice a second: pending rows ── no request of the namespace goes to such a pool ── Clear, again ──> confirmed: as above
 
-Gateways over one database share the book. A row whose pool never comes back goes after `KEPT_S`.
+Gateways over one database share the book. A row whose pool never comes back goes after `KEPT_S`. A row of a whole service,
+whose pools were not known, stays as long: each pool gets the clear when it is there, and then has a confirmed row.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ ASKED_S = 10.0
 KEPT_S = 30 * 24 * 3600.0
 MAX_KEPT = 1000
 """Rows of one tenant."""
+
+_ASKED, _PENDING, _CONFIRMED = 0, 1, 2
+"""States of rows: under way; not confirmed; confirmed by one pool, which the row of its service leaves out."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -101,15 +105,15 @@ class Clears:
         except RadixKVError:
             await self._database.run(lambda connection: _settle(connection, pools, namespaces, asked_s))
             raise
-        confirmed = [pool for pool in pools if _has_confirmed(pool, answers.by_pool)]
-        pending = [pool for pool in pools if pool not in confirmed]
+        pending = [pool for pool in pools if not _has_confirmed(pool, answers.by_pool)]
+        left = [pool for pool in pools if pool not in answers.by_pool]
 
         def settle(connection: Connection) -> None:
-            _settle(connection, confirmed, namespaces, asked_s)
-            _mark(connection, pending, namespaces)
+            _settle(connection, answers.by_pool, namespaces, asked_s)
+            _mark(connection, left, namespaces)
 
         await self._database.run(settle)
-        if pending:
+        if left:
             await self._look()
             if self._database.is_shared:
                 await asyncio.sleep(2 * LOOK_S)  # the other gateways have read it, too, before the caller is answered
@@ -140,33 +144,39 @@ class Clears:
         assert self._database is not None
         rows = await self._database.run(_read)
         self._has_rows = bool(rows)
-        pending = {PendingClear(*row[:3]): row[3] for row in rows if row[4]}
+        by_state = {
+            state: {PendingClear(*row[:3]): row[3] for row in rows if row[4] == state}
+            for state in (_PENDING, _CONFIRMED)
+        }
+        pending, confirmed = by_state[_PENDING], frozenset(by_state[_CONFIRMED])
         if self._members is not None:
-            self._members.hold_back(frozenset(pending))
-        if pending and (self._repeating is None or self._repeating.done()):
+            self._members.hold_back(frozenset(pending), confirmed)
+        known = self._pools.known()
+        is_due = any(each.pool or any(_is_due(each, pool, confirmed) for pool in known) for each in pending)
+        if is_due and (self._repeating is None or self._repeating.done()):
             with own_work():
-                self._repeating = asyncio.create_task(self._repeat(pending), name="radixkv-clears-repeat")
+                self._repeating = asyncio.create_task(self._repeat(pending, confirmed), name="radixkv-clears-repeat")
 
-    async def _repeat(self, pending: Mapping[PendingClear, float]) -> None:
+    async def _repeat(self, pending: Mapping[PendingClear, float], confirmed: Collection[PendingClear]) -> None:
         assert self._database is not None
 
         def repeat(reader: RemoteReader) -> list[PendingClear]:
-            service, pool = reader.address, reader.pool_name
-            due = [each for each in pending if each.service == service and each.pool in ("", pool)]
-            for each in due:
-                reader.clear(each.namespace)
+            pool = PoolName(reader.address, reader.pool_name)
+            due = [each for each in pending if _is_due(each, pool, confirmed)]
+            for namespace in {each.namespace for each in due}:
+                reader.clear(namespace)
             return due
 
         services = {each.service for each in pending}
         try:
             answers = await self._run(partial(self._pools.ask, repeat, CLEAR_S, services))
-            confirmed = {each for one in answers.by_pool.values() for each in one}
 
             def settle(connection: Connection) -> None:
-                for each in confirmed:
-                    _settle(connection, [PoolName(*each[:2])], [each.namespace], pending[each])
+                for pool, cleared in answers.by_pool.items():
+                    for each in cleared:
+                        _settle(connection, [pool], [each.namespace], pending[each])
 
-            if confirmed:
+            if any(answers.by_pool.values()):
                 await self._database.run(settle)
                 await self._look()
         except RadixKVError as error:
@@ -178,18 +188,28 @@ def _has_confirmed(pool: PoolName, answered: Collection[PoolName]) -> bool:
     return pool in answered or (not pool.pool and any(each.service == pool.service for each in answered))
 
 
+def _is_due(clear: PendingClear, pool: PoolName, confirmed: Collection[PendingClear]) -> bool:
+    """Whether a pool needs a clear: its own, or that of its service if it has not confirmed it yet."""
+    if clear.service != pool.service:
+        return False
+    return clear.pool == pool.pool or (not clear.pool and PendingClear(*pool, clear.namespace) not in confirmed)
+
+
 def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collection[str]) -> float:
     """Write the rows of a clear; returns its time."""
     owner = owner_of(next(iter(namespaces)))
     connection.execute("DELETE FROM clears WHERE asked_s < epoch_s() - ?", (KEPT_S,))
-    num_kept = connection.execute("SELECT count(*) FROM clears WHERE owner = ?", (owner,)).fetchone()[0]
+    query = "SELECT count(*) FROM clears WHERE owner = ? AND is_pending <> ?"
+    num_kept = connection.execute(query, (owner, _CONFIRMED)).fetchone()[0]
     if num_kept >= MAX_KEPT:
         raise LimitError(
             f"{num_kept} clears of this namespace are pending for pools that cannot be reached; clear all of it later"
         )
     now_s = connection.execute("SELECT epoch_s()").fetchone()[0]
+    again = "UPDATE clears SET is_pending = ?, asked_s = ? WHERE namespace = ? AND is_pending = ?"
+    connection.executemany(again, [(_PENDING, now_s, namespace, _CONFIRMED) for namespace in namespaces])
     command = (
-        "INSERT INTO clears VALUES (?, ?, ?, ?, ?, 0) "
+        f"INSERT INTO clears VALUES (?, ?, ?, ?, ?, {_ASKED}) "
         "ON CONFLICT (service, pool, namespace) DO UPDATE SET asked_s = excluded.asked_s"
     )
     connection.executemany(command, [(*pool, namespace, owner, now_s) for pool in pools for namespace in namespaces])
@@ -197,22 +217,32 @@ def _ask(connection: Connection, pools: Iterable[PoolName], namespaces: Collecti
 
 
 def _settle(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str], asked_s: float) -> None:
-    """Remove confirmed rows, except those of a later clear."""
-    command = "DELETE FROM clears WHERE service = ? AND pool = ? AND namespace = ? AND asked_s <= ?"
-    connection.executemany(command, [(*pool, namespace, asked_s) for pool in pools for namespace in namespaces])
+    """Remove the rows of pools, except those of a later clear; where their service has a row, they get a confirmed one."""
+    for pool in pools:
+        for namespace in namespaces:
+            connection.execute(_REMOVE, (*pool, namespace, asked_s))
+            if pool.pool:
+                connection.execute(_CONFIRM, (pool.pool, asked_s, _CONFIRMED, pool.service, namespace))
+
+
+_REMOVE = "DELETE FROM clears WHERE service = ? AND pool = ? AND namespace = ? AND asked_s <= ?"
+_CONFIRM = """
+INSERT INTO clears SELECT service, ?, namespace, owner, ?, ? FROM clears WHERE service = ? AND pool = '' AND namespace = ?
+ON CONFLICT (service, pool, namespace) DO NOTHING
+"""
 
 
 def _take_over(connection: Connection) -> None:
     """A file's only gateway ends clears that were under way."""
-    connection.execute("UPDATE clears SET is_pending = 1")
+    connection.execute("UPDATE clears SET is_pending = ? WHERE is_pending = ?", (_PENDING, _ASKED))
 
 
 def _mark(connection: Connection, pools: Iterable[PoolName], namespaces: Iterable[str]) -> None:
-    command = "UPDATE clears SET is_pending = 1 WHERE service = ? AND pool = ? AND namespace = ?"
-    connection.executemany(command, [(*pool, namespace) for pool in pools for namespace in namespaces])
+    command = "UPDATE clears SET is_pending = ? WHERE service = ? AND pool = ? AND namespace = ?"
+    connection.executemany(command, [(_PENDING, *pool, namespace) for pool in pools for namespace in namespaces])
 
 
 def _read(connection: Connection) -> list[tuple[Any, ...]]:
-    """All rows: service, pool, namespace, time, and whether they are pending."""
+    """All rows: service, pool, namespace, time and state; pending is what another gateway has not ended in time, too."""
     query = "SELECT service, pool, namespace, asked_s, is_pending, epoch_s() - asked_s FROM clears"
-    return [(*row[:4], bool(row[4]) or row[5] > ASKED_S) for row in map(tuple, connection.execute(query))]
+    return [(*row[:4], row[4] or _PENDING * (row[5] > ASKED_S)) for row in map(tuple, connection.execute(query))]

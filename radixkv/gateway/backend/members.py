@@ -82,7 +82,7 @@ class Members:
         self._readers: dict[str, RemoteReader] = {}
         self._known: dict[str, _Known] = {}
         self._met: dict[str, set[str]] = {}  # names of all pools that a service ever had, for clears
-        self._pending: frozenset[PendingClear] = frozenset()
+        self._pending = self._confirmed = frozenset[PendingClear]()
         self._closing = threading.Event()
         self._resolve()
         self._look()
@@ -120,9 +120,9 @@ class Members:
         with self._lock:
             return {service: sorted(self._met.get(service, ())) for service in self._readers}
 
-    def hold_back(self, pending: frozenset[PendingClear]) -> None:
-        """From now on, leave pools out for namespaces whose clear is pending there."""
-        self._pending = pending
+    def hold_back(self, pending: frozenset[PendingClear], confirmed: frozenset[PendingClear]) -> None:
+        """From now on, leave pools out for namespaces whose clear is pending there, or at their service but not `confirmed`."""
+        self._pending, self._confirmed = pending, confirmed
 
     def known(self) -> list[PoolRoute]:
         """The workers that were named last, without a match. O(pools)."""
@@ -147,11 +147,11 @@ class Members:
             reader.close()
 
     def _is_held_back(self, service: str, pool: str, namespace: str) -> bool:
-        return bool(self._pending) and any(
-            PendingClear(service, name, cleared) in self._pending
-            for name in ("", pool)
-            for cleared in (namespace, owner_of(namespace))
-        )
+        if not self._pending:
+            return False
+        clears = [PendingClear(service, pool, cleared) for cleared in (namespace, owner_of(namespace))]
+        of_service = [clear._replace(pool="") for clear in clears if clear not in self._confirmed]
+        return not self._pending.isdisjoint([*clears, *of_service])
 
     def _remembered(self, service: str) -> dict[str, PoolRoute]:
         with self._lock:

@@ -48,6 +48,9 @@ MAX_WRITES, MAX_READS = 8, 2
 ANSWER_S = 20.0
 """How long a job of a database of several gateways may take, in seconds; it is then dropped, or its result is."""
 
+PATIENCE_S, _PAUSE_S = 30.0, 0.5
+"""How long `keep` waits for a server that is away, and between two tries, in seconds."""
+
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _Outcome: TypeAlias = tuple[Any, Exception | None]
@@ -134,6 +137,21 @@ class Database(Closing):
             return await self._answer(self.submit(job))
         async with self._writes.place(namespace):
             return await self._answer(self.submit(job))
+
+    async def keep(self, job: Callable[[Connection], _Result]) -> _Result:
+        """`run` what must not be lost, again while the server of several gateways is away. The job may have been carried out.
+
+        Raises:
+            UnavailableError: the database is closed, or was away for `PATIENCE_S`.
+        """
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await self.run(job)
+            except UnavailableError:
+                if not self.is_shared or time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
     async def read(self, job: Callable[[Connection], _Result], namespace: str) -> _Result:
         """Run a read-only job on the second thread; it sees every change that was acknowledged before.

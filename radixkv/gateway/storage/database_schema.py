@@ -311,7 +311,7 @@ CREATE TABLE clears (
     namespace TEXT NOT NULL,
     owner TEXT NOT NULL,                       -- of the namespace
     asked_s REAL NOT NULL,                     -- latest time, on the database's clock
-    is_pending INTEGER NOT NULL,                 -- not confirmed: requests of the namespace keep away
+    is_pending INTEGER NOT NULL,               -- 1: requests of the namespace keep away; 2: confirmed, see its service
     PRIMARY KEY (service, pool, namespace)
 ) WITHOUT ROWID;
 CREATE INDEX clears_by_owner ON clears (owner);

@@ -9,6 +9,7 @@ recently used entry is a leaf: evicting it leaves no entry without its parent.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
@@ -31,6 +32,9 @@ _INSERT = (
     "created_s = excluded.created_s"
 )
 _DELETE = "DELETE FROM transcripts WHERE key = ?"
+
+LOOK_UP_S = 1.0
+"""How long a request waits for the token ids of its history, in seconds; then it tokenizes the text."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -151,7 +155,7 @@ class TranscriptCache:
     async def look_up(self, namespace: str, keys: Sequence[bytes], num_replies: int = 0) -> None:
         """Bring the entries of these keys of one conversation, in order, to what the shared database holds.
 
-        `num_replies`: with so many latest replies to the last key, a prompt. While the database is away none of them is found.
+        `num_replies`: with so many latest replies to the last key, a prompt. While the database is away none is found.
         """
         if not self._database.is_shared or not keys:
             return
@@ -159,9 +163,10 @@ class TranscriptCache:
         known = frozenset(key for key in keys if key in held.entries)
         there, rows = set[bytes](), list[TranscriptRow]()
         try:
-            there, rows = await self._database.read(lambda c: look_up(c, keys, known, num_replies), namespace)
-        except UnavailableError as error:
-            _LOG.info("replies are tokenized anew: %s", error)
+            async with asyncio.timeout(LOOK_UP_S):
+                there, rows = await self._database.read(lambda c: look_up(c, keys, known, num_replies), namespace)
+        except (UnavailableError, TimeoutError) as error:
+            _LOG.info("replies are tokenized anew: %s", error or "the gateway's database does not answer")
         gone = {key for key in keys if key not in there and key in held.entries and held.entries[key].is_stored}
         self._drop(held, gone)
         by_key = {row.key: row for row in rows if row.namespace == namespace}

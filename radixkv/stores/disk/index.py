@@ -21,7 +21,7 @@ from radixkv.stores.hints import HINT_BYTES
 from radixkv.stores.secrets.keys import ID_BYTES
 from radixkv.stores.secrets.names import NAME_BYTES
 
-__all__ = ["Index", "Row", "files_of"]
+__all__ = ["VERSION", "Index", "Row", "files_of"]
 
 VERSION = 2
 """Of the schema, the sealing and the names: an index of another version is discarded with its slots."""
@@ -71,6 +71,7 @@ class Index:
 
     Args:
         path: created where missing. fingerprint, sealed_bytes: of the blocks.
+        may_rebuild: whether a file of another model or version, or one without a readable row, is replaced by an empty one.
 
     Attributes:
         rows: sound rows as found at the start; the owner empties it.
@@ -82,7 +83,7 @@ class Index:
         sqlite3.Error, OSError: the disk fails, or another program has locked the file.
     """
 
-    def __init__(self, path: Path, fingerprint: bytes, sealed_bytes: int) -> None:
+    def __init__(self, path: Path, fingerprint: bytes, sealed_bytes: int, *, may_rebuild: bool = True) -> None:
         self._path = path
         self._fingerprint = fingerprint
         self._sealed_bytes = sealed_bytes
@@ -96,7 +97,7 @@ class Index:
         path.touch(mode=0o600)
         self._connection = _connect(path)
         try:
-            if is_new or not self._load():
+            if is_new or (not self._load() and may_rebuild):
                 self.rebuild([])
         except BaseException:
             self._connection.close()

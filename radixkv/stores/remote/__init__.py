@@ -3,6 +3,7 @@
 level     the store's view: reads, writes, erasure, tombstones, counters
 calls     one read or write of blocks on one server
 erasure   tombstones, and the deletion of a namespace's blocks
+journal   what is yet to be deleted, for the next worker
 cluster   the server that keeps a key
 server    one server: its connections, its breaker, the thread that connects
 wire      one connection: RESP2 with deadlines and bounds

@@ -2,7 +2,7 @@
 
 A tombstone is left before anything is deleted, so that a worker that was away erases too. Tombstones that a flush or an
 eviction lost are put back by every worker that has seen them. The server is not trusted: the owner of the key file checks
-a tombstone before it acts on it. A branch has no tombstone: its worker tries to delete it until it ends.
+a tombstone before it acts on it. A branch has no tombstone: its worker tries to delete it, and leaves it to the next one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from radixkv.stores.remote.cluster import Servers
+from radixkv.stores.remote.journal import Deletion, Journal
 from radixkv.stores.remote.server import Server
 from radixkv.stores.remote.wire import ProtocolError, Reply, ReplyError, WireError
 from radixkv.stores.secrets.names import NAME_BYTES
@@ -34,9 +35,13 @@ _KEY = b"radixkv:erased"
 
 
 class Erasures:
-    """Tombstones known so far and erasures that are not complete. `refresh` is for one thread, the rest for any."""
+    """Tombstones known so far and erasures that are not complete. `refresh` is for one thread, the rest for any.
 
-    def __init__(self, servers: Servers, counters: LevelCounters) -> None:
+    Args:
+        journal: keeps what is not complete; it has that of earlier workers.
+    """
+
+    def __init__(self, servers: Servers, counters: LevelCounters, journal: Journal) -> None:
         self._servers = servers
         self._counters = counters
         self._follower = _Follower(lambda _: None, set())
@@ -44,6 +49,12 @@ class Erasures:
         self._pending: dict[bytes, bytes] = {}  # namespace id -> tombstone
         self._lock = threading.Lock()
         self._dropped: dict[bytes, set[bytes]] = {}  # prefix of keys -> names below which all goes
+        self._journal = journal
+        for is_branch, target, value in journal.read():
+            if is_branch:
+                self._dropped.setdefault(target, set()).add(value)
+            else:
+                self._pending[target] = value
 
     def tombstones(self) -> list[bytes]:
         return list(self._known)
@@ -54,9 +65,11 @@ class Erasures:
 
     def erase(self, namespace_id: bytes, point: bytes, until_s: float) -> bool:
         """Leave the tombstone and delete the blocks of every model; returns whether that is complete, else it is pending."""
-        if len(self._pending) >= MAX_PENDING:
-            self._pending.pop(next(iter(self._pending)), None)
-        self._pending[namespace_id] = point
+        if self._pending.get(namespace_id) != point:
+            if len(self._pending) >= MAX_PENDING:
+                self._is_done(next(iter(self._pending)))
+            self._pending[namespace_id] = point
+            self._journal.add([Deletion(False, namespace_id, point)])
         try:
             self._delete(namespace_id, point, until_s)
         except WireError:
@@ -65,17 +78,24 @@ class Erasures:
             self._counters.fault(error.cause)
             return False
         if self._pending.get(namespace_id) == point:
-            self._pending.pop(namespace_id, None)
+            self._is_done(namespace_id)
         return True
+
+    def _is_done(self, namespace_id: bytes) -> None:
+        if (point := self._pending.pop(namespace_id, None)) is not None:
+            self._journal.remove([Deletion(False, namespace_id, point)])
 
     def forget_below(self, prefix: bytes, parents: Iterable[bytes]) -> None:
         """Have `retry` delete the blocks below these names, whose keys begin with `prefix`."""
         with self._lock:
             names = self._dropped.setdefault(prefix, set())
-            if _ALL not in names:
-                names.update(parents)
-            if len(names) > MAX_PENDING:
-                self._dropped[prefix] = {_ALL}
+            new = set() if _ALL in names else set(parents) - names
+            if len(names) + len(new) > MAX_PENDING:
+                self._journal.remove(Deletion(True, prefix, name) for name in names)
+                names.clear()
+                new = {_ALL}
+            names |= new
+            self._journal.add(Deletion(True, prefix, name) for name in new)
 
     def retry(self, timeout_s: float) -> None:
         """Try what is pending again, up to the first that fails."""
@@ -92,6 +112,9 @@ class Erasures:
                     self._counters.fault(error.cause)
                 self.forget_below(prefix, names)
                 return
+            with self._lock:
+                done = names - self._dropped.get(prefix, set())
+                self._journal.remove(Deletion(True, prefix, name) for name in done)
 
     def refresh(self, is_first: bool) -> None:
         """Read the tombstones.

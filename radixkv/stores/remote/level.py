@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.breaker import Breaker, BreakerState
@@ -20,6 +21,7 @@ from radixkv.stores.errors import StoreError
 from radixkv.stores.remote.calls import ReadCall, WriteCall
 from radixkv.stores.remote.cluster import Servers
 from radixkv.stores.remote.erasure import CALL_TIMEOUT_S, MAX_TOMBSTONE_BYTES, Erasures
+from radixkv.stores.remote.journal import Journal
 from radixkv.stores.remote.server import Server
 from radixkv.stores.remote.url import RemoteUrl
 from radixkv.stores.remote.wire import ProtocolError, ReplyError, WireError
@@ -50,12 +52,13 @@ class RemoteLevel:
         url: the value of ``--remote``; see `RemoteUrl.parse`.
         fingerprint: of the model and its layout, at least 8 bytes.
         sealed_bytes: length of every sealed block; a value of another length is a miss.
+        journal: a file for deletions that are not complete when the level is closed; None: they are lost then.
 
     Raises:
         InvalidArgumentError: the URL is wrong; a server that cannot be reached is no error.
     """
 
-    def __init__(self, url: str, fingerprint: bytes, sealed_bytes: int) -> None:
+    def __init__(self, url: str, fingerprint: bytes, sealed_bytes: int, journal: Path | None = None) -> None:
         assert len(fingerprint) >= 8
         assert sealed_bytes >= 1
         parsed = RemoteUrl.parse(url)
@@ -78,7 +81,8 @@ class RemoteLevel:
             return Server(at, value_bytes, self._counters, num_calls, self._connected)
 
         self._servers = Servers(parsed, open_server)
-        self._erasures = Erasures(self._servers, self._counters)
+        self._journal = Journal(journal, self._place, self._counters)
+        self._erasures = Erasures(self._servers, self._counters, self._journal)
         self._thread = threading.Thread(target=self._run, name="radixkv-remote", daemon=True)
         self._thread.start()
 
@@ -92,16 +96,6 @@ class RemoteLevel:
     def is_usable(self) -> bool:
         """Whether a read may find something now: the server answers and its tombstones are known."""
         return self._knows_tombstones and any(server.is_usable for server in self._servers.all())
-
-    def read_many(self, names: Sequence[bytes], namespace_id: bytes, deadline_s: float) -> list[bytes | None]:
-        """The sealed blocks of `names`, None for those that did not come within `deadline_s` seconds."""
-        found: list[bytes | None] = [None] * len(names)
-
-        def receive(index: int, sealed: memoryview) -> None:
-            found[index] = bytes(sealed)
-
-        self.read_each(names, namespace_id, deadline_s, receive)
-        return found
 
     def read_each(
         self, names: Sequence[bytes], namespace_id: bytes, deadline_s: float, receive: Callable[[int, memoryview], None]
@@ -182,6 +176,10 @@ class RemoteLevel:
             self._counters.written(num_written, num_written * self._sealed_bytes, time.monotonic() - begin_s)
         return num_written
 
+    def forget(self) -> None:
+        """Count a block that did not open. It stays until it is written again."""
+        self._counters.fault("seal")
+
     def leave_out(self, num_blocks: int) -> None:
         """Count blocks that are not written because too many waited."""
         self._counters.unwritten("queue", num_blocks)
@@ -201,7 +199,7 @@ class RemoteLevel:
     def erase(self, namespace_id: bytes, point: bytes, deadline_s: float = ERASE_TIMEOUT_S) -> bool:
         """Leave a tombstone, then delete the namespace's blocks of every model.
 
-        Returns whether that is complete. If not, it is tried again until the level is closed.
+        Returns whether that is complete. If not, it is tried again, also by the next level with this journal.
 
         Args:
             point: the tombstone, 1 to 64 bytes.
@@ -238,6 +236,7 @@ class RemoteLevel:
         self._wake.set()
         self._servers.close()
         self._thread.join(CALL_TIMEOUT_S)
+        self._journal.close()
 
     @property
     def _knows_tombstones(self) -> bool:

@@ -12,7 +12,7 @@ import copy
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -188,6 +188,7 @@ def _bits(token_ids: Iterable[int], vocab_size: int) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reply:
     """One branch's reply.
 
@@ -199,29 +200,16 @@ class Reply:
         fault: error of the grammar, not of the reply, after which it cannot continue.
     """
 
-    __slots__ = (
-        "_counts",
-        "_last",
-        "_matcher",
-        "_rules",
-        "fault",
-        "logprob",
-        "num_drawn",
-        "num_tokens",
-        "stops",
-        "text",
-    )
-
-    def __init__(self, rules: ReplyRules, stops: StopRules, matcher: GrammarMatcher | None) -> None:
-        self._rules = rules
-        self.stops = stops
-        self._matcher = matcher
-        self._counts: Counter[int] = Counter()
-        self._last: tuple[int, ...] = ()
-        self.text = ""
-        self.num_tokens = self.num_drawn = 0
-        self.logprob = 0.0
-        self.fault = ""
+    _rules: ReplyRules
+    stops: StopRules
+    _matcher: GrammarMatcher | None
+    _counts: Counter[int] = field(default_factory=Counter)
+    _last: tuple[int, ...] = ()
+    text: str = ""
+    num_tokens: int = 0
+    num_drawn: int = 0
+    logprob: float = 0.0
+    fault: str = ""
 
     def copy(self) -> Reply:
         """An independent copy with the same tokens."""

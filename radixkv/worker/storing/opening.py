@@ -45,7 +45,8 @@ def open_store(
         StoreError: a level or the key file cannot be opened; names the flag. Or the model's files cannot be read.
     """
     rounding = _rounding(served, settings.kv_dtype, runner)
-    keys = StoreKeys(settings.key_file or state_folder() / "store.key")
+    key_file = settings.key_file or state_folder() / "store.key"
+    keys = StoreKeys(key_file)
     try:
         stored = f"{settings.kv_dtype}, {rounding.layout}" if rounding else ""
         fingerprint = fingerprint_of(
@@ -61,7 +62,8 @@ def open_store(
     if settings.remote is not None:
         from radixkv.stores.remote import RemoteLevel  # its client only where it is used
 
-        remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes)
+        pending = key_file.expanduser().with_name(f"{key_file.name}.pending")
+        remote = RemoteLevel(settings.remote, fingerprint, sealed_bytes, pending)
     return BlockStore(
         keys,
         fingerprint,

@@ -143,7 +143,7 @@ class StoredBlocks:
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
         self._prefill = PrefillMeter(clock)
-        self._meters = {is_remote: LoadMeter(is_remote=is_remote, clock=clock) for is_remote in (False, True)}
+        self._meters = {is_remote: LoadMeter(clock) for is_remote in (False, True)}
         self._ran: Sequence[BatchRow] = ()
         self._own: set[int] = set()  # blocks of the last answer
         self._clock = clock
@@ -401,12 +401,12 @@ class StoredBlocks:
         prefill = self._prefill.cost()
         compute_s = _FIRST_WAIT_S if prefill is None else prefill.seconds(first * size, num_blocks * size)
         idle_s = max(LEAST_WAIT_S, MAX_IDLE_SHARE * compute_s)
-        if not is_remote:
-            choice = self._choose(num_blocks, first)
-            if choice.kind is Kind.COMPUTE:
-                return
-            if choice.kind is Kind.BOTH:
-                indices, idle_s = indices[: -choice.num_loaded - 1 : -1], 0.0
+        choice = self._choose(num_blocks, first, is_remote=is_remote)
+        if choice.kind is Kind.COMPUTE:
+            return
+        if choice.kind is Kind.BOTH:
+            indices, idle_s = indices[: choice.num_loaded] if is_remote else indices[: -choice.num_loaded - 1 : -1], 0.0
+        self._meters[is_remote].begins()
         names = [chain[index - first + 1] for index in indices]
         load = self._store.load(names, keys, max(LEAST_WAIT_S, 2 * compute_s), is_remote=is_remote)
         block_s = compute_s / num_blocks
@@ -429,10 +429,18 @@ class StoredBlocks:
         load_s, way = (choice.load_s, choice.kind.value) if num_on_disk else (0.0, "load" if num_in_host else "")
         return StoredPrefix(num_blocks * self._block_size, load_s, choice.compute_s, way)
 
-    def _choose(self, num_blocks: int, first: int) -> Choice:
-        """How to get so many blocks of the disk level, from index `first` on."""
-        size, meter = self._block_size, self._meters[False]
-        return choose(num_blocks, size, first * size, meter.cost(), self._prefill.cost(), is_careful=meter.is_careful)
+    def _choose(self, num_blocks: int, first: int, *, is_remote: bool = False) -> Choice:
+        """How to get so many blocks of a level, from index `first` on; the remote one may lack them."""
+        size, meter = self._block_size, self._meters[is_remote]
+        return choose(
+            num_blocks,
+            size,
+            first * size,
+            meter.cost(),
+            self._prefill.cost(),
+            is_stale=meter.is_stale,
+            is_from_front=is_remote,
+        )
 
     def take_landed(self) -> bool:
         """Copy blocks that have come into the pool. Returns whether a branch got further or no longer waits."""
@@ -441,12 +449,12 @@ class StoredBlocks:
             branch, load = one.branch, one.load
             is_wanted = branch.seq_id == one.seq_id and branch.phase is Phase.RUNNING
             waited_s = self._clock() - load.started_s
-            in_vain = not load.num_landed and waited_s >= max(one.idle_s, LEAST_WAIT_S)
-            if not load.is_cancelled and (not is_wanted or self._clock() > load.until_s):
-                load.is_cancelled = True
-                if in_vain:  # so that a level of this kind is not waited for again
-                    self._meters[load.is_remote].loaded(0, waited_s, waited_s)
-            is_over = load.is_over  # before the last blocks are taken
+            is_over, is_late = load.is_over, self._clock() > load.until_s  # before the last blocks are taken
+            gives_up = not (is_over or load.is_cancelled) and (is_late or not is_wanted)
+            has_waited = waited_s >= max(one.idle_s, LEAST_WAIT_S)
+            if has_waited and not load.num_landed and (gives_up or (is_over and (is_late or load.is_cancelled))):
+                self._meters[load.is_remote].loaded(0, waited_s, waited_s)  # so that the level is not waited for again
+            load.is_cancelled |= gives_up
             if landed := load.take():
                 has_news |= self._take(one, landed, is_wanted=is_wanted)
             if is_over:
@@ -454,8 +462,6 @@ class StoredBlocks:
                 if load.num_landed:
                     first_s, last_s = load.first_s - load.started_s, load.last_s - load.started_s
                     self._meters[load.is_remote].loaded(load.num_landed, first_s, last_s)
-                elif not load.is_cancelled:
-                    self._meters[load.is_remote].loaded(0, waited_s, waited_s)
             if is_wanted and branch.is_loading:
                 waits = [other.waits_until_s for other in self._loading if other.branch is branch]
                 branch.is_loading = self._clock() < max(waits, default=-math.inf)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from many_hosts import Host
 from openai import OpenAI
 from tree_follower import follower
 
@@ -20,6 +21,7 @@ from radixkv import LimitError
 from radixkv.client import Credentials
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.request import Prompt
+from radixkv.net.signals import EXIT_INTERRUPTED
 
 pytestmark = pytest.mark.thorough
 
@@ -139,6 +141,38 @@ def test_a_gateway_without_a_worker_says_so_in_one_line() -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert re.fullmatch(r"radixkv: the service at 127\.0\.0\.1:1 .*\n", done.stderr)
+
+
+@contextmanager
+def waiting(service: str) -> Iterator[subprocess.Popen[str]]:
+    """A gateway of a service that has no worker."""
+    arguments = [*COMMAND, "gateway", "--service", service, "--listen", "127.0.0.1:0", "--state", "none"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert re.match(f"Waiting for a worker of {service}: .* attach one", process.stdout.readline())
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_gateway_of_a_service_waits_for_its_first_worker_or_ctrl_c(default_model: str) -> None:
+    host = Host(default_model, "default")
+    host.stop_worker()
+    try:
+        with waiting(host.address) as served, waiting(host.address) as given_up:
+            given_up.send_signal(signal.SIGINT)
+            assert given_up.communicate(timeout=60)[0] == ""
+            assert given_up.returncode == EXIT_INTERRUPTED
+            host.start_worker()
+            assert served.stdout is not None
+            assert re.match("OpenAI API on .* for gibberish of the workers of", served.stdout.readline())
+            host.stop_worker()
+            served.send_signal(signal.SIGINT)
+            served.communicate(timeout=60)
+            assert served.returncode == 0
+    finally:
+        host.close()
 
 
 SHA256_OF_SESAME = "d0c04f4b1951e4aeaaec8223ed2039e542f3aae805a6fa7f6d794e5afff5d272"

@@ -55,6 +55,9 @@ def test_closing_detaches_at_once_and_ends_what_is_called_later(service: Service
     first.close()
     with pytest.raises(LeaseError, match="closed"):
         first.acquire(PROMPT)
+    for call in (first.stats, lambda: first.begin_route(PROMPT), lambda: next(first.follow_events())):
+        with pytest.raises(UnavailableError, match="closed"):
+            call()
     with connect(service.addresses[0], PoolShape(64)) as second:
         assert second.stats().num_sequences == 0
         assert second.match(PROMPT).num_tokens == 0

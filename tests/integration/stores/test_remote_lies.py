@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from resp_servers import LyingServer, wait_until
-from stores_calls import BLOCK_BYTES, VALUE_BYTES, block, names, reads_again, timed_read
+from stores_calls import BLOCK_BYTES, VALUE_BYTES, block, names, read_many, reads_again, timed_read
 
 from radixkv.stores.remote import RemoteLevel, level, server
 
@@ -195,7 +195,7 @@ def test_a_call_is_tried_on_three_connections_that_the_server_closes(
         [b""] if words[0] == command and liar.commands.count(command) <= before + num_closed else None
     )
     if command == b"GET":
-        assert (remote.read_many(names(1), bytes(range(16)), 20.0) == [None]) == (num_closed >= 3)
+        assert (read_many(remote, names(1), bytes(range(16)), 20.0) == [None]) == (num_closed >= 3)
         assert remote.stats().misses == ({"closed": 1} if num_closed >= 3 else {})
     else:
         assert remote.write_many([block(0)], 20.0) == (num_closed < 3)
@@ -223,7 +223,7 @@ def test_calls_past_their_number_wait_until_their_deadline(
     assert (remote.stats().unwritten, remote.stats().misses) == ({"deadline": 1}, {"deadline": 2})
     may_end.set()
     first.join(20.0)
-    assert remote.read_many(names(1), bytes(range(16)), 20.0) == [block(0).sealed]
+    assert read_many(remote, names(1), bytes(range(16)), 20.0) == [block(0).sealed]
 
 
 def test_a_closed_level_ends_at_once(liar: LyingServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,12 +231,12 @@ def test_a_closed_level_ends_at_once(liar: LyingServer, monkeypatch: pytest.Monk
     before = set(threading.enumerate())
     remote = RemoteLevel(liar.url, bytes(32), BLOCK_BYTES)
     assert remote.await_tombstones(20.0)
-    assert (remote.write_many([]), remote.read_many([], bytes(16), 5.0)) == (0, [])
+    assert (remote.write_many([]), read_many(remote, [], bytes(16), 5.0)) == (0, [])
     assert remote.write_many([block(0, BLOCK_BYTES - 1)]) == 0
     assert remote.stats().unwritten == {"length": 1}
     remote.close()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("radixkv-remote")]
-    assert remote.read_many(names(1), bytes(16), 5.0) == [None]
+    assert read_many(remote, names(1), bytes(16), 5.0) == [None]
     assert remote.write_many([block(0)], 5.0) == 0
 
 
@@ -251,7 +251,7 @@ def test_a_server_that_answers_nothing_but_errors_is_left_alone_and_one_good_ans
             None if words[0] != b"GET" or (is_good and words[1] == key) else [b"-ERR no\r\n"]
         )
         for _ in range(2 if not is_good else 4):
-            found = remote.read_many(names(3), bytes(range(16)), 20.0)
+            found = read_many(remote, names(3), bytes(range(16)), 20.0)
             assert [value is not None for value in found] == [is_good, False, False]
         assert ("error" in remote.stats().faults) == (not is_good)
     assert remote.stats().misses["error"] == 8 + 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import shutil
 import signal
 import socket
@@ -17,20 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.faults.stack import free_port
+
 __all__ = ["LyingServer", "RedisServer", "SlowLink", "free_port", "needs_redis", "wait_until"]
 
 PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
 needs_redis = pytest.mark.skipif(PROGRAM is None, reason="needs valkey-server or redis-server")
 START_S = 30.0
-
-
-def free_port() -> int:
-    """A free port below those that connections get, so that none takes it before a server does, or while one is away."""
-    while True:
-        port = random.SystemRandom().randrange(10_240, 32_768)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def wait_until(holds: Callable[[], object], within_s: float = START_S) -> None:

@@ -48,7 +48,7 @@ def open_store(
     """
     sealed_bytes = 8 * runner.pool.block_size + SEAL_BYTES
     disk = DiskLevel(folder / "blocks", size_bytes, fingerprint, sealed_bytes) if has_disk else None
-    far = RemoteLevel(remote, fingerprint, sealed_bytes) if remote else None
+    far = RemoteLevel(remote, fingerprint, sealed_bytes, folder / "store.key.pending") if remote else None
     host = HostLevel([Row(slot, runner.pool.host_row(slot)) for slot in range(num_rows + num_kept)], num_kept)
     keys = StoreKeys(folder / "store.key")
     return BlockStore(keys, fingerprint, host, adapters={}, disk=disk, remote=far, save_rate=save_rate)

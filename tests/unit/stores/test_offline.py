@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from sealed_blocks import FINGERPRINT, BlockMaker
 from radixkv import InvalidArgumentError
 from radixkv.core.namespaces import derived_namespace
 from radixkv.stores import offline
+from radixkv.stores.disk.folder import LOCK
 from radixkv.stores.errors import StoreError
 from radixkv.stores.secrets.keys import StoreKeys
 
@@ -94,6 +97,32 @@ def test_what_cannot_be_read_is_listed_as_such(folder: Path, maker: BlockMaker) 
     checked = {each.folder: each for each in offline.check(folder, maker.keys)}
     assert [name for name, each in checked.items() if not each.is_intact] == [FINGERPRINT.hex()[:32]]
     assert checked["ee" * 16].num_blocks == 1
+
+
+def test_what_an_earlier_or_a_later_version_has_stored_is_left_as_it_is(folder: Path, maker: BlockMaker) -> None:
+    index = folder / FINGERPRINT.hex()[:32] / "index"
+    with closing(sqlite3.connect(index, isolation_level=None)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert [model.is_readable for model in offline.list_models(folder)] == [True, False]
+    assert [each.is_intact for each in offline.check(folder, maker.keys, ["alice"])] == [True, False]
+    with closing(sqlite3.connect(index)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM blocks").fetchone() == (5,)
+
+
+def test_a_check_leaves_an_index_alone_of_which_no_row_is_readable(folder: Path, maker: BlockMaker) -> None:
+    index = folder / FINGERPRINT.hex()[:32] / "index"
+    with closing(sqlite3.connect(index, isolation_level=None)) as connection:
+        connection.execute("DROP TABLE blocks")
+    before = index.read_bytes()
+    assert [each.is_intact for each in offline.check(folder, maker.keys, ["alice"])] == [True, False]
+    assert index.read_bytes() == before
+
+
+def test_a_list_of_a_copy_leaves_no_file_in_it(folder: Path) -> None:
+    (folder / LOCK).unlink()
+    before = sorted(folder.rglob("*"))
+    assert len(offline.list_models(folder)) == 2
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_folder_of_another_program_is_neither_counted_nor_removed(folder: Path, maker: BlockMaker) -> None:

@@ -123,6 +123,9 @@ class ResponseStore:
 
         A response deleted meanwhile stays deleted; one that was cancelled at another gateway
         stays cancelled. Returns once the result survives the end of this process.
+
+        Raises:
+            UnavailableError: the database is away.
         """
 
         def update(connection: Connection) -> None:
@@ -137,7 +140,7 @@ class ResponseStore:
             connection.execute(_UPDATE, values)
             self._make_room(connection, row["namespace"], body["id"])
 
-        await self._database.run(update)
+        await self._database.keep(update)
 
     async def get(self, namespace: str, response_id: str) -> dict[str, Any]:
         """Return a stored response, the object of the API.

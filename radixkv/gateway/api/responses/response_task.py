@@ -147,6 +147,17 @@ class ResponseTask(ReplyTask):
             await self._keep()
         except RadixKVError as error:
             _LOG.error("response %s is not stored: %s", self.task_id, error)
+            if self.is_stored and self.failure is None:  # another gateway would not have it
+                if self.can_be_handed_on:
+                    self.body |= {
+                        "status": "in_progress",
+                        "output": [],
+                        "completed_at": None,
+                        "incomplete_details": None,
+                    }
+                    await self._hand_on()
+                    return
+                self._fail(ApiError.of(error))
         status = self.body["status"]
         # The protocol has no event for a cancelled response: its follower cancelled it, or sees the status.
         self._emit_body("incomplete" if status == "cancelled" else status)
@@ -168,7 +179,8 @@ class ResponseTask(ReplyTask):
         self._output.close("incomplete")
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         told = {"code": code, "message": error.message}
-        self.body |= {"status": "failed", "output": self._output.items, "error": told}
+        ended = {"output": self._output.items, "completed_at": None, "incomplete_details": None}
+        self.body |= {"status": "failed", "error": told, **ended}
 
     async def _keep(self) -> None:
         """Store the finished response and cache its exact ids, so that responses and chats can continue it."""

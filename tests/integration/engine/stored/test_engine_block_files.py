@@ -34,8 +34,8 @@ PROMPT = draw(1, 50)
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than a busy machine reads: a block is said to take a second."""
-    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
+    """This model computes faster than a busy machine reads: a block is said to take two seconds."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(2 / BLOCK, 0.0))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import threading
 import time
@@ -19,7 +20,7 @@ from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import ClearOp
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tree.journal import Dropped
-from radixkv.stores import saving
+from radixkv.stores import costs, saving
 from radixkv.stores import store as stores
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
@@ -35,8 +36,8 @@ from radixkv.worker.engine.engine import Engine
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than a busy machine reads: a block is said to take a second."""
-    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
+    """This model computes faster than a busy machine reads: a block is said to take two seconds."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(2 / BLOCK, 0.0))
 
 
 @pytest.fixture
@@ -63,8 +64,9 @@ def test_a_stopping_worker_puts_all_its_blocks_into_the_remote_level(
 
 
 @needs_redis
+@pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_the_remote_level_has_lost_is_put_again_once_it_is_computed_again(
-    tmp_path: Path, redis_server: RedisServer
+    tmp_path: Path, redis_server: RedisServer, is_damaged: bool
 ) -> None:
     prompt = draw(2, 60)
     with serving(tmp_path, num_blocks=24, remote=redis_server.url, has_disk=False) as engine:
@@ -75,9 +77,14 @@ def test_what_the_remote_level_has_lost_is_put_again_once_it_is_computed_again(
         ask(engine, prompt, 1)
         ask(engine, draw(3, 90), 1)  # in its place
         wait_until(lambda: num_written() >= 15 + 22)
-        redis_server.command("FLUSHALL")
+        if is_damaged:
+            for key in redis_server.command("KEYS", "radixkv:*:*").split()[2::2]:
+                redis_server.command("SETRANGE", key, "50", "damage")
+        else:
+            redis_server.command("FLUSHALL")
         ask(engine, prompt, 1)
         wait_until(lambda: num_written() >= 15 + 22 + 12)
+        assert (engine.store.remote.stats().faults.get("seal", 0) > 0) == is_damaged  # type: ignore[attr-defined]
 
 
 def test_reads_that_hang_hold_up_neither_requests_nor_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +142,45 @@ def test_a_level_from_which_nothing_comes_in_time_is_not_waited_for_again(
             wait_until(lambda: not stored._loading)
             engine.wake()
         assert stored._meters[False].cost().first_s >= 0.02
-        assert next(num_reads) <= 9  # one in each round, but two are under way when the first is late
+        assert next(num_reads) <= 2  # by two readers, when the first is late
+
+
+def test_a_disk_that_nobody_has_read_for_a_while_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "LOAD_AGE_S", -1.0)
+    prompts = [draw(seed, 60) for seed in (15, 16)]
+    with serving(tmp_path) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 1)
+    with serving(tmp_path) as engine:
+        assert [ask(engine, prompt, 1).usage.num_loaded_tokens for prompt in prompts] == [59, 59]
+
+
+@needs_redis
+def test_a_remote_level_that_is_slower_than_computing_is_asked_for_one_block_a_minute(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [draw(seed, 60) for seed in range(20, 24)]
+    with serving(tmp_path, remote=redis_server.url, has_disk=False) as engine:
+        for prompt in prompts:
+            ask(engine, prompt, 1)
+    loads: list[int] = []
+    load = BlockStore.load
+
+    def note(store: BlockStore, names: Sequence[bytes], *given: Any, **more: Any) -> Any:
+        loads.append(len(names))
+        return load(store, names, *given, **more)
+
+    monkeypatch.setattr(BlockStore, "load", note)
+    with serving(tmp_path, remote=redis_server.url, has_disk=False) as engine:
+        meter = engine._loop.stored._meters[True]  # type: ignore[union-attr]
+        meter.loaded(20, 5.0, 100.0)
+        for prompt in prompts[:2]:
+            ask(engine, prompt, 1)
+        assert loads == []
+        monkeypatch.setattr(meter, "_tried_s", -math.inf)
+        for prompt in prompts[2:]:
+            ask(engine, prompt, 1)
+        assert loads == [1]
 
 
 def test_saves_for_which_a_row_was_taken_meanwhile_are_not_forgotten(
@@ -169,6 +214,17 @@ def test_want_of_memory_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for seed in (7, 8):
             ask(engine, draw(seed, 60), 1)
     assert next(num_calls) > 3
+
+
+def test_want_of_memory_ends_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise MemoryError
+
+    prompt = draw(7, 60)
+    with monkeypatch.context() as patch, serving(tmp_path) as engine:
+        patch.setattr(saving, "bytearray", fail, raising=False)
+        ask(engine, prompt, 1)
+        wait_until(lambda: engine.store.disk.stats().num_written == 15)  # type: ignore[attr-defined]
 
 
 def test_what_was_erased_while_a_worker_was_away_is_deleted_at_its_start(tmp_path: Path) -> None:

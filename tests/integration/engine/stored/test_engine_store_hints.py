@@ -25,8 +25,8 @@ NUM_BLOCKS = 64
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than a busy machine reads: a block is said to take a second."""
-    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK, 0.0))
+    """This model computes faster than a busy machine reads: a block is said to take two seconds."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(2 / BLOCK, 0.0))
 
 
 def match(engine: Engine, prompt: list[int], namespace: str = "default") -> MatchResult:

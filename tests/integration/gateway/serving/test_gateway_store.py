@@ -20,8 +20,8 @@ QUESTION = [{"role": "user", "content": "Which rivers of France flow into the se
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than a busy machine reads: a block is said to take a second."""
-    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(1 / BLOCK_SIZE, 0.0))
+    """This model computes faster than a busy machine reads: a block is said to take two seconds."""
+    monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(2 / BLOCK_SIZE, 0.0))
 
 
 @contextmanager

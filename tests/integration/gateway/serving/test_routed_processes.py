@@ -180,7 +180,7 @@ def test_a_clear_survives_the_kill_of_its_gateway_and_reaches_the_killed_service
 
 
 def address_of(service: Role) -> str:
-    return service._arguments[service._arguments.index("--listen") + 1]
+    return service._command[service._command.index("--listen") + 1]
 
 
 def kill(role: Role) -> None:

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -239,6 +240,34 @@ def test_a_gateway_that_stops_hands_on_what_it_writes(pair: Pair) -> None:
     wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
     ended = pair.told(0, "GET", f"/responses/{begun['id']}")
     assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
+def test_what_ends_while_the_database_is_away_is_told_once_it_is_stored(pair: Pair, postgres: PostgresServer) -> None:
+    here, _ = pair.talks
+    conversation = here.begin()
+    pair.runner.gate.close_after(6)
+    _, begun = here.say(conversation, "Count", max_tokens=12)
+    ask = {"input": "a story", "max_output_tokens": 12}
+    background = pair.told(0, "POST", "/responses", body=ask | {"background": True})
+    state = pair.gateways[0].app.state
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(pair.told, 0, "POST", "/responses", body=ask)
+        wait_until(lambda: len(state.response_tasks.stored_ids) == 2)
+        tasks = [*state.response_tasks._running.values(), *state.conversations.message_tasks._running.values()]
+        postgres.stop(signal.SIGQUIT)
+        try:
+            pair.runner.gate.open()
+            wait_until(lambda: all(reply.reason is not None for task in tasks for reply in task.replies))
+        finally:
+            postgres.start()
+        told = waiting.result()
+    assert told["status"] == "incomplete"
+    assert pair.told(1, "GET", f"/responses/{told['id']}") == told
+    assert here.ended(conversation, begun["id"])["status"] == "complete"
+    assert pair.talks[1].message(conversation, begun["id"]) == here.message(conversation, begun["id"])
+    ended = pair.told(0, "GET", f"/responses/{background['id']}")
+    assert ended["status"] == "incomplete"
+    assert pair.told(1, "GET", f"/responses/{background['id']}") == ended
 
 
 def test_without_the_database_what_needs_no_state_is_served(pair: Pair, postgres: PostgresServer) -> None:

@@ -42,13 +42,13 @@ class Gateway:
     """The part of a gateway that clears: `held` is what it routes nowhere."""
 
     def __init__(self, state: Path | str, met: dict[str, list[str]]) -> None:
-        self.held: frozenset[PendingClear] = frozenset()
+        self.held = self.confirmed = frozenset[PendingClear]()
         self.database = Database(state)
         self.pools = CachePools(lambda: met)
         self.clears = Clears(self.pools, self, asyncio.to_thread)  # type: ignore[arg-type]  # stands for `Members`
 
-    def hold_back(self, pending: frozenset[PendingClear]) -> None:
-        self.held = pending
+    def hold_back(self, pending: frozenset[PendingClear], confirmed: frozenset[PendingClear]) -> None:
+        self.held, self.confirmed = pending, confirmed
 
 
 @asynccontextmanager
@@ -99,16 +99,47 @@ def test_a_pool_without_a_worker_is_cleared_when_it_has_one_and_held_back_until_
         asyncio.run(run())
 
 
+def test_each_pool_of_a_service_that_had_not_answered_is_cleared_when_it_is_there(
+    service: ServiceThread, state: Path | str
+) -> None:
+    (address,) = service.addresses
+    met: dict[str, list[str]] = {address: []}
+    first, second = PendingClear(address, "first", "red"), PendingClear(address, "second", "red")
+
+    async def run() -> None:
+        async with gateway(state, met) as each:
+            assert (await each.clears.clear(["red"])).pending == [PoolName(address, "")]
+        async with gateway(state, met) as each:
+            with stored(service, "first") as holder:
+                met[address] = ["first"]
+                await until(lambda: each.confirmed == {first})
+                assert holder.match(TOKENS, namespace="red").num_tokens == 0
+            with stored(service, "second") as holder, stored(service, "first") as kept:
+                met[address] = ["first", "second"]
+                await until(lambda: each.confirmed == {first, second})
+                assert holder.match(TOKENS, namespace="red").num_tokens == 0
+                assert kept.match(TOKENS, namespace="red").num_tokens == 16, "what it was told it is not told again"
+                assert (await each.clears.clear(["red"])).pending == []
+                assert kept.match(TOKENS, namespace="red").num_tokens == 0
+            assert (await each.clears.clear(["red"])).pending == [PoolName(address, name) for name in met[address]]
+            assert each.held == {first, second, PendingClear(address, "", "red")}
+
+    asyncio.run(run())
+
+
 def test_gateways_of_one_database_hold_back_what_another_could_not_clear(
     service: ServiceThread, postgres: PostgresServer
 ) -> None:
-    state, met = postgres.new_database(), {service.addresses[0]: [], "127.0.0.1:1": []}
+    state = postgres.new_database()
+    met: dict[str, list[str]] = {service.addresses[0]: [], "127.0.0.1:1": []}
 
     async def run() -> None:
         async with gateway(state, met) as one, gateway(state, met) as other:
             cleared = await one.clears.clear(["red", "red#adapter=a"])
             assert cleared.pending == [PoolName("127.0.0.1:1", "")]
-            assert other.held == {PendingClear("127.0.0.1:1", "", each) for each in ("red", "red#adapter=a")}
+            namespaces, (address,) = ("red", "red#adapter=a"), service.addresses
+            assert other.held == {PendingClear(each, "", name) for each in met for name in namespaces}
+            assert other.confirmed == {PendingClear(address, "here", name) for name in namespaces}
 
     with stored(service, "here"):
         asyncio.run(run())

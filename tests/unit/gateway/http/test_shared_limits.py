@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -53,9 +55,9 @@ def with_gateways(
     asyncio.run(run())
 
 
-async def tried(gateway: SharedLimiter, asked: Tenant) -> Slot | SharedSlot | LimitError:
+async def tried(limiter: SharedLimiter | Limiter, asked: Tenant) -> Slot | SharedSlot | LimitError:
     try:
-        return await gateway.admit(asked)
+        return limiter.admit(asked) if isinstance(limiter, Limiter) else await limiter.admit(asked)
     except LimitError as error:
         return error
 
@@ -74,6 +76,55 @@ def test_four_gateways_admit_as_many_requests_as_one(server: RedisServer) -> Non
         assert admitted[0].rates[0].remaining == 59
 
     with_gateways(server, story)
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "num_tokens", "limit"),
+    [(0.02, 10, "600 requests per minute"), (0.05, 400, "200000 tokens per minute"), (1.0, 100, "8 requests at once")],
+)
+def test_of_ten_times_as_much_four_gateways_admit_what_one_does(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, takes_s: float, num_tokens: int, limit: str
+) -> None:
+    """100 requests a second, by a clock that the test moves, the server's, too."""
+    for name in ("_ADMIT", "_CHARGE", "_BEAT"):
+        script = getattr(shared_limits, name).replace("redis.call('TIME')", "{redis.call('GET', 'clock'), 0}")
+        monkeypatch.setattr(shared_limits, name, script)
+    asked = tenant(requests_per_minute=600, tokens_per_minute=200_000, max_concurrent=8)
+    source, now_s = random.Random(0), 1000.0
+    one = Limiter(lambda: now_s)
+    counts, refusals = [0, 0], [Counter[str](), Counter[str]()]
+    running: list[list[tuple[float, Slot | SharedSlot]]] = [[], []]
+
+    async def story() -> None:
+        nonlocal now_s
+        gateways = [SharedLimiter(server.url, Limiter()) for _ in range(4)]
+        for number in range(1200):
+            now_s += 0.01
+            await gateways[0]._redis.set("clock", now_s)
+            for begun in running:
+                while begun and begun[0][0] <= now_s:
+                    _, slot = begun.pop(0)
+                    slot.charge(num_tokens)
+                    slot.close()
+            for gateway in gateways:
+                if number % 200 == 0:
+                    await gateway._beat()
+                if number % round(shared_limits.CHARGE_S / 0.01) == 0:
+                    await gateway._flush()
+            limiters: tuple[Limiter, SharedLimiter] = one, source.choice(gateways)
+            for side, limiter in enumerate(limiters):
+                result = await tried(limiter, asked)
+                if isinstance(result, LimitError):
+                    refusals[side][str(result).partition(" of ")[2].partition(" is ")[0]] += 1
+                else:
+                    counts[side] += 1
+                    running[side].append((now_s + takes_s, result))
+        for gateway in gateways:
+            await gateway.aclose()
+
+    asyncio.run(story())
+    assert abs(counts[1] - counts[0]) <= 0.02 * counts[0], (counts, refusals)
+    assert all(each.most_common(1)[0][0] == limit for each in refusals)
 
 
 def test_as_many_run_at_once_and_a_slot_that_ends_is_anybodys(server: RedisServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from radixkv.gateway.api.conversations.store.store import ConversationStore, Gro
 from radixkv.gateway.api.jobs.batches import OPENAI, BatchStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.responses.response_store import ResponseStore
+from radixkv.gateway.storage import transcript_cache
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import beat, num_gateways
@@ -166,6 +168,25 @@ def test_token_ids_are_found_and_forgotten_at_every_gateway(two: Two) -> None:
         assert here.find("n", b"reply") is None
         rows = await two.a.run(lambda c: c.execute("SELECT key FROM transcripts").fetchall())
         assert rows == []
+
+    asyncio.run(story())
+
+
+def test_a_history_is_not_waited_for_where_the_database_does_not_answer(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcript_cache, "LOOK_UP_S", 0.05)
+    cache, answers = TranscriptCache(two.a, TranscriptCacheLimits()), threading.Event()
+
+    async def story() -> None:
+        waiting = asyncio.create_task(two.a.read(lambda _: answers.wait(60), "n"))
+        for _ in range(3):
+            await cache.look_up("n", [b"reply"])
+        assert not waiting.done()
+        assert cache.find("n", b"reply") is None
+        answers.set()
+        assert await waiting
+        assert await two.a.read(lambda _: True, "n"), "those that were given up hold no turn"
 
     asyncio.run(story())
 

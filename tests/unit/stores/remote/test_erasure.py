@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from radixkv.stores.remote import erasure
 from radixkv.stores.remote.erasure import Erasures
+from radixkv.stores.remote.journal import Journal
 from radixkv.stores.remote.wire import ClosedError, ProtocolError, ReplyError
 from radixkv.stores.stats import LevelCounters
 
@@ -99,6 +101,11 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasure, "_PAGE", PAGE)
 
 
+def erasures(both: Any, counters: LevelCounters | None = None, path: Path | None = None) -> Erasures:
+    counters = counters or LevelCounters("remote")
+    return Erasures(both, counters, Journal(path, "here", counters))
+
+
 def key_of(model: bytes, namespace_id: bytes, name: bytes) -> bytes:
     return b"radixkv:%s:%s:%s" % (model, namespace_id.hex().encode(), name.hex().encode())
 
@@ -107,7 +114,7 @@ def key_of(model: bytes, namespace_id: bytes, name: bytes) -> bytes:
 def test_whatever_fails_or_is_forgotten_every_worker_learns_of_each_erasure_once(seed: int) -> None:
     rng = random.Random(seed)
     both: Any = Both(rng)
-    workers = [Erasures(both, LevelCounters("remote")) for _ in range(3)]
+    workers = [erasures(both) for _ in range(3)]
     told: list[Counter[bytes]] = [Counter() for _ in workers]
     for worker, counter in zip(workers[1:], told[1:], strict=True):
         worker.follow(counter.update)
@@ -152,7 +159,7 @@ def test_what_follows_dropped_blocks_is_deleted_and_nothing_else(
     rng = random.Random(seed)
     both: Any = Both(rng)
     counters = LevelCounters("remote")
-    worker = Erasures(both, counters)
+    worker = erasures(both, counters)
     names = [bytes([number]) * 16 for number in range(40)]
     parent_of = {name: rng.choice(names[:at]) if at > 3 else bytes(16) for at, name in enumerate(names)}
     ours, other = b"radixkv:one:aa:", b"radixkv:one:bb:"
@@ -187,7 +194,7 @@ def test_more_than_may_wait_is_all_of_the_namespace_and_the_oldest_erasure_is_le
 ) -> None:
     monkeypatch.setattr(erasure, "MAX_PENDING", 2)
     both: Any = Both(random.Random(1))
-    worker = Erasures(both, LevelCounters("remote"))
+    worker = erasures(both)
     for number in range(6):
         both.servers[number % 2].blocks[b"radixkv:one:aa:%02x" % number] = bytes(20)
     worker.forget_below(b"radixkv:one:aa:", [b"x", b"y"])
@@ -206,6 +213,52 @@ def test_more_than_may_wait_is_all_of_the_namespace_and_the_oldest_erasure_is_le
     assert both.servers[0].points == {b"1", b"2"}
 
 
+def test_what_a_worker_could_not_delete_the_next_one_does_once(tmp_path: Path) -> None:
+    both: Any = Both(Always())
+    erased, dropped = key_of(b"one", b"a" * 16, b"x" * 16), key_of(b"one", b"b" * 16, b"y" * 16)
+    both.servers[0].blocks = {erased: bytes(40), dropped: b"z" * 16 + b"sealed"}
+    both.fail_with(ClosedError())
+    first = erasures(both, path=tmp_path / "pending")
+    assert not first.erase(b"a" * 16, b"point", time.monotonic() + 9.0)
+    first.forget_below(dropped[:-32], [b"z" * 16])
+    first.retry(9.0)
+    elsewhere = Journal(tmp_path / "pending", "elsewhere", LevelCounters("remote"))
+    assert elsewhere.read() == []
+    both.fail_with(None)
+    for server in both.servers:
+        server._rng = random.Random(2)
+    second, third = (erasures(both, path=tmp_path / "pending") for _ in range(2))
+    second.retry(9.0)
+    assert (both.blocks, both.servers[0].points) == ({}, {b"point"})
+    third.retry(9.0)  # once more
+    both.servers[0].points.clear()
+    erasures(both, path=tmp_path / "pending").retry(9.0)
+    assert not both.servers[0].points, "nothing is left to do"
+
+
+def test_what_is_asked_for_again_while_it_is_deleted_stays_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both: Any = Both(random.Random(1))
+    worker = erasures(both, path=tmp_path / "pending")
+    worker.forget_below(b"radixkv:one:aa:", [b"x", b"y"])
+    monkeypatch.setattr(worker, "_delete_below", lambda *_: worker.forget_below(b"radixkv:one:aa:", [b"y"]))
+    worker.retry(9.0)
+    assert [each.value for each in Journal(tmp_path / "pending", "here", LevelCounters("remote")).read()] == [b"y"]
+
+
+@pytest.mark.parametrize("content", [b"no database" * 1000, None])
+def test_a_journal_that_cannot_be_used_is_counted_and_deletions_go_on(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "pending"
+    path.mkdir() if content is None else path.write_bytes(content)
+    both: Any = Both(random.Random(1))
+    counters = LevelCounters("remote")
+    worker = erasures(both, counters, path)
+    assert worker.erase(bytes(16), b"point", time.monotonic() + 9.0)
+    assert both.servers[0].points == {b"point"}
+    assert counters.snapshot().faults == {"journal": 1}
+
+
 class Always(random.Random):
     """Every call fails."""
 
@@ -219,7 +272,7 @@ def test_faults_of_the_server_are_counted_and_too_many_or_too_long_tombstones_ar
     monkeypatch.setattr(erasure, "MAX_TOMBSTONES", 5)
     both: Any = Both(Always())
     counters = LevelCounters("remote")
-    worker = Erasures(both, counters)
+    worker = erasures(both, counters)
     for fault, counted in ((ReplyError(b"-OOM x"), {"full": 1}), (ClosedError(), {"full": 1})):
         both.fail_with(fault)
         assert not worker.erase(bytes(16), b"point", time.monotonic() + 9.0)

@@ -305,7 +305,7 @@ class ConversationStore:
                     ended.append(reply)
             return Change(self._writer.touch(connection, row, version, ended[-1].id), ended) if ended else None
 
-        return await self._database.run(update)
+        return await self._database.keep(update)
 
     async def stop(self, namespace: str, conversation_id: str, message_id: str, told: int) -> Change:
         """End a reply that another gateway writes; its stored text stays. No effect on a finished reply."""

@@ -1,0 +1,96 @@
+"""Faults: of which process, and what is done to it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bench.faults.cluster import Cluster, some
+from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Deployment
+
+__all__ = ["CLUSTER_QUICK", "KILL", "LONG", "RESTART", "SHORT", "Fault", "cluster_faults", "faults"]
+
+KILL, RESTART, SHORT, LONG = "kill -9", "SIGTERM", "stopped for half a TTL", "stopped for two TTLs"
+FLUSH, BOTH = "flushed", "kill -9, and PostgreSQL"
+_FIRST = (
+    *((name, KILL) for name in (SERVICE, WORKER_A, GATEWAY, WORKER_B)),
+    *((name, RESTART) for name in (SERVICE, WORKER_A, WORKER_B)),
+    *((name, LONG) for name in (SERVICE, WORKER_A)),
+    (WORKER_B, SHORT),
+)
+_REST = ((SERVICE, SHORT), (WORKER_A, SHORT), (WORKER_B, LONG), (GATEWAY, SHORT), (GATEWAY, LONG), (GATEWAY, RESTART))
+_CLUSTER_FIRST = (
+    ("gateway", KILL),
+    ("PostgreSQL", RESTART),
+    ("Redis", FLUSH),
+    ("service", KILL),
+)
+CLUSTER_QUICK = len(_CLUSTER_FIRST)
+_CLUSTER_REST = (
+    *((name, KILL) for name in ("worker", "PostgreSQL", "Redis")),
+    *((name, RESTART) for name in ("gateway", "service", "worker")),
+    *((name, BOTH) for name in ("gateway", "worker")),
+    *((name, pause) for pause in (SHORT, LONG) for name in ("gateway", "service", "worker", "PostgreSQL", "Redis")),
+)
+
+
+class Fault(NamedTuple):
+    """A fault and its process."""
+
+    target: str
+    action: str
+
+    @property
+    def kind(self) -> str:
+        """The process, of equal ones any."""
+        return self.target.rstrip(" 0123456789")
+
+    @property
+    def ends(self) -> bool:
+        """Whether the process ends, and another is started."""
+        return self.action in (KILL, RESTART, BOTH)
+
+    def strike(self, stack: Deployment, ttl_s: float) -> None:
+        """Inject it; a stopped process runs again when this returns."""
+        role = stack.roles[self.target]
+        if self.action == KILL:
+            role.send(signal.SIGKILL)
+        elif self.action == RESTART:
+            role.send(role.ends_by)
+        elif self.action == BOTH:
+            for each in (stack.roles["PostgreSQL"], role):
+                each.send(signal.SIGKILL)
+        elif self.action == FLUSH:
+            assert isinstance(stack, Cluster)
+            stack.flush()
+        else:
+            role.send(signal.SIGSTOP)
+            try:
+                time.sleep(self.pause_s(role.lease_s or ttl_s))
+            finally:
+                role.send(signal.SIGCONT)
+
+    def pause_s(self, ttl_s: float) -> float:
+        """Time for which the process is stopped."""
+        return {SHORT: ttl_s / 2, LONG: 2 * ttl_s}.get(self.action, 0.0)
+
+
+def faults(seed: int) -> Iterator[Fault]:
+    """Every kind in turn; in random order from the second time on."""
+    source = random.Random(seed)
+    kinds = [Fault(*each) for each in (*_FIRST, *_REST)]
+    while True:
+        yield from kinds
+        source.shuffle(kinds)
+
+
+def cluster_faults(seed: int) -> Iterator[Fault]:
+    """As `faults`, of a cluster: each time some process of the kind."""
+    source = random.Random(seed)
+    kinds = [*_CLUSTER_FIRST, *_CLUSTER_REST]
+    while True:
+        yield from (Fault(some(kind, source), action) for kind, action in kinds)
+        source.shuffle(kinds)
