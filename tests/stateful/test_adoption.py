@@ -186,6 +186,7 @@ def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: in
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("first", range(1000, 21_000, 1000))
 def test_so_they_do_in_twenty_thousand_histories(first: int) -> None:
     counts: Counter[str] = Counter()
@@ -201,6 +202,7 @@ def test_so_they_do_in_twenty_thousand_histories(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_ten_thousand_adoptions_of_histories_drawn_now_lose_no_sequence() -> None:
     counts, first = Counter[str](), random.SystemRandom().randrange(2**40)
     while counts["restarts"] < 10_000:

@@ -237,7 +237,8 @@ def test_lines_outlive_the_lease() -> None:
         caches.append(LateCache(16, 4))
         return caches[-1]
 
-    desk = Desk(caches[0], HashRunner(32, 4), SchedulerLimits(), reattach=reattach, arena=Arena(16, 1, 16, 4))
+    arena = Arena(16, 1, 16, 4)
+    desk = Desk(caches[0], HashRunner(32, 4), SchedulerLimits(), reattach=reattach, arena=arena)
     prompt, expected = [1, 2, 3, 4, 5, 6, 7], generate([1, 2, 3, 4, 5, 6, 7], 9)
 
     def run(num_rounds: int = 100) -> None:
@@ -262,6 +263,10 @@ def test_lines_outlive_the_lease() -> None:
     run()
     assert take_hashes(further)[0] == generate([*prompt, *expected, 8], 4)
     assert desk.runner.rows[num_before] == (15, 17)
+    num_moves, unlike = arena.num_moves, desk.put(list(range(20, 36)), greedy_of_hashes(3))
+    run()
+    assert take_hashes(unlike)[0] == generate(list(range(20, 36)), 3)
+    assert arena.num_moves == num_moves + 1, "no branch ran on the line, and so it made room"
 
 
 def _half_computed() -> tuple[Desk, Generation, list[int]]:

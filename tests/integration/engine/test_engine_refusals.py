@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from radixkv import PrefixCache
+from radixkv.core.api import PoolShape
 from radixkv.core.errors import InvalidArgumentError, LimitError, UnavailableError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, PrefixPin
@@ -15,6 +16,7 @@ from radixkv.generation.stream import Completed, Delta
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine import engine as engine_module
 from radixkv.worker.engine.engine import Engine
+from radixkv.worker.run import WorkerConfig, _Lease
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -72,11 +74,11 @@ def test_no_more_generations_run_and_wait_than_a_bound(engine: Engine, monkeypat
 
 def test_while_the_cache_is_away_stats_tell_of_the_engine_alone() -> None:
     cache, told = PrefixCache(64, 4), PrefixCache(64, 4)
-    is_away = False
+    is_away, lease = False, _Lease(WorkerConfig(service="unix:nobody"), PoolShape(64, 4))
 
     def cache_stats() -> Any:
         if is_away:
-            raise UnavailableError("no lease on the pool is held at present")
+            return lease.stats()
         return told.stats(), told.block_times()
 
     with Engine(HashRunner(64, 4), cache, cache_stats=cache_stats) as engine:

@@ -155,3 +155,12 @@ def test_a_time_out_of_its_bound_is_refused(url: str, ttl_s: Any) -> None:
     answer = ask(url, "POST", "radixkv/pins", prompt="x", ttl_s=ttl_s)
     assert answer.status_code == 400
     assert "ttl_s" in answer.text
+
+
+def test_a_stored_response_is_found_up_to_the_end_of_its_reply_and_by_its_tenant_alone(url: str) -> None:
+    made = ask(url, "POST", "responses", input=LONG, max_output_tokens=16, temperature=0).raise_for_status().json()
+    found = ask(url, "POST", "radixkv/match", response=made["id"]).raise_for_status().json()
+    usage = made["usage"]
+    assert found["num_prompt_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert found["num_cached_tokens"] >= usage["input_tokens"]
+    assert ask(url, "POST", "radixkv/match", "blue", response=made["id"]).status_code == 404

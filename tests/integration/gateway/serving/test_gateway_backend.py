@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,7 @@ from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Generator
-from radixkv.generation.stream import Completed, Delta, Started
+from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
@@ -118,6 +119,34 @@ def test_what_comes_while_the_loop_is_busy_wakes_it_once(engine: Engine, runner:
     assert run(engine, use) <= 2
 
 
+def test_who_waits_for_events_leaves_the_loop_to_others(
+    engine: Engine, runner: HashRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_looks = 0
+
+    async def use(backend: Backend) -> None:
+        runner.gate.close()
+        stream = await backend.generate(params([1, 2, 3], 5))
+        assert await stream.take()
+        plain = stream._stream.take
+
+        def counted() -> list[GenerationEvent]:
+            nonlocal num_looks
+            num_looks += 1
+            assert num_looks < 100, "it looks again and again, and nobody else's turn comes"
+            return plain()
+
+        monkeypatch.setattr(stream._stream, "take", counted)
+        waiting = asyncio.ensure_future(stream.take())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        runner.gate.open()
+        assert await waiting
+
+    run(engine, use)
+    assert num_looks
+
+
 def test_who_stops_listening_stops_the_generation(generator: Generator, engine: Engine) -> None:
     async def use(backend: Backend) -> None:
         stream = await backend.generate(params([1, 2], 3000))
@@ -171,3 +200,20 @@ def test_all_streams_can_be_ended_with_an_error(generator: Generator) -> None:
                 await read(stream)
 
     run(generator, use)
+
+
+def test_a_worker_that_is_away_is_asked_again_after_waits_that_grow() -> None:
+    asked: list[object] = []
+
+    def away(token_ids: object) -> str:
+        asked.append(token_ids)
+        raise UnavailableError("away")
+
+    async def use() -> None:
+        backend = Backend(cast(Any, SimpleNamespace(detokenize=away)), patience_s=0.7)
+        with pytest.raises(UnavailableError, match="away"):
+            await backend.detokenize([1])
+        backend.close()
+
+    asyncio.run(use())
+    assert 1 <= len(asked) <= 4, "at once, then after 0.05, 0.1 and 0.2 s more: the next would come too late"

@@ -332,18 +332,22 @@ def test_an_answer_of_any_worker_is_the_routers_and_so_is_its_error(
 ) -> None:
     with GenerationClient(hosts[0].server.address) as direct:
         assert routed.model() == direct.model()
+        assert routed.find_stored(pack_tokens([1])) == direct.find_stored(pack_tokens([1]))
         asked: list[Callable[[RoutedGenerator | GenerationClient], Any]] = [
             lambda generator: generator.tokenize(Prompt(text="some text")),
             lambda generator: generator.detokenize(pack_tokens([1])),
             lambda generator: generator.spell(pack_tokens([1])),
+            lambda generator: list(generator.export(pack_tokens([1]))),
         ]
-        for call in asked:  # these workers have no tokenizer
+        for call in asked:  # these workers have no tokenizer and no store
             with pytest.raises(RadixKVError) as expected:
                 call(direct)
             with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
                 call(routed)
     again = Prompt(messages=[{"role": "assistant", "content": ""}], continue_final_message=True)
     assert routed.tokenize(again, pack_tokens([4, 5])) == pack_tokens([4, 5]), "nothing is to be asked"
+    asks = GenerateParams(messages=again.messages, continue_final_message=True, history=pack_tokens([4, 5]))
+    assert routed._as_ids(asks).params.goes_on_from_text, "its first tokens are decoded with those before them"
 
 
 def test_services_whose_addresses_are_gone_are_asked_no_more(

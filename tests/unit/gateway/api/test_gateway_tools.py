@@ -15,10 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from radixkv.gateway.api.anthropic import routes as anthropic_routes
 from radixkv.gateway.api.openai import chat
 from radixkv.gateway.api.responses.plan import Plan
+from radixkv.gateway.api.responses.tools import ResponseTool, SpacedTool, offers_of
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece
 from radixkv.gateway.turns.replies import Reply
-from radixkv.gateway.turns.tools import ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
+from radixkv.gateway.turns.tools import MAX_NAME_CHARACTERS, ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
 
@@ -254,3 +255,14 @@ def test_a_template_without_tools_is_told_of_them_in_the_system_prompt() -> None
     assert '{"name": "weather"}' in told[0]["content"]
     assert parse([told[1]["content"]])[1] == [("weather", {"city": "Rome"})]
     assert with_tool_prompt([{"role": "user", "content": "hi"}], [function])[0]["role"] == "system"
+
+
+def test_a_name_and_its_namespace_are_offered_up_to_their_bound() -> None:
+    def offered(length: int) -> list[str]:
+        tool = SpacedTool(type="function", name="f" * length)
+        return list(offers_of([ResponseTool(type="namespace", name="n", tools=[tool])]))
+
+    longest = MAX_NAME_CHARACTERS - len("n.")
+    assert offered(longest) == ["n." + "f" * longest]
+    with pytest.raises(ApiError, match=f"at most {MAX_NAME_CHARACTERS} may be"):
+        offered(longest + 1)

@@ -170,6 +170,38 @@ def test_a_reply_that_was_stopped_is_remembered_and_tells_its_cost(desk: Desk, t
     run(story)
 
 
+@pytest.mark.parametrize("drawn", [("one tw", "o three"), ("on", "e", " two", " three"), ("one two three",)])
+def test_what_another_gateway_has_told_is_drawn_again_and_told_once(desk: Desk, drawn: Sequence[str]) -> None:
+    async def story() -> None:
+        await desk.begin()
+        [branch] = desk.task.branches
+        branch.message.text = "one two"
+        desk.task.draw_again(0)
+        desk.events.tell(*map(say, drawn))
+        await desk.read()
+        assert branch.message.text == "one two three"
+        assert b"one" not in desk.frames()
+        await desk.stop(branch)
+        await desk.task.wait()
+
+    run(story)
+
+
+def test_a_reply_that_is_drawn_again_otherwise_than_it_was_told_ends(desk: Desk) -> None:
+    async def story() -> None:
+        await desk.begin()
+        desk.task.branches[0].message.text = "one two"
+        desk.task.draw_again(0)
+        desk.events.tell(say("one "), say("three"))
+        await desk.task.wait()
+        [failed] = await desk.stored()
+        assert (failed.status, failed.text) == ("failed", "one two")
+        assert failed.error is not None
+        assert "cannot be continued" in failed.error
+
+    run(story)
+
+
 def test_a_reply_is_stopped_though_the_worker_cannot_be_asked_what_its_tokens_say(desk: Desk) -> None:
     async def story() -> None:
         await desk.begin()

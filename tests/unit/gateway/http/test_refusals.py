@@ -1,0 +1,31 @@
+"""Of all faults of a body its caller is told one: the deepest, and of a union's the bound before the type."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field, ValidationError
+
+from radixkv.gateway.http.refusals import refusal_of
+
+
+class Body(BaseModel):
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    inner: list[dict[str, int]] | None = None
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items"),
+        ({"stop": 1, "inner": [{}, {"a": "x"}]}, "inner.1.a: Input should be a valid integer"),
+    ],
+)
+def test_one_fault_is_told_whatever_the_order_in_which_they_are_found(body: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Body.model_validate(body)
+    errors: list[dict[str, Any]] = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
+    assert len(errors) > 1
+    for found in (errors, errors[::-1]):
+        assert str(refusal_of(found, body)).startswith(told)

@@ -1,0 +1,31 @@
+"""A text that continues a reply shares whole characters with it, whatever tokens they were generated as."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from radixkv.core.tokens import TokensLike, pack_tokens, unpack_tokens
+from radixkv.gateway.storage.splicing import Spliced, splice
+
+
+class ByteTokens:
+    """A tokenizer whose ids are bytes."""
+
+    async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
+        return {token_id: bytes([token_id]) for token_id in token_ids}
+
+    async def detokenize(self, token_ids: TokensLike) -> str:
+        return bytes(unpack_tokens(pack_tokens(token_ids))).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("text", "num_shared", "rest"),
+    [("né", 3, ""), ("né!", 3, "!"), ("nè", 1, "è"), ("n", 1, ""), ("x", 0, "x"), ("😀", 0, "😀"), ("né😁", 3, "😁")],
+)
+def test_no_shared_part_ends_within_a_character(text: str, num_shared: int, rest: str) -> None:
+    reply = pack_tokens(list("né😀".encode()))
+    spliced = asyncio.run(splice(ByteTokens(), reply, text, trims=False))
+    assert spliced == Spliced(reply[: 4 * num_shared], rest)
