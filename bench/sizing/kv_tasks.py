@@ -1,7 +1,7 @@
 """Exact answers with KV in fewer bits: tasks with one right answer, next to perplexity (`bench.sizing.kv_quality`).
 
-    copying      a line of five words, to be said again
-    retrieval    one of 12 codes that were told before
+    copying      a line of five words, to be repeated
+    retrieval    one of 12 codes in the prompt
     the rest     tasks of BIG-Bench Hard, answered at once after four questions with their answers; those of which the model
                  answers 30% and more with exact KV
 
@@ -122,15 +122,16 @@ def report_of(tasks: Sequence[Task], seed: int) -> Report:
         for name, answers in given.items()
     }
     num_asked = sum(len(task.answers) for task in chosen)
+    totals = {name: sum(each.values()) for name, each in right.items()}
     report = Report("kv_tasks", seed)
     report.figures = {
         "questions": {task.name: len(task.answers) for task in chosen},
         "left_out": {task.name: num_right(task, exact) for task in tasks if task not in chosen},
         "right": right,
+        "right_in_all": totals,
         "changed": changed,
     }
     rows = [(task.name, f"{len(task.answers)}", *(f"{right[name][task.name]}" for name in given)) for task in chosen]
-    totals = {name: sum(each.values()) for name, each in right.items()}
     rows.append(("all", f"{num_asked}", *(f"{totals[name]}" for name in given)))
     rows.append(("answers changed", "", *(f"{changed[name]}" for name in given)))
     report.tables = [Table("right answers by KV", ("task", "questions", *given), rows)]
