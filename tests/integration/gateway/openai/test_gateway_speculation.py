@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import gateway, gibberish_engine
+from chat_stack import gateway, gibberish_engine, wait_until
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig
@@ -90,6 +90,7 @@ def test_metrics_and_usage_count_the_same(server: GatewayServer) -> None:
 
     before = counters()
     answers = [ask(server, key, seed=seed) for key in ("all", "own", "none") for seed in (6, 6, 7)]
+    wait_until(lambda: counters() != before)  # they are at most a second old
     told = counters()
     told.subtract(before)
     num_tokens = sum(answer.json()["usage"]["completion_tokens"] for answer in answers)
