@@ -38,6 +38,7 @@ POOL_SHARE = 1.4
 
 NEAR, RIGHT_BOUND, WORST_BOUND = 1.2, 0.95, 1.15
 _SAVED_S, _LOOK_S = 300.0, 0.1
+_SECONDS = ("link_s", "pool_s", "chosen_s", "cold_s")
 
 
 class Trial(NamedTuple):
@@ -50,7 +51,6 @@ class Trial(NamedTuple):
     pool_s: float
     cold_s: float
     again_s: float
-
     num_tokens: int
 
     @property
@@ -126,27 +126,23 @@ def report_break_even(trials: Sequence[Trial]) -> Part:
         right = sum(trial.is_right for trial in group) / len(group)
         by_cold = [trial.chosen_s / trial.cold_s for trial in group]
         by_again = [trial.again_s / trial.cold_s for trial in group]
+        num_loaded = median(trial.num_loaded for trial in group)
+        seconds = {field: median(getattr(trial, field) for trial in group) for field in _SECONDS}
         name = f"{bytes_per_s / 1e6:.0f} MB/s"
         figures[name] = {
             "trials": len(group),
             "right": right,
-            "loaded_tokens": median(trial.num_loaded for trial in group),
+            "loaded_tokens": num_loaded,
             "chosen_by_cold": {"p50": median(by_cold), "max": max(by_cold)},
             "again_by_cold": {"p50": median(by_again), "max": max(by_again)},
-            "seconds": {
-                field: median(getattr(trial, field) for trial in group)
-                for field in ("link_s", "pool_s", "chosen_s", "cold_s")
-            },
+            "seconds": seconds,
         }
         rows.append(
             (
                 name,
                 f"{len(group)}",
-                f"{median(trial.num_loaded for trial in group):,.0f}",
-                *(
-                    f"{1e3 * median(getattr(trial, field) for trial in group):,.0f}"
-                    for field in ("link_s", "pool_s", "chosen_s", "cold_s")
-                ),
+                f"{num_loaded:,.0f}",
+                *(f"{1e3 * each:,.0f}" for each in seconds.values()),
                 f"{right:.0%}",
                 f"{median(by_cold):.2f}",
                 f"{max(by_cold):.2f}",
