@@ -317,6 +317,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of times and order of faults (default: 0)")
     parser.add_argument("--json", type=Path, help="where to write (default: from 100 faults in bench/results)")
     options = parser.parse_args(arguments)
+    if options.points < 1:
+        parser.error(f"--points is {options.points}; it must be at least 1: without a fault every bar is met")
     if options.quick:
         options.points = CLUSTER_QUICK if options.cluster else 10
     return options
