@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from own_threads import own_threads
 from stored_chats import add, body, item, run
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
@@ -235,14 +236,14 @@ def test_a_file_is_in_use_while_its_database_is_open(tmp_path: Path) -> None:
 
 def test_a_closed_database_takes_no_job_and_may_be_closed_again(tmp_path: Path) -> None:
     database = Database(tmp_path / "state.sqlite")
-    threads = threading.active_count()
+    threads = own_threads()
     with database:
         answer = database.submit(lambda c: c.execute("SELECT 1").fetchone()[0])
     assert answer.result(5) == 1, "what was queued is carried out"
     database.close()
     with pytest.raises(UnavailableError, match="the gateway's database is closed"):
         database.submit(lambda _: None)
-    assert threading.active_count() <= threads
+    assert own_threads() < threads
 
 
 @pytest.fixture
@@ -303,12 +304,12 @@ def test_more_jobs_than_one_transaction_holds_are_all_carried_out(database: Data
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, None])
 def test_a_file_that_could_not_be_opened_is_free_and_no_thread_is_left(content: bytes | None, tmp_path: Path) -> None:
-    path, threads = tmp_path / "state.sqlite", set(threading.enumerate())
+    path, threads = tmp_path / "state.sqlite", own_threads()
     path.write_bytes(content) if content is not None else path.mkdir()
     with pytest.raises(DatabaseError, match="cannot be opened"):
         Database(path)
     assert not is_in_use(path)
-    assert set(threading.enumerate()) <= threads
+    assert own_threads() <= threads
 
 
 @pytest.mark.parametrize(
