@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import collect
+from answers import collect, start_together
 from drafts import LyingSource
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
@@ -113,7 +113,7 @@ def test_swapped_branches_and_saved_blocks_share_one_memory(tmp_path: Path) -> N
     with serving(tmp_path, 24, limits, num_kept=16) as engine:
         sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         prompts = [draw(20 + number, 20) for number in range(4)]
-        streams = [engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)) for prompt in prompts]
+        streams = start_together(engine, [GenerateParams(token_ids=prompt, sampling=sampling) for prompt in prompts])
         for prompt, stream in zip(prompts, streams, strict=True):
             assert collect(stream).branches[0].tokens == generate(prompt, 30)
         assert engine.stats().engine.num_loaded_blocks > 0
