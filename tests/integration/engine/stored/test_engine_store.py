@@ -29,6 +29,7 @@ from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread, reading
 from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.loading import Load
 from radixkv.stores.secrets.keys import StoreKeys
 from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
@@ -234,6 +235,29 @@ def test_a_level_as_slow_as_computing_is_read_from_the_back_while_the_front_is_c
         usage = ask(engine, prompt, 1).usage
         assert 20 <= usage.num_cached_tokens <= 100
         assert usage.num_computed_tokens + usage.num_cached_tokens == len(prompt)
+
+
+def test_a_block_counts_as_soon_as_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits longer with each block, so a slow level's first ones must not wait for those read with them."""
+    prompt = draw(43, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    loads, landed = [], []
+    read, init = DiskLevel.read, Load.__init__
+
+    def noted(load: Load, *arguments: Any, **options: Any) -> None:
+        init(load, *arguments, **options)
+        loads.append(load)
+
+    def reading(level: DiskLevel, *arguments: Any) -> bool:
+        landed.append(sum(load.num_landed for load in loads))
+        return read(level, *arguments)
+
+    monkeypatch.setattr(Load, "__init__", noted)
+    monkeypatch.setattr(DiskLevel, "read", reading)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    assert landed[7] >= 6, "neither of two readers has read eight"
 
 
 @needs_redis
