@@ -50,7 +50,7 @@ def layouts(work: Workload, page_sizes: tuple[int, ...], folder: Path | None) ->
             calls[name] = over_spans(sequences, replace(arena, k=k, v=v, num_blocks=len(k)))
             if not work.shared:
                 memory = mapped(work, page_bytes, 2 * num_kv_heads, head_dim, folder, stack)
-                heads = memory[..., : work.context * head_dim].unflatten(-1, (work.context, head_dim))
+                heads = memory[..., : work.context * head_dim].view(*memory.shape[:2], work.context, head_dim)
                 calls[f"SDPA, {name}"] = sequences.over_heads(heads[:num_kv_heads], heads[num_kv_heads:])
         yield calls
 
@@ -78,7 +78,7 @@ def over_spans(sequences: Sequences, cache: KVCache) -> Callable[[], Tensor]:
     for row, (k, v) in enumerate(zip(sequences.k, sequences.v, strict=True)):
         span = slice(row * num_each, row * num_each + size)
         part = replace(cache, k=cache.k[span], v=cache.v[span], num_blocks=size)
-        part.fill(*(tensor.unflatten(0, (size, BLOCK_SIZE)) for tensor in (k, v)))
+        part.fill(*(tensor.view(size, BLOCK_SIZE, *tensor.shape[1:]) for tensor in (k, v)))
     tables = [array("i", range(row * num_each, row * num_each + size)) for row in range(work.batch)]
     lens = [work.queries] * work.batch, [work.context] * work.batch
     batch = plan_attention(*lens, tables, BLOCK_SIZE, "cpu", scratch=Scratch())

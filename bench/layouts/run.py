@@ -124,8 +124,8 @@ def add_memory(report: Report, options: argparse.Namespace) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = bench_parser("layouts", __doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes; nothing written")
-    parser.add_argument("--seconds", type=float, help="of a workload on the CPU (default: 1.5, quick 0.1)")
-    parser.add_argument("--page-folder", type=Path, help="in hugetlbfs, or tmpfs mounted with huge=always")
+    parser.add_argument("--seconds", type=float, help="of a workload on the CPU (default: 1, quick 0.1)")
+    parser.add_argument("--page-folder", type=Path, help="for pages of 2 MiB, in hugetlbfs or a tmpfs with huge=always")
     parser.add_argument("--json", type=Path, help="where to write (default: bench/results/layouts.json on a full run)")
     return parser.parse_args(arguments)
 
@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
-    options.seconds = options.seconds or (0.1 if options.quick else 1.5)
+    options.seconds = options.seconds or (0.1 if options.quick else 1.0)
     options.page_sizes = page_sizes(options.page_folder)
     torch.set_num_threads(1)
     report = Report("layouts", SEED, {"threads": 1, "page_bytes": options.page_sizes})

@@ -59,7 +59,7 @@ def max_mappings() -> int:
 def open_pages(page_bytes: int, num_bytes: int, folder: Path | None = None) -> int:
     """The descriptor of an unnamed file of `num_bytes`. A multiple of 2 MiB as `page_bytes` asks for pages of that size.
 
-    `folder` is in a file system that has them: hugetlbfs, or tmpfs mounted with `huge=always`; None: the kernel's own.
+    `folder` is for these, in hugetlbfs or in a tmpfs mounted with `huge=always`; None: those that the kernel has reserved.
 
     Raises:
         InvalidArgumentError: the system has no such pages, or too few of them.
@@ -67,16 +67,15 @@ def open_pages(page_bytes: int, num_bytes: int, folder: Path | None = None) -> i
     if page_bytes < 1 or page_bytes % mmap.PAGESIZE:
         raise InvalidArgumentError("page_bytes", page_bytes, f"a multiple of the system's pages, {mmap.PAGESIZE}")
     is_huge = page_bytes % HUGE_BYTES == 0
-    free = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-    if is_huge and folder is None:
+    if is_huge and folder is not None:
+        file = os.open(folder, os.O_TMPFILE | os.O_RDWR)
+    else:
+        free = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
         num_free, num_asked = int(free.read_text()) if free.exists() else 0, num_bytes // HUGE_BYTES
-        if num_free < num_asked:
+        if is_huge and num_free < num_asked:
             bound = f"below 2 MiB: {num_asked} such pages are needed and {num_free} free (raise vm.nr_hugepages)"
             raise InvalidArgumentError("page_bytes", page_bytes, bound)
-    if folder is None:
         file = os.memfd_create("kv", os.MFD_CLOEXEC | (os.MFD_HUGETLB if is_huge else 0))
-    else:
-        file = os.open(folder, os.O_TMPFILE | os.O_RDWR)
     if is_huge and os.fstat(file).st_blksize % HUGE_BYTES:
         os.close(file)
         raise InvalidArgumentError("folder", str(folder), "in a file system with pages of 2 MiB")
