@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.common.attention_layer import BLOCK_SIZE, SEED, Sequences, Workload
 from bench.common.report import Summary, summarise
-from bench.layouts.virtual import HUGE_BYTES, VirtualPool
+from bench.layouts.virtual import HUGE_BYTES, PAGE, OutOfPagesError, VirtualPool
 from radixkv.kernels import KVCache, Scratch, allocate_kv, paged_attention, plan_attention
 
 __all__ = ["Calls", "layouts", "measure"]
@@ -40,30 +40,38 @@ def layouts(work: Workload, page_sizes: tuple[int, ...], folder: Path | None) ->
     if work.shared:
         calls["blocks, per branch"] = sequences.over_blocks(shares=False)
     calls["arena"], calls["arena, 4 KiB"] = (over_spans(sequences, each) for each in (arena, small))
-    if not work.shared:
-        calls["SDPA, arena"] = sequences.contiguous()
     with ExitStack() as stack:
-        for page_bytes in page_sizes:
-            name = "virtual, 2 MiB" if page_bytes == HUGE_BYTES else "virtual"
-            memory = mapped(work, page_bytes, 2, num_kv_heads * head_dim, folder, stack)
+        sources = [("virtual", PAGE, None), ("scattered", PAGE, random.Random(SEED))]
+        for name, page_bytes, draw in sources + [("virtual, 2 MiB", HUGE_BYTES, None)] * (HUGE_BYTES in page_sizes):
+            try:
+                memory = mapped(work, page_bytes, 2, num_kv_heads * head_dim, folder, draw, stack)
+            except OutOfPagesError:  # too many mappings
+                continue
             k, v = (each.view(-1, *like.shape[1:]) for each, like in zip(memory, (arena.k, arena.v), strict=True))
             calls[name] = over_spans(sequences, replace(arena, k=k, v=v, num_blocks=len(k)))
-            if not work.shared:
-                memory = mapped(work, page_bytes, 2 * num_kv_heads, head_dim, folder, stack)
-                heads = memory[..., : work.context * head_dim].view(*memory.shape[:2], work.context, head_dim)
-                calls[f"SDPA, {name}"] = sequences.over_heads(heads[:num_kv_heads], heads[num_kv_heads:])
+        if not work.shared:
+            memory = mapped(work, PAGE, 2 * num_kv_heads, head_dim, None, None, stack)
+            heads = memory[..., : work.context * head_dim].view(*memory.shape[:2], work.context, head_dim)
+            calls["SDPA, arena"] = sequences.contiguous()
+            calls["SDPA, virtual"] = sequences.over_heads(heads[:num_kv_heads], heads[num_kv_heads:])
         yield calls
 
 
 def mapped(
-    work: Workload, page_bytes: int, num_tensors: int, width: int, folder: Path | None, stack: ExitStack
+    work: Workload,
+    page_bytes: int,
+    num_tensors: int,
+    width: int,
+    folder: Path | None,
+    draw: random.Random | None,
+    stack: ExitStack,
 ) -> Tensor:
     """Memory [num_tensors, batch, length · width] in a pool that `stack` unmaps, a whole number of blocks and pages long."""
     dtype = getattr(torch, work.dtype)
     token_bytes = width * dtype.itemsize
     used, unit = work.context * token_bytes, math.lcm(page_bytes, BLOCK_SIZE * token_bytes)
     num_rows = work.batch * (used // page_bytes + 2)
-    pool = VirtualPool(num_rows, page_bytes, num_tensors, work.batch, -(-used // unit) * unit, folder=folder)
+    pool = VirtualPool(num_rows, page_bytes, num_tensors, work.batch, -(-used // unit) * unit, folder=folder, draw=draw)
     stack.callback(pool.unmap)
     first = pool.open(used)
     for _ in range(1, work.batch):

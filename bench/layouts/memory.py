@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.common.attention_layer import BLOCK_SIZE, SEED
-from bench.layouts.virtual import VirtualPool, count_mappings, max_mappings
+from bench.layouts.virtual import PAGE, VirtualPool, count_mappings, max_mappings
 from radixkv import PrefixCache, pack_tokens
 from radixkv.kernels import allocate_kv, copy_blocks
 from radixkv.kernels.runtime.huge_pages import zeros
@@ -24,7 +25,6 @@ NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 30, 3, 64
 NUM_TENSORS, TOKEN_BYTES = 2 * NUM_LAYERS, NUM_KV_HEADS * HEAD_DIM * 2
 LONGEST = 8192
 NUM_CHATS = 32
-PAGE = 4096
 Call = Callable[[Any], Any]
 
 
@@ -135,7 +135,7 @@ def _by_tokens(call: Callable[[int, int], int], slot: int, num_tokens: int) -> i
 def touch(num_pages: int, rounds: int) -> dict[str, float]:
     """Microseconds on the CPU per 4 KiB to write `num_pages`, of the virtual ones mapped one by one; medians."""
     size = num_pages * PAGE
-    plain: Call = lambda _: torch.empty(size, dtype=torch.uint8).fill_(1)  # noqa: E731
+    plain: Call = lambda _: torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).fill_(1)  # noqa: E731
     huge: Call = lambda _: zeros((size,), torch.uint8, "cpu").fill_(1)  # noqa: E731
     samples = []
     for _ in range(rounds):

@@ -6,7 +6,8 @@
 
 Attention of one layer: a decode step, a prefill chunk, and a decode step of branches that share a prompt. The native kernel
 runs over all three, over spans and ranges with tables of consecutive blocks; torch's SDPA runs over spans and ranges of each
-head. The arena has pages of 2 MiB where the system grants them, as a worker's pool does, and of 4 KiB in a further column.
+head. Arena and blocks have memory in pages of 2 MiB where the system grants them, as a worker's pool does, the arena in pages
+of 4 KiB, too. Scattered are virtual ranges over pages in random order, as after long use, unless these are too many mappings.
 Results are compared before timing; calls take turns; times are medians of one thread's time on the CPU (one OpenMP thread).
 Then, for the default model's 30 layers: memory held by loads, times of growth, forks and frees, the cost of first touches, and
 mappings next to `vm.max_map_count`.
@@ -33,7 +34,7 @@ from bench.common.attention_layer import SEED, Workload
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser
 from bench.layouts import memory
 from bench.layouts.attention import layouts, measure
-from bench.layouts.virtual import HUGE_BYTES, open_pages
+from bench.layouts.virtual import HUGE_BYTES, PAGE, open_pages
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = ["main"]
@@ -44,6 +45,8 @@ MOST_FLOPS = 2.5e10
 """Larger workloads are left out."""
 CHUNK = 256
 MOST_GAINED = 1.1
+RATIOS = (("arena", "virtual"), ("blocks", "scattered"))
+"""Of the same kernel: consecutive blocks and pages, and both in random order."""
 
 
 def workloads(is_quick: bool) -> dict[str, list[Workload]]:
@@ -68,29 +71,34 @@ def page_sizes(folder: Path | None) -> tuple[int, ...]:
         os.close(open_pages(HUGE_BYTES, 4 * MOST_BYTES, folder))
     except InvalidArgumentError as error:
         print(f"no pages of 2 MiB: {error}", file=sys.stderr)
-        return (memory.PAGE,)
-    return memory.PAGE, HUGE_BYTES
+        return (PAGE,)
+    return PAGE, HUGE_BYTES
 
 
 def add_attention(report: Report, title: str, works: list[Workload], options: argparse.Namespace) -> None:
-    """Add a table, figures and a bar."""
-    rows, gains, figures = [], [], []
+    """Add a table, figures and bars."""
+    timed = []
     progress = Progress(title, len(works))
     for work in works:
         with layouts(work, options.page_sizes, options.page_folder) as calls:
-            times_ms = measure(calls, options.seconds)
-        p50 = {name: summary.p50 for name, summary in times_ms.items()}
-        gain = p50["blocks"] / p50["virtual"]
-        gains.append(gain)
-        sizes = (str(work.batch), f"{work.context:,}")
-        rows.append((work.name, *sizes, *(f"{value:.3g}" for value in p50.values()), f"{gain:.2f}"))
-        summaries = {name: summary._asdict() for name, summary in times_ms.items()}
-        figures.append({**asdict(work), "blocks / virtual": gain, "ms": summaries})
-        columns = ("Hq/Hkv/D", "sequences", "tokens", *p50, "blocks / virtual")
+            timed.append((work, measure(calls, options.seconds)))
         progress.advance()
+    names = list(dict.fromkeys(name for _, times_ms in timed for name in times_ms))
+    rows, figures = [], []
+    ratios: dict[str, list[float]] = {}
+    for work, times_ms in timed:
+        p50 = {name: summary.p50 for name, summary in times_ms.items()}
+        for above, below in RATIOS:
+            if above in p50 and below in p50:
+                ratios.setdefault(f"{above} / {below}", []).append(p50[above] / p50[below])
+        cells = [f"{p50[name]:.3g}" if name in p50 else "" for name in names]
+        rows.append((work.name, str(work.batch), f"{work.context:,}", *cells))
+        figures.append({**asdict(work), "ms": {name: summary._asdict() for name, summary in times_ms.items()}})
+    columns = ("Hq/Hkv/D", "sequences", "tokens", *names)
     report.tables.append(Table(f"{title}: one layer, ms on one thread", columns, rows))
-    report.figures[title] = figures
-    report.bars.append(Bar(f"{title}: blocks / virtual, median of the workloads", median(gains), MOST_GAINED))
+    report.figures[title] = {"workloads": figures, "ratios": ratios}
+    for name, each in ratios.items():
+        report.bars.append(Bar(f"{title}: {name}, median of the workloads", median(each), MOST_GAINED))
 
 
 def add_memory(report: Report, options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ import ctypes
 import heapq
 import mmap
 import os
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -26,9 +27,9 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["HUGE_BYTES", "OutOfPagesError", "VirtualPool", "count_mappings", "max_mappings", "open_pages"]
+__all__ = ["HUGE_BYTES", "PAGE", "OutOfPagesError", "VirtualPool", "count_mappings", "max_mappings", "open_pages"]
 
-HUGE_BYTES = 2 << 20
+PAGE, HUGE_BYTES = 4096, 2 << 20
 _MAPPINGS_LEFT = 2048
 """For the rest of the process."""
 _NO_ACCESS, _MAP_FIXED, _MAP_NORESERVE, _MAP_POPULATE = 0, 0x10, 0x4000, 0x8000
@@ -101,11 +102,14 @@ class VirtualPool:
         range_bytes: int,
         *,
         folder: Path | None = None,
+        draw: random.Random | None = None,
         most_mappings: int | None = None,
     ) -> None:
         """Reserve ranges of `range_bytes`, and a file for `num_rows` pages of each tensor; neither takes memory.
 
-        `most_mappings` None: as the system allows, less the process's own and some thousand.
+        Args:
+            draw: to take rows in random order, as after long use; None: lowest first.
+            most_mappings: None: as the system allows, less the process's own and some thousand.
 
         Raises:
             InvalidArgumentError: an argument is out of its bound, or the system lacks such pages.
@@ -123,6 +127,10 @@ class VirtualPool:
         allowed = max_mappings() - count_mappings() - _MAPPINGS_LEFT
         self._most_mappings = allowed if most_mappings is None else most_mappings
         self._free, self._refs = list(range(num_rows)), [0] * num_rows
+        self._take, self._return = heapq.heappop, heapq.heappush
+        if draw is not None:
+            draw.shuffle(self._free)
+            self._take, self._return = list.pop, list.append
         self._free_slots, self._rows = list(range(num_slots)), dict[int, list[int]]()
         size = num_tensors * num_slots * range_bytes
         self._reserved_bytes = size + page_bytes
@@ -191,7 +199,7 @@ class VirtualPool:
             if self._refs[row]:
                 self.num_shared_rows -= 1
             else:
-                heapq.heappush(self._free, row)
+                self._return(self._free, row)
         self.num_mappings -= len(_runs(rows)) * self.num_tensors
         heapq.heappush(self._free_slots, slot)
 
@@ -221,13 +229,13 @@ class VirtualPool:
         """Map rows of another sequence, then new ones, at the end of a sequence."""
         if num_new > len(self._free):
             raise OutOfPagesError(f"{num_new} rows are needed and {len(self._free)} free: raise num_rows")
-        rows, new = self._rows[slot], [heapq.heappop(self._free) for _ in range(num_new)]
+        rows, new = self._rows[slot], [self._take(self._free) for _ in range(num_new)]
         runs = _runs([*shared, *new])
         joins = bool(rows and runs and runs[0][0] == rows[-1] + 1)
         wanted = self.num_mappings + (len(runs) - joins) * self.num_tensors
         if wanted > self._most_mappings:
             for row in new:
-                heapq.heappush(self._free, row)
+                self._return(self._free, row)
             bound = f"at most {self._most_mappings} allowed: raise vm.max_map_count or page_bytes"
             raise OutOfPagesError(f"{wanted} mappings are needed and {bound}")
         page, num_pages = self.page_bytes, len(rows)
