@@ -45,8 +45,9 @@ MOST_FLOPS = 2.5e10
 """Larger workloads are left out."""
 CHUNK = 256
 MOST_GAINED = 1.1
-RATIOS = (("arena", "virtual"), ("blocks", "scattered"))
+RATIOS = ("arena", "virtual"), ("blocks", "scattered")
 """Of the same kernel: consecutive blocks and pages, and both in random order."""
+SHARED_RATIOS = ("blocks", "virtual"), ("blocks, per branch", "scattered")
 
 
 def workloads(is_quick: bool) -> dict[str, list[Workload]]:
@@ -88,7 +89,7 @@ def add_attention(report: Report, title: str, works: list[Workload], options: ar
     ratios: dict[str, list[float]] = {}
     for work, times_ms in timed:
         p50 = {name: summary.p50 for name, summary in times_ms.items()}
-        for above, below in RATIOS:
+        for above, below in SHARED_RATIOS if work.shared else RATIOS:
             if above in p50 and below in p50:
                 ratios.setdefault(f"{above} / {below}", []).append(p50[above] / p50[below])
         cells = [f"{p50[name]:.3g}" if name in p50 else "" for name in names]
