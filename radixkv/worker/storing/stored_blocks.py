@@ -127,6 +127,9 @@ class StoredBlocks:
         runner: of the pool, whose host slots hold the store's rows.
         counters: of the engine.
         clock: seconds, monotonic.
+
+    Attributes:
+        loaded_tokens_per_s: of the disk level, by recent loads; 0: not measured.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class StoredBlocks:
         pool = self._pool = runner.pool
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
+        self.loaded_tokens_per_s = 0.0
         self._prefill = PrefillMeter(clock)
         self._meters = {is_remote: LoadMeter(clock) for is_remote in (False, True)}
         self._ran: Sequence[BatchRow] = ()
@@ -462,11 +466,17 @@ class StoredBlocks:
                 if load.num_landed:
                     first_s, last_s = load.first_s - load.started_s, load.last_s - load.started_s
                     self._meters[load.is_remote].loaded(load.num_landed, first_s, last_s)
+                    self._rate_disk()
             if is_wanted and branch.is_loading:
                 waits = [other.waits_until_s for other in self._loading if other.branch is branch]
                 branch.is_loading = self._clock() < max(waits, default=-math.inf)
                 has_news |= not branch.is_loading
         return has_news
+
+    def _rate_disk(self) -> None:
+        cost = self._meters[False].cost()
+        if cost is not None and cost.block_s:
+            self.loaded_tokens_per_s = self._block_size / cost.block_s
 
     def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
         branch = one.branch

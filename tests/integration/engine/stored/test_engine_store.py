@@ -257,6 +257,7 @@ def test_a_block_counts_as_soon_as_it_has_come(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(DiskLevel, "read", reading)
     with serving(tmp_path) as engine:
         ask(engine, prompt)
+        assert engine.load().loaded_tokens_per_s > 0
     assert landed[7] >= 6, "neither of two readers has read eight"
 
 
