@@ -341,11 +341,11 @@ class StoredBlocks:
     # -- hints --------------------------------------------------------------------------------------------------------
 
     def take_hints(self) -> list[HintOp]:
-        """The next changes of the disk level to be reported to the service."""
+        """The next changes below the pool to be reported to the service."""
         return self._store.hints.take() if self._store.hints is not None else []
 
     def tell_again(self) -> None:
-        """A new service, or a new life of the pool, knows nothing of the disk level."""
+        """A new service, or a new life of the pool, knows nothing of what lies below it."""
         if self._store.hints is not None:
             self._store.hints.tell_again()
 
@@ -490,11 +490,16 @@ class StoredBlocks:
             self._fill(branch, useful, one.chain, one.first, one.load.keys)
         host, keys_id = self._store.host, one.load.keys.id
         if host.num_kept:
-            places = [one.indices[block.place] - one.first for block in landed]
-            chain = one.chain
-            host.keep(
-                [Kept(chain[at + 1], chain[at], keys_id, block.row) for at, block in zip(places, landed, strict=True)]
-            )
+            hint_key = one.load.keys.hint_key if is_wanted and self._store.hints is not None else None
+            kept = []
+            for block in landed:
+                index = one.indices[block.place]
+                parent, name = one.chain[index - one.first : index - one.first + 2]
+                block_hash = self._hashes[branch.block_table[index]] if hint_key else 0
+                kept.append(
+                    Kept(name, parent, keys_id, block.row, mask(hint_key, name, block_hash) if hint_key else b"")
+                )
+            host.keep(kept)
         host.give_back([block.row for block in landed], self._pool.fence())
         return bool(useful)
 
