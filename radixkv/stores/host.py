@@ -29,7 +29,7 @@ def at_once() -> None:
 
 
 def _ignore(_name: bytes, _entry: Entry, _is_kept: bool, /) -> None:
-    """Nobody follows."""
+    """No one follows."""
 
 
 class Row(NamedTuple):
