@@ -186,7 +186,7 @@ def test_what_looks_costly_and_is_taken_has_quick_masks_wherever_a_reply_goes(
     shared: GrammarCompiler, name: str
 ) -> None:
     for seed in range(3):
-        assert any(_slowest_mask_s(matcher_of(shared, HOSTILE[name]), seed) < 0.05 for _ in range(5))
+        assert _slowest_mask_s(matcher_of(shared, HOSTILE[name]), seed) < 0.05
 
 
 @pytest.mark.parametrize("name", list(HONEST))
