@@ -27,7 +27,9 @@ os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of t
 atexit.register(_state.cleanup)
 # HTTP without TLS, yet each client would read all authorities, in 23 ms
 httpx_transport.create_ssl_context = cache(httpx_transport.create_ssl_context)
-_on_a_shared_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a slow example is no failure
+_on_a_shared_machine = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a slow example is no failure
 settings.register_profile("new examples", _on_a_shared_machine)
 settings.register_profile("same examples", _on_a_shared_machine, derandomize=True)
 
@@ -84,7 +86,12 @@ def postgres() -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="radixkv-postgres-") as folder:
         server = PostgresServer(Path(folder) / "server")
         with pytest.MonkeyPatch.context() as patch:  # a busy machine is no server that does not answer
-            for patience in ("database.ANSWER_S", "database.PATIENCE_S", "transcript_cache.LOOK_UP_S", "postgresql.TRY_S"):
+            for patience in (
+                "database.ANSWER_S",
+                "database.PATIENCE_S",
+                "transcript_cache.LOOK_UP_S",
+                "postgresql.TRY_S",
+            ):
                 patch.setattr(f"radixkv.gateway.storage.{patience}", 300.0)
             patch.setattr("radixkv.gateway.storage.postgresql.CONNECT_S", 300)
             yield server

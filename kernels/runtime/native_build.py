@@ -175,7 +175,9 @@ def _find_compiler(environ: Mapping[str, str]) -> str:
 
 def _version_of(compiler: str) -> str:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
+        return subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NativeBuildError(f"{compiler} cannot be run: {error}") from None
 

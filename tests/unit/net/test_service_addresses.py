@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
-from bench.faults.stack import free_port
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.net.addresses import parse_address
 

@@ -14,7 +14,6 @@ from radixkv.gateway.backend import pools as pools_module
 from radixkv.gateway.backend.pools import CachePools, PoolName
 from radixkv.service import ServiceConfig, ServiceThread
 
-
 PATIENCE_S = 300.0
 """Of a call to a service that answers, however busy the machine is."""
 

@@ -79,6 +79,7 @@ def test_who_is_interrupted_while_it_waits_keeps_no_turn(monkeypatch: pytest.Mon
 
     class Interrupted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
+            del timeout
             raise KeyboardInterrupt
 
     with turns.take("a"):
