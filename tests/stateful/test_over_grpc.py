@@ -67,7 +67,7 @@ def run_machine(backend: Backend, max_examples: int) -> None:
     )
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("max_examples", [20, pytest.param(200, marks=pytest.mark.thorough)])
 def test_every_call_over_dropped_and_resumed_streams(backend: OverGrpc, max_examples: int) -> None:
     run_machine(backend, max_examples)
