@@ -19,7 +19,7 @@ _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chr
 """The first draws no window and no pages of its own: it takes a third of the processor's time."""
 _BAD = {"serious", "critical"}
 _ARGUMENTS = ["--no-sandbox", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
-DEADLINE_MS = 20_000
+DEADLINE_MS = 120_000
 
 WIDTHS = (360, 768, 1280)
 """Of a phone, a tablet, a desk, in pixels."""
