@@ -10,7 +10,14 @@ from live_service import TTL_S, Clock
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
+from radixkv.client.stream import StepStream
 from radixkv.service import ServiceConfig, ServiceThread
+
+
+@pytest.fixture(autouse=True)
+def patient_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that is slow to hear of a goodbye would keep the pool from its next holder."""
+    monkeypatch.setattr(StepStream.close, "__defaults__", (300.0,))
 
 
 @pytest.fixture

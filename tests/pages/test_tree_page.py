@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import DEADLINE_MS, WIDTHS, check_accessible, check_clean, open_page, phone
+from browser import WIDTHS, check_accessible, check_clean, open_page, phone
 from chat_stack import Watched, gateway, gibberish_engine
 from playwright.sync_api import Browser, Page, expect
 from tree_page import ask, colour, named_colour, number_of_nodes, walk_to
@@ -24,8 +24,6 @@ SYSTEM = "You are a helpful assistant who knows all rivers of Europe and their t
 RHINE = SYSTEM + "Where does the Rhine begin, and through which towns does it flow?"
 LOIRE = SYSTEM + "Where does the Loire end?"
 DANUBE = SYSTEM + "Which capitals lie on the Danube?"
-
-expect.set_options(timeout=DEADLINE_MS)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ __all__ = ["LyingServer", "RedisServer", "SlowLink", "free_port", "needs_redis",
 
 PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
 needs_redis = pytest.mark.skipif(PROGRAM is None, reason="needs valkey-server or redis-server")
-START_S = 30.0
+START_S = 300.0
 
 
 def wait_until(holds: Callable[[], object], within_s: float = START_S) -> None:
