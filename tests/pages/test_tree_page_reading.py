@@ -15,7 +15,6 @@ from tree_stack import TreeStack, busy_stack, store, tree_stack
 
 from radixkv.worker.generations.text import ChatText
 
-
 QUESTION = "Where does the Rhine begin, and through which towns does it flow on its way to the sea?"
 ANSWER = "It begins in the Swiss Alps, in Graubünden, and flows through Chur, Basel, Strasbourg, Mainz and Rotterdam."
 OTHER = "Near the Oberalp pass."

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from array import array
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
