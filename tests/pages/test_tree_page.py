@@ -197,9 +197,9 @@ def test_a_pin_shows_its_time_and_survives_eviction_until_it_is_ended(rivers: Tr
     walk_to(page, "ArrowRight")
     page.get_by_role("button", name="Pin 5 min").click()
     expect(page.locator(".said")).to_contain_text("pinned for 5 min")
-    expect(page.locator(".pin-row")).to_contain_text(re.compile(r"4:5\d left"))
+    expect(page.locator(".pin-row")).to_contain_text(re.compile(r"[45]:\d\d left"))
     (pin,) = rivers.holder.pins()
-    assert 290 < pin.remaining_s <= 300
+    assert 240 < pin.remaining_s <= 300
     rivers.holder.evict(1000)
     page.get_by_role("button", name="Close the panel").click()
     number_of_nodes(page, len(rivers.holder.dump()))
