@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as httpx_transport
 from hypothesis import HealthCheck, settings
 from postgres_server import PostgresServer, has_postgres
@@ -27,6 +28,8 @@ os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of t
 atexit.register(_state.cleanup)
 # HTTP without TLS, yet each client would read all authorities, in 23 ms
 httpx_transport.create_ssl_context = cache(httpx_transport.create_ssl_context)
+for wait in ("connect", "read", "write", "pool"):  # by default 5 s, which a busy machine may take for an honest answer
+    setattr(DEFAULT_TIMEOUT_CONFIG, wait, 300.0)
 _on_a_shared_machine = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # a slow example is no failure

@@ -36,7 +36,7 @@ class Host:
 
     def __init__(self, model: str, pool: str) -> None:
         self.model, self.pool = model, pool
-        self.service = ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=60.0)).start()
+        self.service = ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=300.0)).start()
         (self.address,) = self.service.addresses
         self.start_worker()
 
@@ -62,7 +62,7 @@ class Host:
         self.stack.close()
 
     def start_service(self) -> None:
-        self.service = ServiceThread(ServiceConfig(addresses=(self.address,), lease_ttl_s=60.0)).start()
+        self.service = ServiceThread(ServiceConfig(addresses=(self.address,), lease_ttl_s=300.0)).start()
 
     def compute(self, first: int, namespace: str, length: int = LENGTH, **more: Any) -> None:
         """Have this worker compute the beginning of a prompt, whoever is the better one."""

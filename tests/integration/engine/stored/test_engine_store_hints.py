@@ -163,7 +163,7 @@ def attached(folder: Path, stack: ExitStack, address: str) -> Iterator[Engine]:
     stack.callback(store.close)
 
     def attach() -> Any:
-        return stack.enter_context(connect(address, PoolShape(NUM_BLOCKS, BLOCK), wait_s=30, patience_s=60))
+        return stack.enter_context(connect(address, PoolShape(NUM_BLOCKS, BLOCK), wait_s=300, patience_s=300))
 
     with Engine(runner, attach(), limits=LIMITS, store=store, reattach=attach) as engine:
         engine.store = store  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ class Client:
         self._url, self._headers = server.url, {"x-api-key": key}
 
     def ask(self, method: str, path: str, status: int = 200, body: Any = None) -> Any:
-        answer = httpx.request(method, f"{self._url}/radixkv/{path}", json=body, headers=self._headers, timeout=60)
+        answer = httpx.request(method, f"{self._url}/radixkv/{path}", json=body, headers=self._headers, timeout=300)
         assert answer.status_code == status, answer.text
         return answer.json()
 
@@ -36,7 +36,7 @@ class Client:
     def cached(self, first: int) -> int:
         """Have a prompt computed by whichever worker the gateway chooses; how much of it was cached."""
         body = {"prompt": prompt(first), "max_tokens": 1, "temperature": 0}
-        answer = httpx.post(f"{self._url}/completions", json=body, headers=self._headers, timeout=60)
+        answer = httpx.post(f"{self._url}/completions", json=body, headers=self._headers, timeout=300)
         return int(answer.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
