@@ -34,7 +34,7 @@ import psutil
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, bench_parser, percentile
 from bench.faults.asker import Done, Ledger
 from bench.faults.fault import KILL, LONG, SHORT, Fault
-from bench.faults.run import Injury, end_clients, inspect, record, start_clients, strike
+from bench.faults.run import QUICK_LEASE_TTL_S, Injury, end_clients, inspect, record, start_clients, strike
 from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Stack
 from bench.faults.typewriter import save_typewriter
 from radixkv.generation.client import GenerationClient
@@ -54,6 +54,7 @@ KEPT_MINUTES = 10.0
 _SAMPLE_S = 1.0
 _WARM_S = 20.0
 _NEAR_S = 1.0
+_SETTLED_S = 20.0
 _MIB = 2**20
 
 
@@ -194,15 +195,21 @@ def _books(
     stack: Stack, ledger: Ledger, injuries: Sequence[Injury], num_counted: int, num_drawn: int
 ) -> dict[str, tuple[int, int]]:
     """Pairs of figures that must be equal. `num_counted`, `num_drawn`: counts from before the clients started."""
-    killed_s = [injury.at_s for injury in injuries if injury.fault == (WORKER_B, KILL)]
-    heard = [each.num_tokens for each in ledger.heard if not killed_s or each.taken_s > killed_s[-1] + 0.5]
+    is_killed = any(injury.fault == (WORKER_B, KILL) for injury in injuries)
+    since_s = stack.roles[WORKER_B].started_s if is_killed else 0.0
+    heard = sum(each.num_tokens for each in ledger.heard if each.taken_s > since_s)
+    until_s = time.monotonic() + _SETTLED_S
     with GenerationClient(stack.worker) as client, httpx.Client(base_url=stack.urls[0]) as http:
-        num_drawn = client.stats().engine.num_generated_tokens - (0 if killed_s else num_drawn)
-        num_counted = _count_requests(http) - num_counted
+        while True:
+            drawn = client.stats().engine.num_generated_tokens - (0 if is_killed else num_drawn)
+            counted = _count_requests(http) - num_counted
+            if (drawn, counted) == (heard, ledger.num_sent) or time.monotonic() > until_s:
+                break
+            time.sleep(0.1)  # a caller who hung up is noticed a moment later
     return {
         "tries, finished + failed": (ledger.num_tries, len(ledger.done) + len(ledger.failures)),
-        "requests sent, counted by the gateway": (ledger.num_sent, num_counted),
-        "tokens heard, drawn by worker b in its last life": (sum(heard), num_drawn),
+        "requests sent, counted by the gateway": (ledger.num_sent, counted),
+        "tokens heard, drawn by worker b in its last life": (heard, drawn),
     }
 
 
@@ -266,6 +273,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.minutes, options.every = 1.0, 12.0
+        options.lease_ttl = max(options.lease_ttl, QUICK_LEASE_TTL_S)
     return options
 
 

@@ -146,7 +146,7 @@ class Asker:
     def __init__(
         self, urls: Sequence[str], worker: str, ledger: Ledger, number: int, is_stopped: Callable[[], bool]
     ) -> None:
-        timeout = httpx.Timeout(_SILENCE_S, connect=5.0)
+        timeout = httpx.Timeout(_SILENCE_S)
         self._gateways = [httpx.Client(base_url=url, timeout=timeout) for url in urls]
         self._turn = number
         self.worker = GenerationClient(worker)

@@ -54,7 +54,7 @@ class Role:
         lease_s: after so long without a sign others count it as gone; None: the lease of the deployment.
 
     Attributes:
-        num_starts: number of processes so far.
+        num_starts: number of processes so far. started_s: when the current one was started.
         endings: exit codes of the ended ones.
     """
 
@@ -72,7 +72,7 @@ class Role:
         self.name = name
         self.ends_by = ends_by
         self.lease_s = lease_s
-        self.num_starts = 0
+        self.num_starts, self.started_s = 0, 0.0
         self.endings: Counter[int] = Counter()
         self._command = [*program, *arguments]
         self._ready = ready
@@ -103,7 +103,7 @@ class Role:
                 self._process = subprocess.Popen(
                     self._command, stdout=log, stderr=log, start_new_session=True, env=environ
                 )
-            self.num_starts += 1
+            self.num_starts, self.started_s = self.num_starts + 1, time.monotonic()
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
         """Wait until the current process reports that it serves.

@@ -144,10 +144,10 @@ def bars(loads: dict[str, Load], options: argparse.Namespace) -> list[Bar]:
         found.append(Bar(f"{name}: most empty slots behind a sequence", load.max_empty, most_empty, reason=empty))
         if load.multiple < OVERLOAD:
             continue
-        longest = max(load.waits_s, default=None)
-        found.append(Bar(f"{name}: longest wait", longest, wait_bound_s(load, options), " s"))
         if options.minutes < JUDGED_MINUTES:
             continue
+        longest = max(load.waits_s, default=None)
+        found.append(Bar(f"{name}: longest wait", longest, wait_bound_s(load, options), " s"))
         share = load.useful_per_s / max(peak, 1e-9)
         found.append(Bar(f"{name}: throughput / the best with less load", share, THROUGHPUT_BOUND, "x", at_least=True))
         preempted = load.num_saved_blocks if name == SWAP else load.num_preemptions

@@ -91,9 +91,11 @@ class Load:
             landed, self._landed = self._landed, []
         return landed
 
-    def land(self, place: int, row: Row) -> None:
-        """A block has been opened into its row."""
+    def land(self, place: int, row: Row) -> bool:
+        """A block has been opened into its row. Returns False for a cancelled load, whose blocks are not taken any more."""
         with self._lock:
+            if self.is_cancelled:
+                return False
             self.last_s = time.monotonic()
             self.first_s = self.first_s if self.num_landed else self.last_s
             self.num_landed += 1
@@ -101,6 +103,7 @@ class Load:
             is_due = len(self._landed) % _WAKE_AT == 0
         if is_due:
             self.wake()
+        return True
 
     def tried(self, count: int) -> None:
         """So many of the names have landed or will not."""
@@ -224,7 +227,8 @@ class Loader:
             if isinstance(error, SealError):
                 return False
             raise
-        load.land(index, row)
+        if not load.land(index, row):
+            self._host.give_back([row])
         return True
 
     @contextmanager

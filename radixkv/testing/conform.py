@@ -135,11 +135,11 @@ async def _run(trial: Trial, options: argparse.Namespace) -> bool:
         command = [part.replace(_PLACE, trial.address) for part in options.command]
         if command == options.command:
             command.append(trial.address)
-        process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr.fileno(), start_new_session=True)
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopping.set)
+        process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr.fileno(), start_new_session=True)
         ended = asyncio.ensure_future(process.wait())
         interrupted = asyncio.ensure_future(stopping.wait())
         attached = asyncio.ensure_future(trial.attached.wait())

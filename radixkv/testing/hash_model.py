@@ -122,7 +122,7 @@ class Gate:
 
     def enter(self) -> None:
         """Begin a forward: wait until the gate is open."""
-        assert self._is_open.wait(60)
+        assert self._is_open.wait(600)
         with self._lock:
             if self._num_until_closed:
                 self._num_until_closed -= 1

@@ -13,7 +13,7 @@ import pytest
 MEMORY_BYTES = 2 << 30
 GROWTH_BYTES = 64 << 20
 CPU_S = 3.0
-CHILD_S = 20.0
+CHILD_S = 300.0
 HUGE = 10**12
 
 U8, U32, STRING, ARRAY, U64 = 0, 4, 8, 9, 10

@@ -7,10 +7,25 @@ from pathlib import Path
 
 import pytest
 from live_service import TTL_S, Clock
+from patience import wait_for_all
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
+from radixkv.client.stream import StepStream
 from radixkv.service import ServiceConfig, ServiceThread
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_gateways() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_all(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def patient_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that is slow to hear of a goodbye would keep the pool from its next holder."""
+    monkeypatch.setattr(StepStream.close, "__defaults__", (20.0,))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from browser import open_page, start_browser
 from chat_site import Site
+from patience import wait_for_all
 from playwright.sync_api import Browser, Page
 
 FOLDER = Path(__file__).parent
@@ -19,6 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.thorough)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_gateways() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        wait_for_all(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

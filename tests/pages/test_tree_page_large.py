@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import DEADLINE_MS, open_page
+from browser import open_page
 from chat_stack import gibberish_engine
 from playwright.sync_api import Browser, Page, expect
 from tree_follower import follower
@@ -19,8 +19,6 @@ from radixkv.core.tokens import pack_tokens
 
 NUM_PROMPTS, NUM_TURNS, NUM_REPLIES = 100, 33, 2
 NUM_NODES = NUM_PROMPTS * (1 + NUM_TURNS * (1 + NUM_REPLIES))
-LISTED_AGAIN_S = 120.0
-"""A listing is followed by twenty times its duration without one."""
 STEP_OPS = 600
 FRAME_MS = 1000 / 60
 
@@ -77,7 +75,7 @@ INTERVALS = """() => import('/static/tree/main.js').then(({view}) => new Promise
 
 def test_a_frame_of_ten_thousand_nodes_is_drawn_in_time(browser: Browser, stack: TreeStack) -> None:
     with open_page(browser, stack.url, viewport={"width": 1440, "height": 900}) as page:
-        expect(page.locator(".count")).to_have_text(f"{NUM_NODES:,} nodes", timeout=3 * DEADLINE_MS)
+        expect(page.locator(".count")).to_have_text(f"{NUM_NODES:,} nodes")
         box = page.locator("#drawing").bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2)
@@ -113,7 +111,7 @@ def test_a_change_among_ten_thousand_nodes_is_told_in_few_bytes(stack: TreeStack
         all_bytes, eye.num_tree_bytes = eye.num_tree_bytes, 0
         stack.store("One more history, which nobody has asked for before.")
         num_more = len(stack.holder.dump()) - NUM_NODES
-        eye.wait_until(lambda: len(eye.nodes) == NUM_NODES + num_more, LISTED_AGAIN_S)
+        eye.wait_until(lambda: len(eye.nodes) == NUM_NODES + num_more)  # twenty times its duration is without a listing
         print(f"all nodes {all_bytes:,} bytes, {num_more} new ones {eye.num_tree_bytes:,}")
         assert eye.num_tree_bytes < 1000
         stack.holder.evict_branch(stack.text.encode("One", special=False))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from browser import DEADLINE_MS, check_accessible, open_page
+from browser import check_accessible, open_page
 from many_hosts import POOLS, serving, two_hosts
 from playwright.sync_api import Browser, expect
 from tree_page import number_of_nodes
-
-expect.set_options(timeout=DEADLINE_MS)
 
 
 def test_each_pool_is_shown_by_choice(browser: Browser, default_model: str, tmp_path: Path) -> None:

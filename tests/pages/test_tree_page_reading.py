@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from browser import DEADLINE_MS, open_page
+from browser import open_page
 from chat_stack import Watched, gibberish_engine
 from playwright.sync_api import Browser, Page, expect
 from talk import Talk
@@ -14,8 +14,6 @@ from tree_page import ask, colour, named_colour, number_of_nodes, walk_to
 from tree_stack import TreeStack, busy_stack, store, tree_stack
 
 from radixkv.worker.generations.text import ChatText
-
-expect.set_options(timeout=DEADLINE_MS)
 
 QUESTION = "Where does the Rhine begin, and through which towns does it flow on its way to the sea?"
 ANSWER = "It begins in the Swiss Alps, in Graubünden, and flows through Chur, Basel, Strasbourg, Mainz and Rotterdam."

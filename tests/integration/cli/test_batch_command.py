@@ -24,7 +24,7 @@ def stack(default_model: str) -> Iterator[Stack]:
 
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
 
 
 def answers(path: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(stack: Stack, tmp_path:
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: (output.exists() and output.stat().st_size > 0) or process.poll() is not None)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
     stack.runner.gate.open()
     assert process.returncode == 130
     assert "The same command goes on" in said

@@ -153,7 +153,7 @@ def test_a_reply_of_a_gateway_is_exported_by_its_id(
         chat = {"model": "gibberish", "temperature": 0, "max_output_tokens": 30}
         salted = {**chat, "input": "Name a river.", "cache_salt": "pepper"}
         for number, body in enumerate(({**chat, "input": "Name a river."}, salted)):
-            said = httpx.post(f"{stack.server.url}/responses", json=body, timeout=60).raise_for_status().json()
+            said = httpx.post(f"{stack.server.url}/responses", json=body, timeout=300).raise_for_status().json()
             path = tmp_path / f"reply{number}"
             assert main(["export", str(path), "--response", said["id"], *here]) == 0
             length = said["usage"]["total_tokens"]

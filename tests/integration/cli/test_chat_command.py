@@ -35,7 +35,7 @@ def chat(state: Path, model: str, *lines: str, gateway: str | None = None) -> st
         env={**os.environ, "RADIXKV_STATE": str(state), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

@@ -102,7 +102,7 @@ def test_the_service_of_the_unit_runs_as_an_ordinary_user_and_ends_well(
         assert "Ctrl-C stops it" in said
         assert (folder / "service.sock").is_socket()
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=300)
         assert (process.returncode, rest) == (0, "\n" * rest.count("\n"))
         assert not (folder / "service.sock").exists()
     finally:

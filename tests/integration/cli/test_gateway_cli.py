@@ -48,7 +48,7 @@ def running(*arguments: str, until: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                rest = process.communicate(timeout=60)[0]
+                rest = process.communicate(timeout=300)[0]
             finally:
                 process.kill()
             assert process.returncode == 0, rest
@@ -138,7 +138,7 @@ def test_up_says_where_the_api_is() -> None:
 
 def test_a_gateway_without_a_worker_says_so_in_one_line() -> None:
     arguments = [*COMMAND, "gateway", "--worker", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert re.fullmatch(r"radixkv: the service at 127\.0\.0\.1:1 .*\n", done.stderr)
 
@@ -162,14 +162,14 @@ def test_a_gateway_of_a_service_waits_for_its_first_worker_or_ctrl_c(default_mod
     try:
         with waiting(host.address) as served, waiting(host.address) as given_up:
             given_up.send_signal(signal.SIGINT)
-            assert given_up.communicate(timeout=60)[0] == ""
+            assert given_up.communicate(timeout=300)[0] == ""
             assert given_up.returncode == EXIT_INTERRUPTED
             host.start_worker()
             assert served.stdout is not None
             assert re.match("OpenAI API on .* for gibberish of the workers of", served.stdout.readline())
             host.stop_worker()
             served.send_signal(signal.SIGINT)
-            served.communicate(timeout=60)
+            served.communicate(timeout=300)
             assert served.returncode == 0
     finally:
         host.close()

@@ -66,7 +66,7 @@ def wait_until_it_serves(server: subprocess.Popen[str]) -> str:
 
 def run_to_its_end(command: str) -> str:
     process = start(command)
-    output, _ = process.communicate(SCRIPT, timeout=250)
+    output, _ = process.communicate(SCRIPT, timeout=300)
     assert process.returncode == 0, output
     return output
 
@@ -122,7 +122,7 @@ def test_the_service_commands_work_together_and_stop_cleanly() -> None:
     finally:
         for server in reversed(servers):
             server.send_signal(signal.SIGINT)
-            assert server.wait(timeout=30) == 0
+            assert server.wait(timeout=300) == 0
             server.communicate()
 
 
@@ -137,7 +137,7 @@ def up(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield wait_until_it_serves(server)
     finally:
         server.send_signal(signal.SIGINT)
-        status = server.wait(timeout=60)
+        status = server.wait(timeout=300)
         server.communicate()
     assert status == 0
 
@@ -162,7 +162,7 @@ def test_the_http_examples_work_against_what_up_serves(up: str) -> None:
     assert lines
     for line in lines:
         done = subprocess.run(
-            line.replace(HTTP, http[1]), shell=True, capture_output=True, text=True, timeout=100, check=False
+            line.replace(HTTP, http[1]), shell=True, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout

@@ -77,7 +77,7 @@ def served(
         patch.setattr(sys, "stdout", output)
         assert main(command) == 0
     assert output.thread is not None, "it has not begun to serve"
-    output.thread.join(10)
+    output.thread.join(300)
     if output.fault is not None:
         raise output.fault
     return output.getvalue()

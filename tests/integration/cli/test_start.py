@@ -51,7 +51,7 @@ def running(folder: Path, *arguments: str) -> Iterator[str]:
             yield said
         finally:
             process.terminate()
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=300) == 0
 
 
 def num_responses(path: Path) -> int:

@@ -20,7 +20,7 @@ def test_a_sound_pool_is_gone_over_again_and_again(capsys: pytest.CaptureFixture
     with ServiceThread(CONFIG) as service, connect(service.addresses[0], PoolShape(64)) as holder:
         holder.acquire(range(40), seq_id=1)
         holder.insert(1, 40)
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + 300
         while (found := holder.check_all()["default"]).num_audits < 2 and time.monotonic() < until_s:
             holder.extend(1, 41)
         assert (found.violation, found.num_audits >= 2) == ("", True)
@@ -29,7 +29,7 @@ def test_a_sound_pool_is_gone_over_again_and_again(capsys: pytest.CaptureFixture
 
 
 def call_for_long(holder: RemoteHolder) -> None:
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 300
     while time.monotonic() < until_s:
         holder.extend(1, 40)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from resp_servers import free_port
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.cli import main
@@ -25,9 +26,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager
@@ -46,13 +45,13 @@ def running(*command: str) -> Iterator[list[str]]:
         try:
             yield said
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(300) == 0
         finally:
             process.kill()
 
 
 def scrape(address: str) -> Series:
-    text = httpx.get(f"http://{address}/metrics", timeout=30).raise_for_status().text
+    text = httpx.get(f"http://{address}/metrics", timeout=300).raise_for_status().text
     families = text_string_to_metric_families(text)
     return {(sample.name, frozenset(sample.labels.items())): sample.value for f in families for sample in f.samples}
 
@@ -100,7 +99,7 @@ def test_an_address_in_use_is_refused_by_name(command: str, tmp_path: Path, defa
             + (["--listen", f"unix:{tmp_path}/service"] if command == "serve" else ["--model", default_model]),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
     assert finished.returncode == 1

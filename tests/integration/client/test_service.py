@@ -259,7 +259,7 @@ def test_reflection_describes_the_services_that_routers_subscribe_to(channel: gr
 def test_a_router_that_takes_the_service_for_an_engine_is_told_what_it_is(channel: grpc.Channel) -> None:
     for name in KV_EVENT_SERVICES:
         with pytest.raises(grpc.RpcError, match="give the router the worker by its HTTP address"):
-            channel.unary_unary(f"/{name}/HealthCheck")(b"", timeout=10)
+            channel.unary_unary(f"/{name}/HealthCheck")(b"", timeout=300)
 
 
 def test_a_port_in_use_is_an_error_that_names_it(service: ServiceThread, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_stopping_service_ends_streams_as_unavailable(tmp_path: Path) -> None:
 def test_who_watches_the_health_of_a_stopping_service_is_told_before_its_calls_end(
     service: ServiceThread, channel: grpc.Channel
 ) -> None:
-    watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+    watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=300)
     assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
     stopping = threading.Thread(target=service.stop)
     stopping.start()
@@ -332,7 +332,7 @@ def test_a_signal_drains_the_service_which_prints_nothing_of_its_own(number: sig
                 holder.acquire(PROMPT)
                 holder.check()
         os.kill(server.pid, number)
-        out, err = server.communicate(timeout=30)
+        out, err = server.communicate(timeout=300)
     assert (server.returncode, out, err) == (0, "", "")
     assert not (tmp_path / "s").exists()
 
@@ -342,7 +342,7 @@ def test_a_port_in_use_by_a_stranger_is_refused_before_anything_is_printed() -> 
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         command = [sys.executable, "-c", SERVER, f"127.0.0.1:{stranger.getsockname()[1]}"]
-        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert failed.returncode == 1
     assert "UnavailableError" in failed.stderr
     assert "chttp2" not in failed.stderr

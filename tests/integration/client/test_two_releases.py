@@ -19,7 +19,7 @@ HOLDER = """
 import sys
 from radixkv import OutOfBlocksError, PoolShape, connect, pack_tokens
 
-with connect(sys.argv[1], PoolShape(64), patience_s=60) as holder:
+with connect(sys.argv[1], PoolShape(64), patience_s=300) as holder:
     first = holder.acquire(range(40), reserve=60)
     holder.insert(first.seq_id, 40)
     [child] = holder.fork(first.seq_id, 22)
@@ -88,7 +88,7 @@ def test_a_holder_and_a_service_of_two_releases_go_on_over_a_restart(
                 print(file=holder.stdin, flush=True)
                 assert line(holder) == "125 64"
                 assert line(holder) == "40 40 sound"
-                assert holder.wait(60) == 0
+                assert holder.wait(300) == 0
 
 
 def test_the_programs_take_their_own_release(earlier: Path) -> None:

@@ -172,7 +172,7 @@ def test_an_acquire_that_waited_at_a_former_life_of_the_service_has_its_notice(
             PoolShape(64),
             on_notices=told.set,
             on_restart=lambda: restarts.append(1),
-            patience_s=60.0,
+            patience_s=300.0,
         )
         holder.step([AcquireOp(PROMPT, seq_id=1)])
         waits = AcquireOp(PROMPT, waits=True)
@@ -181,13 +181,13 @@ def test_an_acquire_that_waited_at_a_former_life_of_the_service_has_its_notice(
         holder.step([])
         assert restarts == [], "a broken stream is none"
     with restarting(), holder:
-        assert told.wait(30)
+        assert told.wait(300)
         assert restarts == [1]
         assert holder.take_notices() == [Notice("gone", 1, 100)]
         assert holder.step([waits]) == [Pending(1, 100)], "sequence 1 goes on"
         told.clear()
         holder.insert(1, 100)
-        assert told.wait(30)
+        assert told.wait(300)
         assert holder.take_notices() == [Notice("published", 1, 100)]
 
 
@@ -264,11 +264,11 @@ def test_an_option_on_its_way_when_an_earlier_version_takes_over_fails_alone(
 ) -> None:
     config = ServiceConfig(addresses=(f"unix:{tmp_path}/s",))
     with ServiceThread(config) as first:
-        holder = connect(first.addresses[0], PoolShape(64), patience_s=60.0)
+        holder = connect(first.addresses[0], PoolShape(64), patience_s=300.0)
     waiting = holder.submit([AcquireOp(PROMPT, seq_id=1, **options), AcquireOp(PROMPT, seq_id=2)])
     request.getfixturevalue("before")
     with ServiceThread(config), holder:
-        refused, opened = waiting.result(30)
+        refused, opened = waiting.result(300)
         assert isinstance(refused, UnimplementedError | InvalidArgumentError)
         assert isinstance(opened, AcquireResult)
         assert holder.stats().num_sequences == 1

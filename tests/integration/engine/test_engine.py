@@ -137,7 +137,7 @@ def test_closing_a_stream_wakes_a_consumer_that_waits(engine: Engine, runner: Ha
     consumer = threading.Thread(target=lambda: seen.extend(stream))
     consumer.start()
     stream.close()
-    consumer.join(10)
+    consumer.join(300)
     runner.gate.open()
     assert not consumer.is_alive()
     assert seen == []
@@ -313,10 +313,12 @@ def test_the_time_of_one_that_waits_is_over_though_nothing_happens(runner: HashR
         assert _tokens(_start(engine, [2] * 9, _greedy(4))) == generate([2] * 9, 4)
 
 
-def test_stats_count_what_was_asked_found_computed_and_drawn(engine: Engine) -> None:
+def test_stats_count_what_was_asked_found_computed_and_drawn(engine: Engine, runner: HashRunner) -> None:
     list(_start(engine, [1] * 20, _greedy(3)))
     list(_start(engine, [1] * 20, _greedy(3)))
+    runner.gate.close()
     _start(engine, [1] * 20, _greedy(3)).close()
+    runner.gate.open()
     engine.call(lambda _holder: None)
     stats, cache, *_ = engine.stats()
     assert (stats.num_finished, stats.num_cancelled, stats.num_failed) == (2, 1, 0)

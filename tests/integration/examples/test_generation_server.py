@@ -33,7 +33,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     engine = subprocess.Popen([sys.executable, "-m", "radixkv.examples.generation_server", address])
     try:
         with GenerationClient(address) as client:
-            until_s = time.monotonic() + 60
+            until_s = time.monotonic() + 300
             while not serves(client):
                 assert engine.poll() is None
                 assert time.monotonic() < until_s
@@ -41,7 +41,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 yield f"http://{server.address}"
     finally:
         engine.terminate()
-        engine.wait(30)
+        engine.wait(300)
 
 
 def test_a_chat_is_answered_streamed_and_cached(gateway: str) -> None:
@@ -73,7 +73,7 @@ def test_responses_go_on_from_their_history(gateway: str) -> None:
 
 
 def test_the_chat_page_and_its_conversations_work(gateway: str) -> None:
-    with httpx.Client(base_url=gateway, timeout=60) as client:
+    with httpx.Client(base_url=gateway, timeout=300) as client:
         assert "<html" in client.get("/").text
         talk = f"/v1/radixkv/conversations/{client.post('/v1/radixkv/conversations', json={}).json()['id']}"
         turn = {"parent": None, "role": "user", "text": "Hello.", "replies": {"n": 2, "max_tokens": 24}}

@@ -23,7 +23,7 @@ from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 NO_MESSAGE = b"\x0a\xff\xff\xff\xff\x0f"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 300.0
 SERVICE_METHODS = (
     "/radixkv.v1.PrefixCache/Match",
     "/radixkv.v1.PrefixCache/Dump",

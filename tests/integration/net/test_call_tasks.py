@@ -19,14 +19,14 @@ import pytest
 
 from bench.bad_input.http2 import ATTACKS
 from radixkv.net.calls.auth import Guard
-from radixkv.net.calls.cancelled_calls import CallTask, awaiting_request, new_task
+from radixkv.net.calls.cancelled_calls import LONGEST_WAIT_S, CallTask, awaiting_request, new_task
 from radixkv.net.tenants import KeyRing
 
 ROOT = Path(__file__).parents[3]
 NUM_FLOODS = 15
 MAX_BYTES_PER_CALL = 24
 """An operation is 96."""
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 class Info(ctypes.Structure):
@@ -85,14 +85,14 @@ async def bytes_lost_per_call() -> float:
     used_before, calls_before = in_use(), served.num_calls
     for _ in range(NUM_FLOODS):
         await flood(port)
-    until_s, lost = time.monotonic() + DEADLINE_S, inf
+    until_s, num_calls, lost = time.monotonic() + DEADLINE_S, 0, inf
     while (
-        lost > MAX_BYTES_PER_CALL and time.monotonic() < until_s
-    ):  # what is under way holds memory, on a busy machine for long
+        num_calls <= 1000 or lost > MAX_BYTES_PER_CALL
+    ) and time.monotonic() < until_s:  # what is under way holds memory, on a busy machine for long
         await asyncio.sleep(0.5)
         num_calls = served.num_calls - calls_before
-        assert num_calls > 1000, "the calls did not come so far"
-        lost = (in_use() - used_before) / num_calls
+        lost = (in_use() - used_before) / max(1, num_calls)
+    assert num_calls > 1000, "the calls did not come so far"
     await server.stop(None)
     return lost
 
@@ -101,7 +101,7 @@ def test_calls_without_a_request_leave_nothing() -> None:
     if not hasattr(ctypes.CDLL(None), "mallinfo2"):
         pytest.skip("the C library does not tell what is in use")
     command = [sys.executable, "-m", "tests.integration.net.test_call_tasks"]  # other tests' threads use memory as well
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < MAX_BYTES_PER_CALL
 
@@ -133,7 +133,7 @@ def test_a_handler_at_work_is_cancelled_at_once() -> None:
             call = channel.unary_unary("/a/b")(b"")
             await begun.wait()
             call.cancel()
-            await asyncio.wait_for(ended.wait(), 60)
+            await asyncio.wait_for(ended.wait(), 300)
         await server.stop(None)
 
     asyncio.run(scenario())
@@ -152,19 +152,23 @@ async def _handle_exceptions(message: asyncio.Future[bytes], then: list[bytes]) 
 @pytest.mark.parametrize("comes", [True, False])
 def test_what_comes_after_the_request_is_cut_off_and_so_is_a_wait_without_end(comes: bool) -> None:
     async def scenario() -> list[bytes]:
-        loop = asyncio.get_running_loop()
+        loop, now_s = asyncio.get_running_loop(), 0.0
+        loop.time = lambda: now_s  # type: ignore[method-assign]  # a busy machine moves no clock
         loop.set_task_factory(new_task)
         message: asyncio.Future[bytes] = loop.create_future()
         then: list[bytes] = []
         task = loop.create_task(_handle_exceptions(message, then))
         await asyncio.sleep(0)
         assert task.cancel()
-        await asyncio.sleep(0.01)
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert not task.done()
         if comes:
             message.set_result(b"request")
+        else:
+            now_s += LONGEST_WAIT_S
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.shield(task), 60)
+            await task
         return then
 
     assert asyncio.run(scenario()) == ([b"request"] if comes else [])

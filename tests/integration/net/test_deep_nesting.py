@@ -26,7 +26,7 @@ def engine(default_model: str) -> Iterator[Engine]:
 
 
 def test_no_route_takes_it(engine: Engine) -> None:
-    with gateway(engine) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with gateway(engine) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         paths = client.get(server.url.removesuffix("/v1") + "/openapi.json").json()["paths"]
         taking = [
             (method, path)

@@ -34,9 +34,9 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def own_threads() -> set[str]:
-    """Names of radixkv's threads."""
-    return {thread.name for thread in threading.enumerate() if "radixkv" in thread.name}
+def own_threads() -> set[threading.Thread]:
+    """radixkv's; those of earlier tests may still be ending."""
+    return {thread for thread in threading.enumerate() if "radixkv" in thread.name}
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_service_that_cannot_begin_listens_nowhere(
     assert not path.exists()
     with socket.create_server(("127.0.0.1", port)):
         pass
-    assert own_threads() == threads
+    assert own_threads() <= threads
 
 
 def test_a_worker_s_server_that_cannot_begin_leaves_its_engine_as_it_is(engine: Engine, taken: str) -> None:
     threads = own_threads()
     with pytest.raises(UnavailableError, match=taken), GenerationServer(engine, taken):
         pass
-    assert own_threads() == threads
+    assert own_threads() <= threads
     assert engine.is_alive
     with GenerationServer(engine, "127.0.0.1:0") as server, GenerationClient(server.address) as client:
         assert client.model().block_size == 4
@@ -82,7 +82,7 @@ def test_a_holder_that_is_refused_leaves_nothing_and_the_one_before_holds_on(tmp
                 connect(address, pool)
         with pytest.raises(RadixKVError):
             connect(address, PoolShape(0, 4, "other"))
-        assert own_threads() == threads
+        assert own_threads() <= threads
         first.acquire([1, 2])
         with contextlib.closing(connect(address)) as reader:
             assert list(reader.stats_all()) == ["default"]
@@ -95,4 +95,4 @@ def test_a_client_that_reaches_nobody_leaves_nothing(tmp_path: Path) -> None:
         connect(f"unix:{tmp_path}/nobody", PoolShape(16, 4), timeout_s=0.1)
     with GenerationClient(f"unix:{tmp_path}/nobody", retries=False) as client, pytest.raises(UnavailableError):
         client.model()
-    assert own_threads() == threads
+    assert own_threads() <= threads

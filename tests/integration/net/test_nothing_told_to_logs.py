@@ -49,12 +49,12 @@ def radixkv(*arguments: str, output: IO[bytes]) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(300)
 
 
 def wait_for(path: Path, pattern: str, process: subprocess.Popen[bytes]) -> re.Match[str]:
     """Until something was printed."""
-    until_s = time.monotonic() + 240
+    until_s = time.monotonic() + 500
     while time.monotonic() < until_s:
         found = re.search(pattern, path.read_text(errors="replace"))
         if found:
@@ -70,14 +70,14 @@ def talk_to_the_gateway(url: str) -> None:
     body = {"model": "SmolLM2-135M-Instruct", "messages": [message], "max_tokens": 4}
     for key in (KEY, WRONG_KEY):
         headers = {"Authorization": f"Bearer {key}"}
-        httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=60)
-        httpx.post(f"{url}/chat/completions", json={**body, "temperature": PROMPT}, headers=headers, timeout=60)
-        httpx.post(f"{url}/chat/completions", content=f"{{{PROMPT}".encode(), headers=headers, timeout=60)
-        httpx.post(f"{url}/messages", json=body, headers={"x-api-key": key}, timeout=60)
-        made = httpx.post(f"{url}/radixkv/conversations", json={"title": PROMPT}, headers=headers, timeout=60)
+        httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=300)
+        httpx.post(f"{url}/chat/completions", json={**body, "temperature": PROMPT}, headers=headers, timeout=300)
+        httpx.post(f"{url}/chat/completions", content=f"{{{PROMPT}".encode(), headers=headers, timeout=300)
+        httpx.post(f"{url}/messages", json=body, headers={"x-api-key": key}, timeout=300)
+        made = httpx.post(f"{url}/radixkv/conversations", json={"title": PROMPT}, headers=headers, timeout=300)
         if made.status_code < 300:
             path = f"{url}/radixkv/conversations/{made.json()['id']}/messages"
-            httpx.post(path, json={**message, "replies": {"n": 2, "max_tokens": 4}}, headers=headers, timeout=60)
+            httpx.post(path, json={**message, "replies": {"n": 2, "max_tokens": 4}}, headers=headers, timeout=300)
 
 
 def talk_over_grpc(service: str, worker: str) -> None:

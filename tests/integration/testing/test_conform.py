@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 from byte_model import save_byte_model
+from resp_servers import free_port
 
 from radixkv import PoolShape, connect
 from radixkv.core.api import Copy
@@ -51,7 +51,7 @@ def conform(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_example_passes_over_every_fault() -> None:
-    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "6", "--", *EXAMPLE, "{address}", "--steps", "200")
+    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "15", "--", *EXAMPLE, "{address}", "--steps", "200")
     assert not report["breaches"]
     assert status == 0
     assert report["not_seen"] == []
@@ -71,12 +71,10 @@ def test_the_example_passes_with_each_seed_and_lost_leases(seed: int) -> None:
 @pytest.mark.thorough
 def test_our_worker_passes_and_its_blocks_agree(tmp_path: Path) -> None:
     model = save_byte_model(tmp_path / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     pool = ("--num-blocks", "48", "--block-size", "16", "--device", "cpu", "--dtype", "float32")
     worker = (sys.executable, "-P", "-m", "radixkv.cli", "worker", "--service", "{address}", "--listen", address)
-    status, report = conform("--worker", address, "--ttl", "6", "--", *worker, "--model", str(model), *pool)
+    status, report = conform("--worker", address, "--ttl", "30", "--", *worker, "--model", str(model), *pool)
     assert not report["breaches"]
     assert status == 0
     assert report["exercised"]["blocks verified: agrees"]
@@ -108,9 +106,7 @@ def verified(runner: HashRunner, num_agreeing: int) -> Observer:
 
     async def run() -> Observer:
         config = ServiceConfig(addresses=(LOCAL,), lease_ttl_s=30.0, drain_s=0.1)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         async with Trial(Script(), config, worker=address) as trial:
             holder = await asyncio.to_thread(lambda: connect(trial.address, PoolShape(64, 4)))
             with Engine(runner, holder) as engine:
@@ -123,7 +119,7 @@ def verified(runner: HashRunner, num_agreeing: int) -> Observer:
             trial.observer.finished(0)
             return trial.observer
 
-    return asyncio.run(asyncio.wait_for(run(), 120))
+    return asyncio.run(asyncio.wait_for(run(), 500))
 
 
 def test_a_device_that_copies_passes() -> None:
@@ -172,7 +168,10 @@ def test_a_holder_that_fails_or_does_nothing_is_reported(capfd: pytest.CaptureFi
 
 def test_seconds_after_attached_stop_a_holder_which_says_goodbye() -> None:
     """Its start alone takes longer."""
-    status, report = conform("--seconds", "0.2", "--faults", "", "--", *EXAMPLE, "--steps", "0")
+    for seconds in ("0.2", "2", "20"):  # in which a busy machine may send no Step
+        status, report = conform("--seconds", seconds, "--faults", "", "--ttl", "60", "--", *EXAMPLE, "--steps", "0")
+        if report["exercised"].get("Steps"):
+            break
     assert not report["breaches"]
     assert (status, report["exercised"]["goodbyes"]) == (0, 1)
     assert report["exercised"]["Steps"]
@@ -186,7 +185,7 @@ def test_ctrl_c_stops_the_holder_and_prints_the_report() -> None:
     holder = int(kit.stderr.readline())
     time.sleep(0.2)  # before or after it has attached: both are to end cleanly
     kit.send_signal(signal.SIGINT)
-    out, errors = kit.communicate(timeout=60)
+    out, errors = kit.communicate(timeout=300)
     assert "Traceback" not in errors
     assert "Exercised:" in out
     assert kit.returncode in (EXIT_STOPPED, EXIT_BROKEN)
@@ -249,11 +248,19 @@ def test_a_seed_draws_each_fault_once_and_the_same_again() -> None:
 
 
 def test_a_holder_that_neither_attaches_nor_stops_is_killed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    stop, is_stubborn = conform_module._stop, tmp_path / "stubborn"
+
+    async def stop_once_it_is_stubborn(process: Any, ended: Any) -> None:
+        while not is_stubborn.exists():
+            await asyncio.sleep(0.01)
+        await stop(process, ended)
+
+    monkeypatch.setattr(conform_module, "_stop", stop_once_it_is_stubborn)
     monkeypatch.setattr(conform_module, "_START_S", 0.3)
     monkeypatch.setattr(conform_module, "_STOP_S", 0.2)
-    stubborn = 'trap "" TERM; echo $$; while :; do sleep 0.05; done'
+    stubborn = f'trap "" TERM; echo $$; touch {is_stubborn}; while :; do sleep 0.05; done'
     status, _ = conform("--seconds", "1", "--", "sh", "-c", stubborn, "sh")
     assert status == EXIT_UNTESTED
     pid, *lines = capfd.readouterr().err.splitlines()

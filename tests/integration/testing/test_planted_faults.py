@@ -5,46 +5,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from live_service import Clock
 from small_holder import SmallHolder, StreamOver, acquire, adopt, extend, fork, insert, op, release
 
 from radixkv import pack_tokens
 from radixkv.service import ServiceConfig
+from radixkv.testing import trial
 from radixkv.testing.faults import Fault, Script
 from radixkv.testing.observer import Observer
 from radixkv.testing.report import as_text
 from radixkv.testing.rules import RULES
-from radixkv.testing.trial import Trial
 from radixkv.v1 import workers_pb2 as workers
 
 Holding = Callable[[SmallHolder], Awaitable[None]]
 
 TTL_S = 20.0
-SHORT_TTL_S = 1.0
+CLOCK = Clock()
+"""Of those that say nothing for a time, which is no time of this machine."""
 TOKENS = pack_tokens(range(4))
 
 
-def watched(hold: Holding, script: Mapping[int, Fault] = {}, ttl_s: float = TTL_S, window: int = 8) -> Observer:
+def watched(hold: Holding, script: Mapping[int, Fault] = {}) -> Observer:
     """What the observer has found once a holder is done."""
 
     async def run() -> Observer:
         config = ServiceConfig(
             addresses=("127.0.0.1:0",),
-            lease_ttl_s=ttl_s,
-            max_unacknowledged_steps=window,
+            lease_ttl_s=TTL_S,
+            max_unacknowledged_steps=8,
             max_ops_per_step=16,
             max_message_bytes=65_536,
             drain_s=0.1,
         )
-        async with Trial(Script(script), config) as trial:
-            holder = SmallHolder(trial.address)
+        async with trial.Trial(Script(script), config) as watching:
+            holder = SmallHolder(watching.address)
             with suppress(StreamOver):
-                await asyncio.wait_for(hold(holder), 60)
+                await asyncio.wait_for(hold(holder), 300)
             await holder.close()
-            trial.observer.finished(None)
-            return trial.observer
+            watching.observer.finished(None)
+            return watching.observer
 
     return asyncio.run(run())
 
@@ -190,7 +193,7 @@ async def notices_not_acknowledged(holder: SmallHolder) -> None:
         await holder.heartbeat()
     for _ in range(12):
         holder.notices = 0
-        await asyncio.sleep(SHORT_TTL_S / 6)
+        CLOCK.now_s += TTL_S / 6
         await holder.heartbeat()
     await holder.goodbye()
 
@@ -198,7 +201,10 @@ async def notices_not_acknowledged(holder: SmallHolder) -> None:
 async def no_heartbeat(holder: SmallHolder) -> None:
     await holder.hello()
     await holder.step(acquire(1))
-    await holder.until_over()
+    over = asyncio.ensure_future(holder.until_over())
+    while not over.done():
+        CLOCK.now_s += TTL_S / 100
+        await asyncio.sleep(TTL_S / 1000)
 
 
 async def too_many_under_way(holder: SmallHolder) -> None:
@@ -556,8 +562,8 @@ FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
     ("resend-unchanged", resent_with_other_ops, {"script": {2: Fault.LOSE_STEP}}),
     ("ack-delivered", acknowledged_before_it_came, {"script": LOSE_SECOND}),
     ("ack-falls", acknowledged_less, {}),
-    ("notices-ack", notices_not_acknowledged, {"script": {2: Fault.CLEAR}, "ttl_s": SHORT_TTL_S}),
-    ("heartbeat", no_heartbeat, {"ttl_s": SHORT_TTL_S}),
+    ("notices-ack", notices_not_acknowledged, {"script": {2: Fault.CLEAR}}),
+    ("heartbeat", no_heartbeat, {}),
     ("window", too_many_under_way, {}),
     ("step-size", too_many_ops, {}),
     ("step-size", too_many_bytes, {}),
@@ -597,7 +603,14 @@ FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("rule", "hold", "more"), FAULTS, ids=[f"{hold.__name__}-{n}" for n, (_, hold, _) in enumerate(FAULTS)]
 )
-def test_the_rule_that_a_holder_breaks_is_named(rule: str, hold: Holding, more: dict[str, Any]) -> None:
+def test_the_rule_that_a_holder_breaks_is_named(
+    rule: str, hold: Holding, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hold in (notices_not_acknowledged, no_heartbeat):
+        monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=CLOCK))
+        monkeypatch.setattr(trial, "_TICKS_PER_TTL", 2000)
+    if hold is step_before_attached:
+        monkeypatch.setattr(trial, "_HASTE_S", 300.0)
     observer = watched(hold, **more)
     assert [breach.rule for breach in observer.breaches[:1]] == [rule], as_text(observer)
     breach = observer.breaches[0]

@@ -51,7 +51,7 @@ def generator(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Genera
 
 
 def test_over_http_it_is_a_bad_request(generator: Generator) -> None:
-    with gateway(generator) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+    with gateway(generator) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         for path, body in BODIES:
             content = json.dumps({"model": "gibberish", **body})
             answer = client.post(path, content=content, headers={"content-type": "application/json"})

@@ -27,7 +27,7 @@ Ask = Callable[[Stack, dict[str, Any]], None]
 
 def post(path: str, **body: Any) -> Ask:
     def ask(stack: Stack, given: dict[str, Any]) -> None:
-        answer = httpx.post(f"{stack.server.url}{path}", json=body | given, timeout=60)
+        answer = httpx.post(f"{stack.server.url}{path}", json=body | given, timeout=300)
         assert answer.is_success, answer.text
         if path == "/responses":
             drawn = stack.engine.samplings[-1]

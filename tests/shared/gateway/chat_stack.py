@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 BLOCK_SIZE = 16
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 _NUM_TOKENS = 49152
 _UNLIKELY = -1e4
 _HARD = (

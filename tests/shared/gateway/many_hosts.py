@@ -36,7 +36,7 @@ class Host:
 
     def __init__(self, model: str, pool: str) -> None:
         self.model, self.pool = model, pool
-        self.service = ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=1.0)).start()
+        self.service = ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=300.0)).start()
         (self.address,) = self.service.addresses
         self.start_worker()
 
@@ -47,7 +47,7 @@ class Host:
         self.engine: Engine | None = None
         shape = PoolShape(NUM_BLOCKS, BLOCK_SIZE, self.pool)
         self.holder: RemoteHolder = self.stack.enter_context(
-            connect(self.address, shape, patience_s=60.0, wait_s=10.0, load=self._load)
+            connect(self.address, shape, patience_s=300.0, wait_s=300.0, load=self._load)
         )
         self.engine = Engine(self.runner, self.holder, text=text, model_name="gibberish")
         self.stack.callback(self.engine.close)
@@ -62,7 +62,7 @@ class Host:
         self.stack.close()
 
     def start_service(self) -> None:
-        self.service = ServiceThread(ServiceConfig(addresses=(self.address,), lease_ttl_s=1.0)).start()
+        self.service = ServiceThread(ServiceConfig(addresses=(self.address,), lease_ttl_s=300.0)).start()
 
     def compute(self, first: int, namespace: str, length: int = LENGTH, **more: Any) -> None:
         """Have this worker compute the beginning of a prompt, whoever is the better one."""
@@ -116,9 +116,9 @@ def serving(
         service=addresses[0],
         keys_file=keys_file,
         state_file=folder / "state",
-        worker_wait_s=5.0,
+        worker_wait_s=300.0,
     )
-    with RoutedGenerator(addresses, answer_s=0.5) as generator:
+    with RoutedGenerator(addresses, answer_s=60.0) as generator:
         wait_until(lambda: {route.worker.generation_address for route in generator.members.known()} >= served(hosts))
         with gateway(generator, config) as server:
             yield server

@@ -8,8 +8,9 @@ import time
 from itertools import count
 from pathlib import Path
 
+from free_ports import free_port
+
 from bench.common.postgres import SUPERUSER, has_postgres, make_cluster, postgres_command
-from bench.faults.stack import free_port
 
 __all__ = ["PostgresServer", "has_postgres"]
 
@@ -39,10 +40,10 @@ class PostgresServer:
 
         command = postgres_command(self._folder, self.port)
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + 300
         while True:
             try:
-                psycopg.connect(self._url("postgres"), connect_timeout=2).close()
+                psycopg.connect(self._url("postgres"), connect_timeout=60).close()
                 return
             except psycopg.Error:
                 assert self.process.poll() is None, "postgres has ended"
@@ -53,7 +54,7 @@ class PostgresServer:
         """End it, by default disconnecting its clients."""
         if self.process.poll() is None:
             self.process.send_signal(with_signal)
-            self.process.wait(timeout=60)
+            self.process.wait(timeout=300)
 
     def _url(self, name: str) -> str:
         return f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{name}"

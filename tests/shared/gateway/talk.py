@@ -17,7 +17,7 @@ import httpx
 
 __all__ = ["Follower", "Talk", "message_id"]
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 Body = dict[str, Any]
 

@@ -15,7 +15,7 @@ import httpx
 __all__ = ["Follower", "follower"]
 
 CACHE = "/v1/radixkv/cache"
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 
 
 class Follower:

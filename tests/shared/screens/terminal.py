@@ -15,7 +15,7 @@ import time
 
 __all__ = ["Terminal"]
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 ROWS, COLUMNS = 40, 120
 
 

@@ -125,8 +125,8 @@ class Site:
             answers: list[Any] = []
             try:
                 if not method.gets_stream:
-                    return grpc.StatusCode.OK, [call(argument, metadata=sent, timeout=20)], ""
-                stream = call(argument, metadata=sent, timeout=20)
+                    return grpc.StatusCode.OK, [call(argument, metadata=sent, timeout=300)], ""
+                stream = call(argument, metadata=sent, timeout=300)
                 for answer in stream:
                     answers.append(answer)
                     if len(answers) == most_answers:

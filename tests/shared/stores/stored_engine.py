@@ -81,7 +81,7 @@ def serving(
             yield engine
             if is_killed:
                 engine._loop.stored._unsaved.clear()  # type: ignore[union-attr]
-        assert opened.flush(10)
+        assert opened.flush(300)
         assert opened.num_free_rows == num_rows, "a row was lost"
         opened.host.check()
     finally:

@@ -24,7 +24,7 @@ from radixkv.service import ServiceConfig, ServiceThread
 
 pytest.importorskip("dynamo.indexer", reason="pip install --no-deps ai-dynamo-runtime")
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 300.0
 
 
 class Indexer:
@@ -58,7 +58,7 @@ class Indexer:
             {"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return json.load(answer)
         except OSError:
             return None

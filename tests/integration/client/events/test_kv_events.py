@@ -184,7 +184,7 @@ def test_a_subscriber_who_leaves_is_no_longer_counted_and_makes_room(
         router.follow(call, until=2)
         assert holder.event_stats().num_event_subscribers == 1
         call.cancel()
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + 300
         while holder.event_stats().num_event_subscribers and time.monotonic() < until_s:
             holder.stats()
         assert holder.event_stats().num_event_subscribers == 0

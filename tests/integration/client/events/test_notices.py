@@ -21,7 +21,7 @@ from radixkv.wire.steps import notices_from_proto, op_to_proto
 from radixkv.wire.values import SHAPE
 
 PROMPT = pack_tokens(range(100))
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_every_computed_block_is_saved_or_counted_as_left_out(tmp_path: Path, mo
     write, may_write = DiskLevel.write, threading.Event()
 
     def write_late(level: DiskLevel, *arguments: Any) -> int:
-        may_write.wait(30)
+        may_write.wait(300)
         return write(level, *arguments)
 
     monkeypatch.setattr(DiskLevel, "write", write_late)
@@ -189,7 +189,7 @@ def test_blocks_of_a_remote_level_are_counted(tmp_path: Path, monkeypatch: pytes
     write, may_write = RemoteLevel.write_many, threading.Event()
 
     def write_late(level: RemoteLevel, *arguments: Any) -> int:
-        may_write.wait(30)
+        may_write.wait(300)
         return write(level, *arguments)
 
     monkeypatch.setattr(RemoteLevel, "write_many", write_late)

@@ -284,7 +284,7 @@ def test_instructions_are_kept_under_names_changed_and_deleted(stack: Stack) -> 
     url = f"{stack.server.url}/radixkv/instructions"
 
     def call(method: str, body: Any = None, key: str = "red") -> httpx.Response:
-        return httpx.request(method, url, json=body, headers={"x-api-key": key}, timeout=60)
+        return httpx.request(method, url, json=body, headers={"x-api-key": key}, timeout=300)
 
     def names(key: str = "red") -> list[tuple[str, str]]:
         return [(each["name"], each["text"]) for each in call("GET", key=key).json()["instructions"]]

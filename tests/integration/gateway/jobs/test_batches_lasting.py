@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_calls import CHAT, body_of, client_of, create, ended, jsonl, line, results
-from chat_stack import gateway, gibberish_engine, wait_until
+from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine, wait_until
 from openai import OpenAI
 
 from radixkv.gateway.api.jobs import quotas
@@ -42,13 +43,26 @@ def gateway_process(worker: str, state: Path) -> Iterator[tuple[OpenAI, subproce
             process.kill()
 
 
+def hold_after(num_requests: int, engine: Watched, runner: GibberishRunner) -> None:
+    """Have the model compute nothing more once so many requests have come."""
+    forward = type(runner).forward
+
+    def forward_or_wait(rows: Any) -> Any:
+        if len(engine.prompts) >= num_requests:
+            runner.gate.close()
+        return forward(runner, rows)
+
+    runner.forward = forward_or_wait  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_batch_goes_on_behind_the_end_of_its_gateway(default_model: str, tmp_path: Path, end: signal.Signals) -> None:
     names = [f"request {number}" for number in range(NUM_REQUESTS)]
     with (
-        gibberish_engine(default_model, max_model_len=256) as (engine, _, _),
+        gibberish_engine(default_model, max_model_len=256) as (engine, runner, _),
         GenerationServer(engine, "127.0.0.1:0") as worker,
     ):
+        hold_after(NUM_REQUESTS // 2, engine, runner)
         with gateway_process(worker.address, tmp_path / "state.sqlite") as (client, process):
             batch = create(client, *(line(name, body_of(name)) for name in names))
             while True:
@@ -60,6 +74,8 @@ def test_a_batch_goes_on_behind_the_end_of_its_gateway(default_model: str, tmp_p
         with closing(sqlite3.connect(tmp_path / "state.sqlite")) as state:
             finished = {name for (name,) in state.execute("SELECT custom_id FROM batch_requests WHERE state = 1")}
         assert counts.completed <= len(finished) < NUM_REQUESTS, "it was ended in the middle"
+        hold_after(10**6, engine, runner)
+        runner.gate.open()
         with gateway_process(worker.address, tmp_path / "state.sqlite") as (client, _):
             done = client.batches.retrieve(batch.id)
             assert done.request_counts is not None

@@ -24,7 +24,7 @@ def stack(default_model: str) -> Iterator[Stack]:
 
 @pytest.fixture
 def http(stack: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.server.url, timeout=60) as http:
+    with httpx.Client(base_url=stack.server.url, timeout=300) as http:
         yield http
 
 
@@ -180,7 +180,7 @@ def test_through_a_worker_of_its_own_it_is_the_same(stack: Stack) -> None:
         GenerationServer(stack.engine, "127.0.0.1:0") as worker,  # type: ignore[arg-type]  # it does what an engine does
         GenerationClient(worker.address) as generator,
         gateway(generator) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
+        httpx.Client(base_url=server.url, timeout=300) as http,
     ):
         asked = {"role": "user", "content": "Over the wire"}
         stack.dictate("One two three")

@@ -29,7 +29,7 @@ def is_json(text: str) -> bool:
 
 def asked(stack: Stack, path: str, fields: dict[str, Any]) -> httpx.Response:
     body = {**PATHS[path], "max_tokens": 120, "temperature": 1.0, "seed": 3, **fields}
-    return httpx.post(f"{stack.server.url}/{path}", json=body, timeout=60)
+    return httpx.post(f"{stack.server.url}/{path}", json=body, timeout=300)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -20,7 +20,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def http(default_model: str) -> Iterator[httpx.Client]:
-    with chat_stack(default_model) as stack, httpx.Client(base_url=f"{stack.server.url}/", timeout=60) as client:
+    with chat_stack(default_model) as stack, httpx.Client(base_url=f"{stack.server.url}/", timeout=300) as client:
         yield client
 
 

@@ -199,7 +199,7 @@ def fuzz(cases: Any, known: dict[str, str]) -> None:
                 make_served(case.body)
         if is_served and case.path_parameters:
             case.path_parameters.update({name: known[name] for name in case.path_parameters if name in known})
-        response = case.call(timeout=60)
+        response = case.call(timeout=300)
         checks = [schemathesis.checks.not_a_server_error]
         case.validate_response(response, checks=checks)
         assert "x-request-id" in response.headers

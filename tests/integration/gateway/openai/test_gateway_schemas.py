@@ -40,7 +40,7 @@ def stack(default_model: str) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def http(stack: Stack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{stack.server.url}/", timeout=60) as client:
+    with httpx.Client(base_url=f"{stack.server.url}/", timeout=300) as client:
         yield client
 
 

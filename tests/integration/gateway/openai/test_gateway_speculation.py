@@ -54,7 +54,7 @@ def server(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def ask(server: GatewayServer, key: str, **fields: Any) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hello world"}], "max_tokens": 60, "seed": 4, **fields}
-    return httpx.post(f"{server.url}/chat/completions", json=body, headers={"x-api-key": key}, timeout=60)
+    return httpx.post(f"{server.url}/chat/completions", json=body, headers={"x-api-key": key}, timeout=300)
 
 
 def guesses(answer: httpx.Response) -> tuple[int, int]:
@@ -83,7 +83,7 @@ def test_metrics_and_usage_count_the_same(server: GatewayServer) -> None:
     def counters() -> Counter[str]:
         """Of all labels."""
         found = Counter[str]()
-        for line in httpx.get(f"http://{server.address}/metrics", timeout=60).text.splitlines():
+        for line in httpx.get(f"http://{server.address}/metrics", timeout=300).text.splitlines():
             if line.startswith("radixkv:"):
                 found[line.partition("_total")[0].removeprefix("radixkv:")] += float(line.rpartition(" ")[2])  # type: ignore[assignment]
         return found

@@ -59,7 +59,7 @@ def stack(stacks: Stacks, family: Family) -> Stack:
 
 def chat(stack: Stack, messages: list[Any] = ASKED, **fields: Any) -> dict[str, Any]:
     body = {"messages": messages, "max_tokens": 200, **fields}
-    answer = httpx.post(f"{stack.server.url}/chat/completions", json=body, timeout=60)
+    answer = httpx.post(f"{stack.server.url}/chat/completions", json=body, timeout=300)
     assert answer.is_success, answer.text
     told: dict[str, Any] = {**answer.json(), "left_out": answer.headers.get("x-radixkv-left-out", "")}
     return told
@@ -320,7 +320,7 @@ def test_a_forced_call_may_follow_thoughts(stacks: Stacks) -> None:
 
 
 def answered(stack: Stack, path: str = "chat/completions", **body: Any) -> httpx.Response:
-    return httpx.post(f"{stack.server.url}/{path}", json={"max_tokens": 200, **body}, timeout=60)
+    return httpx.post(f"{stack.server.url}/{path}", json={"max_tokens": 200, **body}, timeout=300)
 
 
 def test_a_fork_within_thoughts_goes_on_with_thoughts(stack: Stack, family: Family) -> None:

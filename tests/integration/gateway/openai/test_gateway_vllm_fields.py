@@ -30,7 +30,7 @@ def post(stack: Stack, path: str, **fields: Any) -> httpx.Response:
     body = {**(PATHS | OTHERS)[path], "temperature": 0, **fields}
     if path in PATHS:
         body.setdefault("max_tokens", 12)
-    return httpx.post(f"{stack.server.url}/{path}", json=body, timeout=60)
+    return httpx.post(f"{stack.server.url}/{path}", json=body, timeout=300)
 
 
 def ids_of(stack: Stack, path: str, **fields: Any) -> list[int]:

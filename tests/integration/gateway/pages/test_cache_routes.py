@@ -120,7 +120,7 @@ def test_nobody_asks_the_service_while_nobody_looks(stack: TreeStack) -> None:
             eye.wait_until(lambda: eye.status.get("state") == "live")
             stack.store(PUBLIC)
             eye.wait_until(lambda: bool(eye.nodes))
-            assert reader.event_stats().num_event_subscribers == 1
+            wait_until(lambda: reader.event_stats().num_event_subscribers == 1)
             state = stack.server.app.state.cache_view.observer().state
             assert state.nodes
         observer = stack.server.app.state.cache_view.observer()
@@ -134,7 +134,7 @@ def test_several_who_look_share_one_look(stack: TreeStack, eye: Follower) -> Non
         other.wait_until(lambda: bool(other.nodes))
         eye.wait_until(lambda: bool(eye.nodes))
         assert other.nodes.keys() == eye.nodes.keys()
-        assert reader.event_stats().num_event_subscribers == 1
+        wait_until(lambda: reader.event_stats().num_event_subscribers == 1)
 
 
 def test_who_looks_does_not_hold_up_the_end_of_the_server(worker: tuple[Watched, ChatText]) -> None:

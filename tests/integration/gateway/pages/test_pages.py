@@ -25,7 +25,7 @@ def client(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     keys = keys_file(tmp_path_factory.mktemp("keys") / "keys.toml")
     with (
         chat_stack(default_model, GatewayConfig(listen="127.0.0.1:0", keys_file=keys)) as stack,
-        httpx.Client(base_url=f"http://{stack.server.address}", timeout=60) as client,
+        httpx.Client(base_url=f"http://{stack.server.address}", timeout=300) as client,
     ):
         yield client
 

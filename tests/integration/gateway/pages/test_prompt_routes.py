@@ -46,7 +46,7 @@ def url(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def ask(url: str, method: str, path: str, key: str = "red", **body: Any) -> httpx.Response:
     json = body or None
-    return httpx.request(method, f"{url}/{path}", json=json, headers={"x-api-key": key}, timeout=60)
+    return httpx.request(method, f"{url}/{path}", json=json, headers={"x-api-key": key}, timeout=300)
 
 
 def say(url: str, form: dict[str, Any], key: str = "red") -> int:

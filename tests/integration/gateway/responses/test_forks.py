@@ -34,7 +34,7 @@ def http(stack: Stack) -> Iterator[httpx.Client]:
 
 
 def client(stack: Stack, key: str) -> httpx.Client:
-    return httpx.Client(base_url=stack.server.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    return httpx.Client(base_url=stack.server.url, headers={"authorization": f"Bearer {key}"}, timeout=300)
 
 
 def fork(http: httpx.Client, generation: str, **body: Any) -> Any:

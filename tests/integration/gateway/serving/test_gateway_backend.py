@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,9 +26,19 @@ from radixkv.worker.server import GenerationServer
 NUM_BLOCKS = 1024
 
 
+class Runner(HashRunner):
+    """Where it pauses for a twentieth of a second, thousands of tokens last for minutes."""
+
+    pause_s = 0.0
+
+    def forward(self, rows: Any) -> Any:
+        time.sleep(self.pause_s)
+        return super().forward(rows)
+
+
 @pytest.fixture
-def runner() -> HashRunner:
-    return HashRunner(NUM_BLOCKS, 4)
+def runner() -> Runner:
+    return Runner(NUM_BLOCKS, 4)
 
 
 @pytest.fixture
@@ -177,7 +188,9 @@ def test_who_is_cancelled_while_he_asks_leaves_no_generation(engine: Engine) -> 
     run(engine, use)
 
 
-def test_errors_reach_who_asks_and_who_listens(generator: Generator, engine: Engine, runner: HashRunner) -> None:
+def test_errors_reach_who_asks_and_who_listens(generator: Generator, engine: Engine, runner: Runner) -> None:
+    runner.pause_s = 0.05
+
     async def use(backend: Backend) -> None:
         with pytest.raises(InvalidArgumentError):
             await backend.generate(params([1_000_000]))
@@ -191,7 +204,9 @@ def test_errors_reach_who_asks_and_who_listens(generator: Generator, engine: Eng
     run(generator, use)
 
 
-def test_all_streams_can_be_ended_with_an_error(generator: Generator) -> None:
+def test_all_streams_can_be_ended_with_an_error(generator: Generator, runner: Runner) -> None:
+    runner.pause_s = 0.05
+
     async def use(backend: Backend) -> None:
         streams = [await backend.generate(params([1, number], 3000)) for number in range(2, 6)]
         backend.fail_all(UnavailableError("stopping"))

@@ -53,12 +53,12 @@ class Site:
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
         headers = {"x-api-key": "red"}
-        answer = httpx.post(f"{self.url}/{path}", json={"temperature": 0, **body}, headers=headers, timeout=60)
+        answer = httpx.post(f"{self.url}/{path}", json={"temperature": 0, **body}, headers=headers, timeout=300)
         told: dict[str, Any] = answer.raise_for_status().json()
         return told
 
     def bills(self, key: str = "red", **query: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}/radixkv/billing", params=query, headers={"x-api-key": key}, timeout=60)
+        return httpx.get(f"{self.url}/radixkv/billing", params=query, headers={"x-api-key": key}, timeout=300)
 
 
 @pytest.fixture

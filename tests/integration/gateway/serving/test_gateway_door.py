@@ -22,14 +22,24 @@ from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http import connections
 from radixkv.gateway.http.gate import Cost
 from radixkv.gateway.server import GatewayServer
+from radixkv.net.limits import Limiter
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 
 LOCAL = "127.0.0.1:0"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 300.0
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 ASKED = json.dumps({"model": "hash", "prompt": [1, 2, 3], "max_tokens": 2}).encode()
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests pass the time; what this machine takes is little of it."""
+    for wait, seconds in (("FIRST_S", 300.0), ("HEAD_S", 300.0), ("BODY_S", 600.0), ("IDLE_S", 3000.0)):
+        monkeypatch.setattr(connections, wait, seconds)
+    for wait in ("LINGER_S", "SETTLING_S", "STRANGER_UNREAD_S"):
+        monkeypatch.setattr(connections, wait, 300.0)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +176,7 @@ def test_a_body_in_small_chunks_is_read(server: GatewayServer) -> None:
 def test_a_head_that_does_not_come_is_not_waited_for(server: GatewayServer, sent: bytes) -> None:
     with dial(server, sent) as connection:
         wait_until(lambda: num_open(server) == 1)
-        pass_time(server, 10)
+        pass_time(server, connections.HEAD_S / 2)
         assert num_open(server) == 1
         pass_time(server, connections.HEAD_S + 1)
         if sent.startswith(b"GET"):
@@ -200,7 +210,7 @@ def test_more_requests_behind_one_than_a_connection_may_have_end_it(server: Gate
 def test_a_body_that_does_not_come_is_answered_408(server: GatewayServer) -> None:
     with dial(server, POST + b"Content-Length: 1000\r\n\r\n{") as connection:
         wait_until(lambda: server.app.state.gate.num_running == 1)
-        pass_time(server, connections.BODY_S - 1)
+        pass_time(server, connections.BODY_S / 2)
         assert server.app.state.gate.num_running == 1
         pass_time(server, connections.BODY_S + 1)
         status, body = answer(connection)
@@ -215,7 +225,7 @@ def test_a_large_body_may_take_longer(server: GatewayServer) -> None:
     with dial(server, POST + b"Content-Length: %d\r\n\r\n" % len(body)) as connection:
         connection.sendall(body[:-1])
         wait_until(lambda: any(each._num_body == len(body) - 1 for each in list(server.app.state.connections._all)))
-        pass_time(server, connections.BODY_S + 60)
+        pass_time(server, connections.BODY_S + 1)
         connection.sendall(body[-1:])
         assert answer(connection)[0] == 200
 
@@ -345,7 +355,8 @@ def test_no_route_is_outside_of_a_tenants_share(engine: Engine, tmp_path: Path) 
                 gate.leave("red", cost)
 
 
-def test_every_change_counts_as_a_request(engine: Engine, tmp_path: Path) -> None:
+def test_every_change_counts_as_a_request(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limiter.__init__, "__defaults__", (lambda: 0.0,))  # a minute lasts as long as the test
     with keyed(engine, tmp_path, requests_per_minute=2) as server, httpx.Client(timeout=TIMEOUT_S) as client:
         assert [complete(server, "red").status_code for _ in range(2)] == [200, 200]
         counted = set()
@@ -402,6 +413,7 @@ def test_connections_of_strangers_make_room_and_those_of_tenants_stay(
         wait_until(lambda: num_open(server) == 9)
         pass_time(server, 0)
         assert num_open(server) == 9
+        monkeypatch.setattr(connections, "STRANGER_UNREAD_S", 3000.0)
         pass_time(server, connections.SETTLING_S + 1)
         wait_until(lambda: num_open(server) == 5)
         assert all(is_closed(stranger) for stranger in strangers[:4])
@@ -441,7 +453,7 @@ def test_a_stranger_who_takes_nothing_is_cut_off(server: GatewayServer) -> None:
             return False
 
         wait_until(is_full)
-        pass_time(server, connections.STRANGER_UNREAD_S - 1)
+        pass_time(server, connections.STRANGER_UNREAD_S / 2)
         assert num_open(server) == 1
         pass_time(server, connections.STRANGER_UNREAD_S + 1)
         assert is_closed(connection)

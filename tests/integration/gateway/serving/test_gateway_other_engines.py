@@ -68,7 +68,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with (
         GenerationClient(address, retries=False) as client,
         GatewayServer(client, config) as serving,
-        httpx.Client(base_url=f"http://{serving.address}/v1", timeout=60) as http,
+        httpx.Client(base_url=f"http://{serving.address}/v1", timeout=300) as http,
     ):
         yield http
     server.stop(None).wait()

@@ -32,7 +32,7 @@ def _nothing_cached(stack: Stack) -> None:
 
 def post(stack: Stack, path: str, key: str = "red", **fields: Any) -> httpx.Response:
     body = {"max_output_tokens" if path == "responses" else "max_tokens": 4, "temperature": 0, **fields}
-    return httpx.post(f"{stack.server.url}/{path}", json=body, headers={"x-api-key": key}, timeout=60)
+    return httpx.post(f"{stack.server.url}/{path}", json=body, headers={"x-api-key": key}, timeout=300)
 
 
 def chat(stack: Stack, key: str = "red", **fields: Any) -> int:

@@ -54,7 +54,7 @@ class Site:
         new.replace(self.keys)
 
     def ask(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/{path}", json=body, headers={"x-api-key": "red"}, timeout=60)
+        return httpx.post(f"{self.url}/{path}", json=body, headers={"x-api-key": "red"}, timeout=300)
 
     def talk(self) -> Talk:
         return Talk(self.url, "red")

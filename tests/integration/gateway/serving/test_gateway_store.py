@@ -32,7 +32,7 @@ def started(model: str, folder: Path) -> Iterator[Stack]:
 
 def post(stack: Stack, path: str, **fields: Any) -> Any:
     asked = {"model": "gibberish", "max_tokens": 2, **fields}
-    return httpx.post(f"{stack.server.url}/{path}", json=asked, timeout=30).raise_for_status().json()
+    return httpx.post(f"{stack.server.url}/{path}", json=asked, timeout=300).raise_for_status().json()
 
 
 def test_loaded_tokens_are_cached_tokens(default_model: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from radixkv.client import connect
 
 pytestmark = pytest.mark.thorough
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 TEXT = "The same long beginning of a story that both of them shall share, word for word. "
 
 
@@ -37,13 +37,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     roles: dict[str, Role] = {}
     for name, service in zip("ab", services, strict=True):
         roles[f"service {name}"] = Role(
-            name, ("serve", "--listen", service, "--lease-ttl", "3"), folder / f"service-{name}.log"
+            name, ("serve", "--listen", service, "--lease-ttl", "10"), folder / f"service-{name}.log"
         )
         worker = ("worker", "--service", service, "--model", model, *exact, "--listen", f"unix:{folder}/worker-{name}")
         roles[f"worker {name}"] = Role(name, worker, folder / f"worker-{name}.log")
     ports = free_port(), free_port()
     for port in ports:
-        line = ["gateway", "--listen", f"127.0.0.1:{port}", "--state", "none", "--worker-wait", "60"]
+        line = ["gateway", "--listen", f"127.0.0.1:{port}", "--state", "none", "--worker-wait", "300"]
         for service in services:
             line += ["--service", service]
         roles[f"gateway {port}"] = Role(str(port), line, folder / f"gateway-{port}.log")
@@ -140,7 +140,7 @@ def test_a_clear_survives_the_kill_of_its_gateway_and_reaches_the_killed_service
     deployment: Deployment, tmp_path: Path
 ) -> None:
     roles, port = deployment.roles, free_port()
-    line = ["gateway", "--listen", f"127.0.0.1:{port}", "--state", str(tmp_path / "state"), "--worker-wait", "60"]
+    line = ["gateway", "--listen", f"127.0.0.1:{port}", "--state", str(tmp_path / "state"), "--worker-wait", "300"]
     addresses = {address_of(roles[f"service {name}"]): name for name in "ab"}
     for address in addresses:
         line += ["--service", address]
