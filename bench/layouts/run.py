@@ -67,7 +67,7 @@ def workloads(is_quick: bool) -> dict[str, list[Workload]]:
 
 
 def page_sizes(folder: Path | None) -> tuple[int, ...]:
-    """Sizes that virtual pages are mapped in; 2 MiB only if the system has enough of them, or standard error names the reason."""
+    """Sizes that virtual pages are mapped in; 2 MiB if the system has enough of them, or standard error names the reason."""
     try:
         os.close(open_pages(HUGE_BYTES, 4 * MOST_BYTES, folder))
     except InvalidArgumentError as error:
