@@ -33,7 +33,7 @@ SMALL = 8
 """Pools of the quick run, and of the loads that have no more requests."""
 
 OFFERED = 0.85
-WEIGHTS = (1.0, 2.0, 8.0)
+WEIGHTS = (2.0, 3.0, 8.0)
 QUICK_REQUESTS = 150
 
 
