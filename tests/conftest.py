@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -29,12 +30,21 @@ atexit.register(_state.cleanup)
 httpx_transport.create_ssl_context = cache(httpx_transport.create_ssl_context)
 for wait in ("connect", "read", "write", "pool"):  # by default 5 s, which a busy machine may take for an honest answer
     setattr(DEFAULT_TIMEOUT_CONFIG, wait, 300.0)
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared machine")  # an example that takes long is no failure
+_on_a_shared_machine = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # a slow example is no failure
+settings.register_profile("new examples", _on_a_shared_machine)
+settings.register_profile("same examples", _on_a_shared_machine, derandomize=True)
 
 
 MOST_PROCESSES = 4
 """A process takes up to 1.5 GB."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis tests what lands with the same examples in each run; only `-m slow` looks for new ones."""
+    is_slow = re.search(r"(?<!not )\bslow\b", config.option.markexpr) is not None
+    settings.load_profile("new examples" if is_slow else "same examples")
 
 
 def pytest_xdist_setupnodes() -> None:
@@ -79,8 +89,14 @@ def postgres() -> Iterator[PostgresServer]:
     with tempfile.TemporaryDirectory(prefix="radixkv-postgres-") as folder:
         server = PostgresServer(Path(folder) / "server")
         with pytest.MonkeyPatch.context() as patch:  # a busy machine is no server that does not answer
-            for patience in ("database.ANSWER_S", "database.PATIENCE_S", "transcript_cache.LOOK_UP_S"):
+            for patience in (
+                "database.ANSWER_S",
+                "database.PATIENCE_S",
+                "transcript_cache.LOOK_UP_S",
+                "postgresql.TRY_S",
+            ):
                 patch.setattr(f"radixkv.gateway.storage.{patience}", 300.0)
+            patch.setattr("radixkv.gateway.storage.postgresql.CONNECT_S", 300)
             yield server
         server.stop(signal.SIGQUIT)
 

@@ -127,6 +127,11 @@ class Sequences:
         k, v = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (self.k, self.v))
         return partial(self._attend, k, v)
 
+    def over_heads(self, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+        """SDPA over K and V in memory of the caller's, [Hkv, B, L, D], which are filled here."""
+        k, v = (to.permute(1, 2, 0, 3).copy_(tensor) for to, tensor in ((k, self.k), (v, self.v)))
+        return partial(self._attend, k, v)
+
     def _attend(self, k: Tensor, v: Tensor) -> Tensor:
         """Query heads packed as queries in decode; a dense mask in prefill."""
         k, v = k.transpose(1, 2), v.transpose(1, 2)

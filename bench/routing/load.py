@@ -1,8 +1,9 @@
-"""Mooncake's conversations as a load for several pools: requests with their sessions, and the part that so many pools get.
+"""A trace as a load for several pools: requests with their sessions, and the part that so many pools get.
 
-The file has no sessions. A request continues the session of the deepest block that it shares with an earlier one, but for
-blocks that many begin with, such as a system prompt. Times in the file are multiples of 3 s: requests of one time are spread
-evenly over it. All of them are then divided by one factor, so that a pool has as much to do as it is to have.
+No file has sessions. A request continues the session of the deepest block that it shares with an earlier one, but for blocks
+that many begin with, such as a system prompt. Times in Mooncake's file are multiples of 3 s: requests of one time are spread
+evenly over it. Where a file has no times, one request comes after another. All times are then divided by one factor, so that a
+pool has as much to do as it is to have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from radixkv.simulate import Trace
 __all__ = ["Arrival", "arrivals"]
 
 FILE_PERIOD_S = 3.0
+REPLY_TOKENS = 100
 COMMON_SHARE = 0.01
 """A block in more of the requests belongs to no session."""
 
@@ -40,7 +42,7 @@ def arrivals(trace: Trace, share: float, tokens_per_s: float, seed: int, most: i
     """The requests of a share of the sessions, by time, as fast as `tokens_per_s` tokens in the mean. O(blocks).
 
     Args:
-        trace: Mooncake's.
+        trace: the requests; replies of unknown length get `REPLY_TOKENS`.
         share: of the sessions, drawn by `seed`.
         tokens_per_s: prompt tokens that arrive per second.
         most: requests at most, the first; None: all.
@@ -62,7 +64,7 @@ def arrivals(trace: Trace, share: float, tokens_per_s: float, seed: int, most: i
             rows[index],
             sessions[index],
             trace.requests[index].num_tokens,
-            trace.requests[index].num_generated,
+            trace.requests[index].num_generated or REPLY_TOKENS,
         )
         for index in chosen
     ]

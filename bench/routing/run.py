@@ -1,7 +1,11 @@
-"""Which pool gets a request: our rule and others', on Mooncake's conversations, through real trees and the real `choose`.
+"""Which pool gets a request: our rule and others', through real trees and the real `choose`.
 
-Weak scaling: 64 pools get all conversations, 8 an eighth, one a 64th, at 85% of the speed (`--offered`) at which their pools
-compute if nothing is cached. A pool computes 10,000 tokens per second and holds 524,288 tokens; replies take 20 ms per token
+    conversations   Mooncake's, on 1, 8 and 64 pools. Weak scaling: 64 pools get all of them, 8 an eighth, one a 64th
+    chats           OpenAssistant's trees, a branch at a time, on 8 pools
+    few-shot        BIG-Bench Hard, questions of all tasks in turns at random, on 8 pools
+
+Requests come at 85% of the speed (`--offered`) at which the pools compute if nothing is cached. A pool computes 10,000 tokens
+per second. With conversations it holds 524,288 tokens, else an eighth of the load's distinct ones. Replies take 20 ms per token
 and hold their blocks. Several gateways: each request comes to one of them at random, and they share nothing. Reports of load
 are as old as the last tenth of a second.
 """
@@ -24,11 +28,37 @@ from bench.routing.policies import OURS, ROUTERS, our_router
 from bench.routing.pools import TOKENS_PER_S, Events, SimulatedPool
 from radixkv.simulate import Trace
 
-POOLS, GATEWAYS = (1, 8, 64), (1, 8)
-NUM_BLOCKS = 1024
+GATEWAYS = (1, 8)
+SMALL = 8
+"""Pools of the quick run, and of the loads that have no more requests."""
+
 OFFERED = 0.85
 WEIGHTS = (1.0, 2.0, 8.0)
 QUICK_REQUESTS = 150
+
+
+class Load(NamedTuple):
+    """A workload, the numbers of pools that it is played on, and the tokens that one holds; None: its part of all."""
+
+    workload: str
+    pools: tuple[int, ...]
+    pool_tokens: int | None
+
+
+LOADS = {
+    "conversations": Load(MOONCAKE, (1, SMALL, 64), 524_288),
+    "chats": Load("chat trees, shuffled", (SMALL,), None),
+    "few-shot": Load("BIG-Bench Hard, shuffled", (SMALL,), None),
+}
+
+
+class Run(NamedTuple):
+    """One load under one rule."""
+
+    load: str
+    pools: int
+    gateways: int
+    rule: str
 
 
 class Outcome(NamedTuple):
@@ -43,10 +73,10 @@ class Outcome(NamedTuple):
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = bench_parser("routing", __doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="1 and 8 pools, the first requests; nothing is written unless --json is"
+        "--quick", action="store_true", help="up to 8 pools, the first requests; nothing is written unless --json is"
     )
     parser.add_argument("--workloads", type=Path, default=default_workloads(), help="folder of the archives")
-    parser.add_argument("--pools", type=int, nargs="+", default=POOLS, metavar="N", help="default: 1 8 64")
+    parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=LOADS, metavar="NAME", help="default: all")
     parser.add_argument(
         "--offered",
         type=float,
@@ -62,11 +92,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def play(trace: Trace, load: Sequence[Arrival], num_pools: int, num_gateways: int, name: str, seed: int) -> Outcome:
+def play(trace: Trace, load: Sequence[Arrival], pool_tokens: int, run: Run, seed: int) -> Outcome:
     """One load under one rule."""
+    _, num_pools, num_gateways, name = run
     events, drawn = Events(), random.Random(seed)
     id_tokens = trace.tokens_per_block // trace.block_size
-    pools = [SimulatedPool(f"pool {n}", NUM_BLOCKS, trace.block_size, id_tokens, events) for n in range(num_pools)]
+    num_blocks = pool_tokens // trace.tokens_per_block
+    pools = [SimulatedPool(f"pool {n}", num_blocks, trace.block_size, id_tokens, events) for n in range(num_pools)]
     make = ROUTERS[name] if name in ROUTERS else our_router(float(name.rpartition("=")[2]))
     gateways = [make(pools, events, random.Random(drawn.random())) for _ in range(num_gateways)]
     for arrival in load:
@@ -88,12 +120,12 @@ def play(trace: Trace, load: Sequence[Arrival], num_pools: int, num_gateways: in
     )
 
 
-def bars(found: dict[tuple[int, int, str], Outcome]) -> list[Bar]:
+def bars(found: dict[Run, Outcome]) -> list[Bar]:
     """The bounds on our rule, at more pools than one."""
     told = []
-    for pools, gateways in sorted({key[:2] for key in found if key[0] > 1}):
-        of = {name: outcome for (p, g, name), outcome in found.items() if (p, g) == (pools, gateways)}
-        ours, where = of[OURS], f"{pools} pools, {gateways} gateways"
+    for load, pools, gateways in sorted({run[:3] for run in found if run.pools > 1}):
+        of = {run.rule: outcome for run, outcome in found.items() if run[:3] == (load, pools, gateways)}
+        ours, where = of[OURS], f"{load}, {pools} pools, {gateways} gateways"
         first_s = ours.mean_first_token_s
         trees = min(of[name].mean_first_token_s for name in of if name.startswith("approximate"))
         told += [
@@ -105,8 +137,8 @@ def bars(found: dict[tuple[int, int, str], Outcome]) -> list[Bar]:
             Bar(f"{where}: first token of least backlog's", first_s / of["least backlog"].mean_first_token_s, 1.0),
             Bar(f"{where}: busiest pool of the mean", ours.busiest, 1.1 if gateways == 1 else 1.2),
         ]
-        if gateways > 1 and (pools, 1, OURS) in found:
-            ratio = first_s / found[pools, 1, OURS].mean_first_token_s
+        if gateways > 1:
+            ratio = first_s / found[Run(load, pools, 1, OURS)].mean_first_token_s
             told.append(Bar(f"{where}: first token of one gateway's", ratio, 1.15))
     return told
 
@@ -114,25 +146,33 @@ def bars(found: dict[tuple[int, int, str], Outcome]) -> list[Bar]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark. Returns the exit code."""
     options = parse(arguments)
-    trace = read_workload(MOONCAKE, options.workloads, options.seed)
-    counts = [pools for pools in options.pools if pools <= 8] if options.quick else options.pools
     weights = [f"{OURS}, W={weight:g}" for weight in WEIGHTS]
-    runs = [
-        (pools, gateways, name)
-        for pools in counts
-        for gateways in GATEWAYS
-        for name in (*ROUTERS, *(weights if gateways == 1 and pools > 1 and not options.quick else ()))
-    ]
     most = QUICK_REQUESTS if options.quick else None
-    loads = {
-        pools: arrivals(trace, pools / max(POOLS), options.offered * pools * TOKENS_PER_S, options.seed, most)
-        for pools in counts
+    traces: dict[str, Trace] = {}
+    arrived: dict[tuple[str, int], list[Arrival]] = {}
+    runs: list[Run] = []
+    for name in options.loads:
+        load, trace = LOADS[name], read_workload(LOADS[name].workload, options.workloads, options.seed)
+        traces[name] = trace
+        for pools in load.pools:
+            if options.quick and pools > SMALL:
+                continue
+            offered = options.offered * pools * TOKENS_PER_S
+            arrived[name, pools] = arrivals(trace, pools / max(load.pools), offered, options.seed, most)
+            for gateways in GATEWAYS:
+                more = weights if gateways == 1 and pools > 1 and not options.quick else ()
+                runs += [Run(name, pools, gateways, rule) for rule in (*ROUTERS, *more)]
+    pool_tokens = {
+        name: LOADS[name].pool_tokens or trace.num_blocks * trace.tokens_per_block // SMALL
+        for name, trace in traces.items()
     }
     progress = Progress("rules on loads", len(runs))
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as processes:
         playing = {
-            (pools, gateways, name): processes.submit(play, trace, loads[pools], pools, gateways, name, options.seed)
-            for pools, gateways, name in sorted(runs, key=lambda run: -run[0])  # the longest first
+            run: processes.submit(
+                play, traces[run.load], arrived[run.load, run.pools], pool_tokens[run.load], run, options.seed
+            )
+            for run in sorted(runs, key=lambda run: -run.pools)  # the longest first
         }
         for _ in as_completed(playing.values()):
             progress.advance()
@@ -140,26 +180,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("routing", options.seed)
     report.figures = {
         "tokens_per_s": TOKENS_PER_S,
-        "pool_tokens": NUM_BLOCKS * trace.tokens_per_block,
+        "pool_tokens": pool_tokens,
         "offered": options.offered,
-        "num_requests": {str(pools): len(load) for pools, load in loads.items()},
-        "runs": [
-            {"pools": pools, "gateways": gateways, "rule": name, **outcome._asdict()}
-            for (pools, gateways, name), outcome in found.items()
-        ],
+        "num_requests": {f"{name}, {pools} pools": len(each) for (name, pools), each in arrived.items()},
+        "runs": [run._asdict() | outcome._asdict() for run, outcome in found.items()],
     }
-    rows = [
-        (
-            f"{pools} pools, {gateways} gateways: {name}",
-            f"{outcome.hit_rate:.3f}",
-            f"{outcome.mean_first_token_s:.2f}",
-            f"{outcome.p99_first_token_s:.1f}",
-            f"{outcome.busiest:.2f}",
-        )
-        for (pools, gateways, name), outcome in found.items()
-    ]
     columns = ("rule", "hits", "first token, s", "p99, s", "busiest / mean")
-    report.tables.append(Table("requests to pools", columns, rows))
+    for name in options.loads:
+        rows = [
+            (
+                f"{run.pools} pools, {run.gateways} gateways: {run.rule}",
+                f"{outcome.hit_rate:.3f}",
+                f"{outcome.mean_first_token_s:.2f}",
+                f"{outcome.p99_first_token_s:.1f}",
+                f"{outcome.busiest:.2f}",
+            )
+            for run, outcome in found.items()
+            if run.load == name
+        ]
+        report.tables.append(Table(f"{name}: requests to pools", columns, rows))
     report.bars = bars(found)
     return report.finish(
         options.json or (None if options.quick else RESULTS_DIR / "routing.json"), is_quick=options.quick

@@ -1,1 +1,1 @@
-"""Sizes to choose: blocks, layouts, KV in fewer bits, admission, long contexts."""
+"""Sizes to choose: blocks, lines, KV in fewer bits, admission, long contexts."""

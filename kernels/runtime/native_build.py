@@ -48,7 +48,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 _SOURCES = Path(__file__).parents[1] / "native"
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-w")
 _COMPILERS = ("c++", "g++", "clang++")
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 600.0
 
 
 class NativeBuildError(Exception):
@@ -175,7 +175,9 @@ def _find_compiler(environ: Mapping[str, str]) -> str:
 
 def _version_of(compiler: str) -> str:
     try:
-        return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=10.0, check=True).stdout
+        return subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise NativeBuildError(f"{compiler} cannot be run: {error}") from None
 

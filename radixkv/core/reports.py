@@ -206,12 +206,14 @@ class WorkerLoad(NamedTuple):
 
     `num_backlog_tokens`: tokens of accepted prompts that are neither computed nor cached. `tokens_per_s`: measured speed of
     prefill; 0: not measured yet. `num_running`: branches that hold a sequence. `is_accepting`: whether it takes new work.
+    `loaded_tokens_per_s`: measured speed of loading from its disk; 0: not measured yet.
     """
 
     num_backlog_tokens: int
     tokens_per_s: float
     num_running: int
     is_accepting: bool
+    loaded_tokens_per_s: float = 0.0
 
 
 class WorkerReport(NamedTuple):
@@ -233,9 +235,11 @@ class PoolRoute(NamedTuple):
     """The part of a prompt that one pool has, for a router.
 
     `num_tokens`: longest cached prefix. `num_pending_tokens`: longest prefix that an open sequence is about to publish, the
-    cached part included; 0: none is.
+    cached part included; 0: none is. `num_stored_tokens`: in whole blocks, after the cached ones, that lie in the holder's host
+    memory or on its disk, by its hints.
     """
 
     num_tokens: int
     num_pending_tokens: int
     worker: WorkerReport = WorkerReport()
+    num_stored_tokens: int = 0

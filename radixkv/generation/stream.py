@@ -214,12 +214,18 @@ class GenerationStream(Iterator[GenerationEvent], Closing):
         generation_id: for `ForkParams`.
         receive: waits for the next item; or the queue of the items, which allows `listen`.
         cancel: ends the generation and makes a waiting `receive` return.
+        route: why a router chose its worker, for operators; empty: none did.
     """
 
     def __init__(
-        self, generation_id: str, receive: EventQueue | Callable[[], StreamItem], cancel: Callable[[], None]
+        self,
+        generation_id: str,
+        receive: EventQueue | Callable[[], StreamItem],
+        cancel: Callable[[], None],
+        route: str = "",
     ) -> None:
         self.generation_id = generation_id
+        self.route = route
         self.usage: Usage | None = None
         self._queue = receive if isinstance(receive, EventQueue) else None
         self._receive = receive.get if isinstance(receive, EventQueue) else receive

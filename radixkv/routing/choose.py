@@ -1,10 +1,11 @@
 """The rule by which a request gets its worker.
 
-    cost_s = backlog_s + W · (prompt - max(matched, pending)) / tokens_per_s          lowest first, equal ones at random
+    cost_s = backlog_s + W · (prompt - found) / tokens_per_s + loaded / loaded_tokens_per_s   lowest first, equal ones at random
 
-`backlog_s` is the time until the worker has computed the prompts that it accepted; the rest is the time for what its cache does
-not hold. W is above 1, since a token that is computed twice delays other requests, too, and evicts cached ones: in the replay
-of `bench.routing` 2 waits as long and finds less, 8 finds more and waits 3 to 13% longer.
+`backlog_s` is the time until the worker has computed the prompts that it accepted. Found are the tokens that its cache holds or
+is about to hold, and those that it loads from host memory or disk, unless computing them is faster. W is above 1, since a token
+that is computed twice delays other requests, too, and evicts cached ones: in the replay of `bench.routing` 2 waits as long and
+finds less, 8 finds more and waits 3 to 13% longer.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ RECOMPUTED_WEIGHT = 3.0
 """W: the cost of a second of computing, in seconds of waiting."""
 
 _UNKNOWN_TOKENS_PER_S = 1000.0
+_UNKNOWN_LOAD_SPEED = 10.0
+"""Speed of loading where none was measured, by that of prefill."""
 
-Reason = Literal["matched", "pending", "load"]
+Reason = Literal["matched", "pending", "stored", "load"]
 
 
 class Choice(NamedTuple):
     """A worker with its place in a ranking.
 
     worker: address of its Generation service. num_found_tokens: prompt tokens that it will not have to compute, as predicted.
-    reason: whether these are cached, about to be published by a running sequence, or none at all.
+    reason: whether these are cached, about to be published by a running sequence, in part to be loaded, or none at all.
     """
 
     worker: str
@@ -38,6 +41,10 @@ class Choice(NamedTuple):
     backlog_s: float
     num_found_tokens: int
     reason: Reason
+
+    def __str__(self) -> str:
+        figures = f"found={self.num_found_tokens}; cost={self.cost_s:.3f}s; backlog={self.backlog_s:.3f}s"
+        return f"worker={self.worker}; reason={self.reason}; {figures}"
 
 
 def choose(
@@ -66,9 +73,15 @@ def choose(
             continue
         tokens_per_s = load.tokens_per_s if load is not None and load.tokens_per_s > 0 else usual
         num_backlog_tokens = own_recent.get(worker, 0) + (load.num_backlog_tokens if load is not None else 0)
-        num_found = min(max(offer.num_tokens, offer.num_pending_tokens), num_prompt_tokens)
-        reason: Reason = "pending" if num_found > offer.num_tokens else "matched" if num_found else "load"
+        loaded_tokens_per_s = (load.loaded_tokens_per_s if load else 0.0) or _UNKNOWN_LOAD_SPEED * tokens_per_s
+        num_cached = min(max(offer.num_tokens, offer.num_pending_tokens), num_prompt_tokens)
+        num_loaded = max(0, min(offer.num_tokens + offer.num_stored_tokens, num_prompt_tokens) - num_cached)
+        num_loaded *= loaded_tokens_per_s > tokens_per_s
+        num_found = num_cached + num_loaded
+        reason: Reason = "stored" if num_loaded else "matched" if num_cached else "load"
+        if not num_loaded and num_cached > offer.num_tokens:
+            reason = "pending"
         backlog_s = num_backlog_tokens / tokens_per_s
-        cost_s = backlog_s + weight * (num_prompt_tokens - num_found) / tokens_per_s
+        cost_s = backlog_s + num_loaded / loaded_tokens_per_s + weight * (num_prompt_tokens - num_found) / tokens_per_s
         ranking.append((cost_s, rng.random(), Choice(worker, cost_s, backlog_s, num_found, reason)))
     return [choice for _, _, choice in sorted(ranking)]

@@ -28,6 +28,8 @@ WINDOW = 31
 """Measurements in a median."""
 LOAD_AGE_S = 60.0
 """Older measurements of a level count where there are no newer ones; a level that they show as slow is probed again."""
+FIRST_REST_S = 1.0
+"""After a load in vain a level rests so long, each time twice as long, up to `LOAD_AGE_S`, before it is probed."""
 PREFILL_AGE_S = 300.0
 MAX_IDLE_SHARE = 0.1
 """Most of the time of computing that a request waits for a load before it computes as well."""
@@ -156,6 +158,7 @@ class _Window:
 
     def __init__(self) -> None:
         self._measured: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self.clear = self._measured.clear
 
     def add(self, now_s: float, value: float) -> None:
         self._measured.append((now_s, value))
@@ -178,6 +181,7 @@ class LoadMeter:
         self._first_s = _Window()
         self._block_s = _Window()
         self._tried_s = -math.inf  # when a load began or ended last
+        self._rest_s = math.inf  # since the last load in vain; infinite: one has come since
 
     def loaded(self, num_blocks: int, first_s: float, total_s: float) -> None:
         """A load ended.
@@ -189,14 +193,21 @@ class LoadMeter:
         now_s = self._clock()
         with self._lock:
             self._tried_s = now_s
+            if not num_blocks:
+                self._rest_s = FIRST_REST_S if math.isinf(self._rest_s) else self._rest_s
+            elif not math.isinf(self._rest_s):
+                self._rest_s = math.inf
+                self._first_s.clear()
+                self._block_s.clear()
             self._first_s.add(now_s, max(0.0, first_s))
             if num_blocks != 1:
                 rest_s = total_s - first_s if num_blocks else total_s
                 self._block_s.add(now_s, max(0.0, rest_s) / max(1, num_blocks - 1))
 
     def begins(self) -> None:
-        """A load begins: until it has ended, or for `LOAD_AGE_S`, no other one has to be a probe."""
+        """A load begins: for as long as the level rests no other one has to be a probe."""
         self._tried_s = self._clock()
+        self._rest_s *= 2
 
     def cost(self) -> LoadCost | None:
         """Of the measurements of late, or else of the last ones; None where nothing was measured."""
@@ -208,8 +219,8 @@ class LoadMeter:
 
     @property
     def is_stale(self) -> bool:
-        """Whether no load has begun or ended for `LOAD_AGE_S`."""
-        return self._clock() - self._tried_s > LOAD_AGE_S
+        """Whether the level has rested: no load has begun or ended for `LOAD_AGE_S`, or less after one in vain."""
+        return self._clock() - self._tried_s > min(self._rest_s, LOAD_AGE_S)
 
 
 class PrefillMeter:

@@ -1,4 +1,5 @@
-"""Hints for the cache service: blocks of the disk level, by the hashes that the service has of the same blocks.
+"""Hints for the cache service: blocks of the disk level, or else of host memory, by the hashes that the service has of the same
+blocks.
 
 A hash shows which prompt a block belongs to. So on disk it lies masked under a key of the block's owner, and is noise once that
 is erased. The owner's name lies there too, sealed under the same key, so that a worker that starts knows whose blocks it has.
@@ -24,7 +25,7 @@ from radixkv.core.namespaces import owner_of
 from radixkv.stores.leaf_first import Entry
 from radixkv.stores.secrets.keys import NamespaceKeys, StoreKeys
 
-__all__ = ["HINT_BYTES", "DiskHints", "mask"]
+__all__ = ["HINT_BYTES", "LevelHints", "mask"]
 
 HINT_BYTES = 8
 _NONCE_BYTES = 12
@@ -32,13 +33,15 @@ _AT_ONCE = 1024
 """Changes of one Step: about 2 ms of the engine's thread."""
 
 
-class _Disk(Protocol):
-    """A `DiskLevel`, as its hints use it."""
+class _Level(Protocol):
+    """A level, as its hints use it."""
 
     def follow(self, on_change: Callable[[bytes, Entry, bool], None]) -> None: ...
 
     def list_blocks(self, namespace_ids: Collection[bytes]) -> None: ...
 
+
+class _Disk(_Level, Protocol):
     def labels(self) -> dict[bytes, bytes]: ...
 
     def label(self, namespace_id: bytes, label: bytes) -> None: ...
@@ -54,25 +57,31 @@ def _unmask(hint_key: bytes, name: bytes, hint: bytes) -> int:
     return int.from_bytes(mask(hint_key, name, int.from_bytes(hint, "little")), "little")
 
 
-class DiskHints:
-    """Changes of a disk level that are not yet reported to the service. For any thread.
+class LevelHints:
+    """Changes of a level that are not yet reported to the service. For any thread.
 
     Args:
-        disk: the level; it reports its changes here from now on. keys: of its blocks.
+        host, disk: the level is the disk, or else host memory; it reports its changes here from now on. keys: of its blocks.
         submit: runs a function soon, on another thread.
         wake: called when there is something to report.
     """
 
     def __init__(
-        self, disk: _Disk, keys: StoreKeys, submit: Callable[[Callable[[], None]], None], wake: Callable[[], None]
+        self,
+        host: _Level,
+        disk: _Disk | None,
+        keys: StoreKeys,
+        submit: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
     ) -> None:
+        self._level: _Level = host if disk is None else disk
         self._disk = disk
         self._submit = submit
         self._wake = wake
         self._owners: dict[bytes, tuple[str, bytes]] = {}  # name and hint key, by namespace id
         self._changes: deque[tuple[bytes, Entry, bool]] = deque()
-        disk.follow(self._changed)
-        for namespace_id, label in disk.labels().items():
+        self._level.follow(self._changed)
+        for namespace_id, label in ({} if disk is None else disk.labels()).items():
             hint_key = keys.hint_key(namespace_id)
             owner = None if hint_key is None else _open(hint_key, namespace_id, label)
             if hint_key is not None and owner is not None:
@@ -84,9 +93,10 @@ class DiskHints:
         if keys.id not in self._owners:
             owner = owner_of(namespace)
             self._owners[keys.id] = owner, keys.hint_key
-            nonce = os.urandom(_NONCE_BYTES)
-            sealed = AESGCM(keys.hint_key).encrypt(nonce, owner.encode(), keys.id)
-            self._submit(partial(self._disk.label, keys.id, nonce + sealed))
+            if self._disk is not None:
+                nonce = os.urandom(_NONCE_BYTES)
+                sealed = AESGCM(keys.hint_key).encrypt(nonce, owner.encode(), keys.id)
+                self._submit(partial(self._disk.label, keys.id, nonce + sealed))
             self._submit(partial(self._list, {keys.id}))
 
     def tell_again(self) -> None:
@@ -94,7 +104,7 @@ class DiskHints:
         self._submit(partial(self._list, set(self._owners)))
 
     def _list(self, ids: set[bytes]) -> None:
-        self._disk.list_blocks(ids)
+        self._level.list_blocks(ids)
         self._wake()
 
     def _changed(self, name: bytes, entry: Entry, is_saved: bool) -> None:
@@ -114,7 +124,7 @@ class DiskHints:
         for owner, own in told.items():
             saved = array("Q", (block_hash for block_hash, is_saved in own.items() if is_saved))
             lost = array("Q", (block_hash for block_hash, is_saved in own.items() if not is_saved))
-            ops.append(HintOp("disk", saved, lost, owner))
+            ops.append(HintOp("host" if self._disk is None else "disk", saved, lost, owner))
         return ops
 
 

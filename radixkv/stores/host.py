@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ def at_once() -> None:
     """Nothing is under way."""
 
 
+def _ignore(_name: bytes, _entry: Entry, _is_kept: bool, /) -> None:
+    """No one follows."""
+
+
 class Row(NamedTuple):
     """Host memory of one block. `wait`: returns once the device has finished with it."""
 
@@ -37,12 +41,13 @@ class Row(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A block to keep in its row, and its place in the tree of names."""
+    """A block to keep in its row, and its place in the tree of names. `hint`: see `SealedBlock`."""
 
     name: bytes
     parent: bytes
     namespace_id: bytes
     row: Row
+    hint: bytes = b""
 
 
 class HostLevel:
@@ -68,6 +73,7 @@ class HostLevel:
         self._unparked: list[int] = []
         self._num_on_way = self._num_parked = 0
         self._erased: set[bytes] = set()
+        self._on_change: Callable[[bytes, Entry, bool], None] = _ignore
         self._counters = LevelCounters("host")
 
     # -- blocks on their way -------------------------------------------------------------------------------------------
@@ -131,7 +137,9 @@ class HostLevel:
             for block in added:
                 slot = block.row.slot
                 self._rows[slot] = self._rows[slot]._replace(wait=block.row.wait)
-                self._tree.add([(block.name, Entry(slot, block.parent, block.namespace_id))])
+                entry = Entry(slot, block.parent, block.namespace_id, block.hint)
+                self._tree.add([(block.name, entry)])
+                self._on_change(block.name, entry, True)
                 self._names[slot] = block.name
                 self._in_use.add(block.name)
             self._num_on_way -= len(added)
@@ -171,6 +179,17 @@ class HostLevel:
         with self._changed:
             for name in self._tree.below(parents):
                 self._drop(name)
+
+    def follow(self, on_change: Callable[[bytes, Entry, bool], None]) -> None:
+        """Have changes reported; see `DiskLevel.follow`."""
+        self._on_change = on_change
+
+    def list_blocks(self, namespace_ids: Collection[bytes]) -> None:
+        """Report all blocks of these namespaces as found. O(blocks)."""
+        with self._changed:
+            for name, entry in self._tree.entries.items():
+                if entry.namespace_id in namespace_ids:
+                    self._on_change(name, entry, True)
 
     # -- parked blocks -------------------------------------------------------------------------------------------------
 
@@ -246,7 +265,8 @@ class HostLevel:
     def _evict(self, count: int, keep: set[bytes]) -> None:
         if count > 0:
             evicted = self._tree.evict(count, self._in_use | keep)
-            for _, entry in evicted:
+            for name, entry in evicted:
+                self._on_change(name, entry, False)
                 del self._names[entry.slot]
                 self._free.append(entry.slot)
             self._counters.evicted(len(evicted))
@@ -254,6 +274,7 @@ class HostLevel:
     def _drop(self, name: bytes) -> None:
         entry = self._tree.remove(name)
         assert entry is not None
+        self._on_change(name, entry, False)
         del self._names[entry.slot]
         if name in self._in_use:
             self._in_use.remove(name)

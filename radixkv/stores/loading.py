@@ -55,7 +55,8 @@ class Load:
         keys: of their namespace.
         is_remote: whether they come from the remote level, where the first miss ends the load.
         started_s, first_s, last_s: on the monotonic clock: when it began, and when the first and the last block came.
-        num_landed: blocks so far that the engine may take.
+        num_landed: blocks so far that have come.
+        wake: the engine, which then takes them.
     """
 
     def __init__(
@@ -72,10 +73,9 @@ class Load:
         self.is_remote = is_remote
         self.is_cancelled = False
         self.started_s = self.first_s = self.last_s = time.monotonic()
-        self._has_come = False
         self.until_s = self.started_s + deadline_s
         self.num_landed = 0
-        self._wake = wake
+        self.wake = wake
         self._lock = threading.Lock()
         self._landed: list[Landed] = []
         self._num_left = len(names)
@@ -91,22 +91,27 @@ class Load:
             landed, self._landed = self._landed, []
         return landed
 
-    def came(self) -> None:
-        """A block has been opened into its row."""
+    def land(self, place: int, row: Row) -> bool:
+        """A block has been opened into its row. Returns False for a cancelled load, whose blocks are not taken any more."""
         with self._lock:
+            if self.is_cancelled:
+                return False
             self.last_s = time.monotonic()
-            self.first_s = self.first_s if self._has_come else self.last_s
-            self._has_come = True
-
-    def settle(self, count: int, landed: Sequence[Landed], *, needs_rows: bool = False) -> None:
-        """So many of the names have been tried; these have landed. `needs_rows`: more wait for the rows of these."""
-        with self._lock:
-            self.num_landed += len(landed)
-            self._landed += landed
-            self._num_left -= count
-            is_due = needs_rows or self.is_over or len(self._landed) >= _WAKE_AT
+            self.first_s = self.first_s if self.num_landed else self.last_s
+            self.num_landed += 1
+            self._landed.append(Landed(place, row))
+            is_due = len(self._landed) % _WAKE_AT == 0
         if is_due:
-            self._wake()
+            self.wake()
+        return True
+
+    def tried(self, count: int) -> None:
+        """So many of the names have landed or will not."""
+        with self._lock:
+            self._num_left -= count
+            is_over = self.is_over
+        if is_over:
+            self.wake()
 
 
 class Loader:
@@ -163,19 +168,15 @@ class Loader:
             self._disk.use(names)
         return load
 
-    def _try(self, read: Callable[[Load, range, list[Landed]], None], load: Load, indices: range) -> None:
-        landed: list[Landed] = []
+    def _try(self, read: Callable[[Load, range], None], load: Load, indices: range) -> None:
         try:
             if not load.is_cancelled:
-                read(load, indices, landed)
+                read(load, indices)
         except Exception:
             _LOG.exception("blocks could not be read")
-        if load.is_cancelled:
-            self._host.give_back(block.row for block in landed)
-            landed = []
-        load.settle(len(indices), landed)
+        load.tried(len(indices))
 
-    def _read(self, load: Load, indices: range, landed: list[Landed]) -> None:
+    def _read(self, load: Load, indices: range) -> None:
         assert self._disk is not None
         buffer = getattr(self._buffers, "sealed", None)
         if buffer is None:
@@ -183,15 +184,15 @@ class Loader:
         if getattr(self._buffers, "is_slow", True):
             self._disk.prefetch([load.names[index] for index in indices])
         began_s = time.perf_counter()
-        with self._rows_for(load, landed, len(indices)) as next_row:
+        with self._rows_for(load, len(indices)) as next_row:
             for index in indices:
                 if load.is_cancelled:
                     return
-                if self._disk.read(load.names[index], buffer) and not self._open(load, index, buffer, landed, next_row):
+                if self._disk.read(load.names[index], buffer) and not self._open(load, index, buffer, next_row):
                     self._disk.forget(load.names[index])
         self._buffers.is_slow = time.perf_counter() - began_s > len(indices) * self._codec.sealed_bytes / _MEMORY_RATE
 
-    def _fetch(self, load: Load, indices: range, landed: list[Landed]) -> None:
+    def _fetch(self, load: Load, indices: range) -> None:
         """Read in order, up to the first miss."""
         remote = self._remote
         assert remote is not None
@@ -200,10 +201,10 @@ class Loader:
             left_s = load.until_s - time.monotonic()
             if load.is_cancelled or left_s <= 0:
                 return
-            with self._rows_for(load, landed, len(names)) as next_row:
+            with self._rows_for(load, len(names)) as next_row:
 
                 def receive(index: int, sealed: memoryview, start: int = start, next_row: _NextRow = next_row) -> None:
-                    if not self._open(load, start + index, sealed, landed, next_row):
+                    if not self._open(load, start + index, sealed, next_row):
                         remote.forget()
                         self._on_missed([load.names[start + index]])
 
@@ -212,12 +213,8 @@ class Loader:
                 if time.monotonic() < load.until_s:  # else they may be there
                     self._on_missed(load.names[start:])
                 return
-            load.settle(0, landed)
-            landed.clear()
 
-    def _open(
-        self, load: Load, index: int, sealed: bytes | memoryview, landed: list[Landed], next_row: _NextRow
-    ) -> bool:
+    def _open(self, load: Load, index: int, sealed: bytes | memoryview, next_row: _NextRow) -> bool:
         """Open a block into a free row. Returns False for one that cannot be opened."""
         row = next_row()
         if row is None:
@@ -230,23 +227,20 @@ class Loader:
             if isinstance(error, SealError):
                 return False
             raise
-        load.came()
-        landed.append(Landed(index, row))
+        if not load.land(index, row):
+            self._host.give_back([row])
         return True
 
     @contextmanager
-    def _rows_for(self, load: Load, landed: list[Landed], count: int) -> Iterator[_NextRow]:
-        """A source of rows for up to so many blocks of a load. It waits for the next one while the caller holds none that the
-        engine could free; None: the load is cancelled.
-        """
+    def _rows_for(self, load: Load, count: int) -> Iterator[_NextRow]:
+        """A source of rows for up to so many blocks of a load. It waits for the next one; None: the load is cancelled."""
         rows: list[Row] = []
 
         def next_row() -> Row | None:
             if not rows:
                 rows.extend(self._host.take(count)[::-1])
             if not rows:
-                load.settle(0, landed, needs_rows=True)
-                landed.clear()
+                load.wake()  # to take what has landed, and so free its rows
             while not (rows or load.is_cancelled):
                 rows.extend(self._host.take(1, _ROW_WAIT_S))
             return rows.pop() if rows else None

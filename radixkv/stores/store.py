@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from radixkv.core.namespaces import adapter_of, is_derived, owner_of
 from radixkv.stores.codec import BlockCodec, Rounding
 from radixkv.stores.errors import SealError
-from radixkv.stores.hints import DiskHints, mask
+from radixkv.stores.hints import LevelHints, mask
 from radixkv.stores.host import HostLevel, Kept, Row
 from radixkv.stores.lane import Lane
 from radixkv.stores.loading import Load, Loader
@@ -74,7 +74,7 @@ class BlockStore:
 
     Attributes:
         wake: called, on any thread, when a load has news.
-        hints: of the disk level; None: there is none.
+        hints: of the disk level, or else of host memory; None: there is neither.
         on_erased: called, on any thread, with the id of keys that have been destroyed.
     """
 
@@ -111,7 +111,9 @@ class BlockStore:
         self._unused: set[bytes] = set()  # ids of keys that came after an erasure here, under which nothing was saved
         self._to_drop: dict[bytes, set[bytes]] = {}  # by namespace id: names below which nothing is to stay
         self._chores = Lane(1, "radixkv-store-chores")
-        self.hints = None if disk is None else DiskHints(disk, keys, self._chores.submit, self._has_hints)
+        self.hints: LevelHints | None = None
+        if disk is not None or host.num_kept:
+            self.hints = LevelHints(host, disk, keys, self._chores.submit, self._has_hints)
         self._saver = Saver(host, self._codec, disk, remote)
         self._loader = Loader(host, self._codec, disk, remote, self._saver.put_again)
         if remote is not None:
@@ -179,7 +181,7 @@ class BlockStore:
         """Save blocks. Their rows are given back once they are sealed."""
         with self._lock:
             self._unused.difference_update(block.keys.id for block in blocks)
-        self.host.keep([Kept(block.name, block.parent, block.keys.id, block.row) for block in blocks])
+        self.host.keep([Kept(block.name, block.parent, block.keys.id, block.row, block.hint) for block in blocks])
         if self.is_sealed:
             self._saver.save(blocks)
             return
@@ -250,11 +252,10 @@ class BlockStore:
         for start in range(0, len(blocks), WRITE_BATCH):
             part = blocks[start : start + WRITE_BATCH]
             names = chain[start + 1 :]
-            count = self._keep_now(chain[start:], keys, part)
+            hints = [mask(keys.hint_key, names[at], hashes[start + at]) for at in range(len(part))]
+            count = self._keep_now(chain[start:], keys, part, hints)
             batch = [
-                self._codec.seal(
-                    keys, names[at], chain[start + at], block, None, mask(keys.hint_key, names[at], hashes[start + at])
-                )
+                self._codec.seal(keys, names[at], chain[start + at], block, None, hints[at])
                 for at, block in enumerate(part if self.is_sealed else ())
             ]
             if self.disk is not None:
@@ -266,13 +267,15 @@ class BlockStore:
                 break
         return num_stored
 
-    def _keep_now(self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview]) -> int:
+    def _keep_now(
+        self, chain: Sequence[bytes], keys: NamespaceKeys, blocks: Sequence[memoryview], hints: Sequence[bytes]
+    ) -> int:
         """Keep successive blocks in the host level, as many as it takes. Returns how many of the first ones it has."""
         rows = self.host.take(len(blocks)) if self.host.num_kept else []
         for row, block in zip(rows, blocks, strict=False):
             row.wait()
             row.memory[:] = block
-        self.host.keep([Kept(chain[at + 1], chain[at], keys.id, row) for at, row in enumerate(rows)])
+        self.host.keep([Kept(chain[at + 1], chain[at], keys.id, row, hints[at]) for at, row in enumerate(rows)])
         self.host.give_back(rows)
         return next((at for at in range(len(rows)) if chain[at + 1] not in self.host), len(rows))
 

@@ -52,7 +52,7 @@ def keep_heaps_small(look_s: float = LOOK_S) -> None:
     if "MALLOC_ARENA_MAX" not in os.environ:
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(_M_ARENA_MAX, NUM_HEAPS)
-    threading.Thread(target=_watch, args=(look_s,), name="heaps", daemon=True).start()
+    threading.Thread(target=_watch, args=(look_s, _resident_bytes()), name="heaps", daemon=True).start()
 
 
 @contextmanager
@@ -75,13 +75,12 @@ def set_heap_aside() -> None:
     gc.enable()
 
 
-def _watch(look_s: float) -> None:
+def _watch(look_s: float, last_bytes: int) -> None:
     try:
         libc = ctypes.CDLL(None)
         libc.mallinfo2.restype = _MallInfo
     except (OSError, AttributeError):
         return
-    last_bytes = _resident_bytes()
     while True:
         time.sleep(look_s)
         if _resident_bytes() - last_bytes > MAX_FREE_BYTES and libc.mallinfo2().fordblks > MAX_FREE_BYTES:

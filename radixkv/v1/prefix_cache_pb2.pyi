@@ -113,16 +113,18 @@ class RouteResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("pool", "num_tokens", "num_pending_tokens", "worker")
+    __slots__ = ("pool", "num_tokens", "num_pending_tokens", "worker", "num_stored_tokens")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_tokens: int
     num_pending_tokens: int
     worker: _types_pb2.WorkerReport
-    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., worker: _Optional[_Union[_types_pb2.WorkerReport, _Mapping]] = ...) -> None: ...
+    num_stored_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., worker: _Optional[_Union[_types_pb2.WorkerReport, _Mapping]] = ..., num_stored_tokens: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("pool", "namespace", "tokens", "also")

@@ -92,7 +92,7 @@ class WorkerConfig:
         max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
         limits: bounds of a round. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
-            own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.sizing.layouts`.
+            own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.sizing.lines`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(1800)  # a process interprets kernels, next to others
 
 WITHOUT_TRITON = """
 import sys
@@ -42,7 +43,7 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
         env={**inherited, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1700,
         check=False,
     )
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from sealed_blocks import BlockMaker
 
 from radixkv.stores.block import SealedBlock
-from radixkv.stores.disk import DiskLevel, index, table
+from radixkv.stores.disk import DiskLevel, index, level, table
 from radixkv.stores.disk.index import Index
 from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.disk.table import BlockTable
@@ -319,6 +319,7 @@ def run(num_examples: int) -> None:
 
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level, "SLOW_S", 300.0)  # a busy machine is no slow disk
     monkeypatch.setattr(table, "SlotFile", UnsyncedSlots)
     monkeypatch.setattr(table, "Index", CrashingIndex)
 

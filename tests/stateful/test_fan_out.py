@@ -23,6 +23,9 @@ QUESTION = 8
 ALONE = (PREFIX + QUESTION + BLOCK - 1) // BLOCK
 """Blocks that one request needs."""
 
+PATIENCE_S = 300.0
+"""A busy machine is no lost service and no lost holder."""
+
 
 def questions(number: int) -> list[Request]:
     """Requests of one prefix, each with a question of its own below it."""
@@ -92,14 +95,14 @@ def test_of_a_thousand_who_wait_one_takes_over_each_time_the_provider_ends(num_b
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=PATIENCE_S)) as service:
         yield service.addresses[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_takes_over_each_time_over_streams_that_break(address: str, seed: int) -> None:
     source = Random(seed)
-    with connect(address, PoolShape(2 * ALONE, BLOCK)) as holder:
+    with connect(address, PoolShape(2 * ALONE, BLOCK), timeout_s=PATIENCE_S) as holder:
         assert isinstance(holder, RemoteHolder)
         crowd = Crowd(holder, questions(30), chunk=300, is_fenced=True)
         for _ in range(20):

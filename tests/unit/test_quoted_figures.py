@@ -103,7 +103,7 @@ DERIVED: dict[str, Callable[[Any], Iterator[float]]] = {
     ),
     "events": ratios,
     "faults": by_fault,
-    "layouts": ratios,
+    "lines": ratios,
     "serving": lambda figures: (
         each["radixkv"]["num_prompt_limit"] + each["radixkv"]["num_decode"] for each in figures["workloads"]
     ),

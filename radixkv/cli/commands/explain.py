@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_FOUND = {"matched": "cached", "pending": "cached or about to be", "load": "cached"}
+_FOUND = {"matched": "cached", "pending": "cached or about to be", "stored": "cached or stored", "load": "cached"}
 
 EPILOG = f"""\
 {PROMPT} Explain a prompt before it is

@@ -33,6 +33,8 @@ def worker_line(worker: WorkerReport) -> str:
         worker.load,
         f"{worker.load.tokens_per_s:,.0f} tokens/s" if worker.load.tokens_per_s else "not measured",
     )
+    if load.loaded_tokens_per_s:
+        speed += f", from disk {load.loaded_tokens_per_s:,.0f} tokens/s"
     state = "takes new work" if load.is_accepting else "is stopping"
     return (
         f"worker {where}: {load.num_backlog_tokens:,} prompt tokens to compute, prefill {speed}, "

@@ -58,13 +58,17 @@ class Reads(CacheState):
     def route(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> PoolRoute:
         """`match` for a router, and the prefix that an open sequence is about to publish. A pure read.
 
-        O(prefix bytes + log intents) compares. Sequences are followed from the first `acquire_or_wait` on.
+        That of `match` and O(log intents) compares. Sequences are followed from the first `acquire_or_wait` on.
 
         Raises:
             InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
         """
         matched, packed = self.match(tokens, namespace=namespace), pack_tokens(tokens)
-        return PoolRoute(matched.num_tokens, self._single_flight.foresee(namespace, packed))
+        return PoolRoute(
+            matched.num_tokens,
+            self._single_flight.foresee(namespace, packed),
+            num_stored_tokens=matched.num_host_tokens + matched.num_disk_tokens,
+        )
 
     def explain(
         self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, other_namespaces: SequenceOf[str] = ()

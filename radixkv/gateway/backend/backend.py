@@ -83,6 +83,11 @@ class EventStream(AsyncIterator[GenerationEvent]):
         return self._stream.generation_id
 
     @property
+    def route(self) -> str:
+        """Why its worker was chosen, for operators."""
+        return self._stream.route
+
+    @property
     def usage(self) -> Usage | None:
         """Its cost, once it has completed."""
         return self._stream.usage
@@ -377,7 +382,7 @@ def _pumped(stream: GenerationStream) -> GenerationStream:
             queue.put(error)
 
     threading.Thread(target=pump, name="radixkv-gateway-stream", daemon=True).start()
-    return GenerationStream(stream.generation_id, queue, stream.close)
+    return GenerationStream(stream.generation_id, queue, stream.close, stream.route)
 
 
 def _ignore() -> None:

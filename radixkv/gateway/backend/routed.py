@@ -192,7 +192,7 @@ class RoutedGenerator(Closing):
                 self._found(choice, event.usage)
             return event
 
-        return GenerationStream(stream.generation_id, receive, stream.close)
+        return GenerationStream(stream.generation_id, receive, stream.close, str(choice))
 
     def _found(self, choice: Choice, usage: Usage) -> None:
         with self._lock:

@@ -43,6 +43,9 @@ GENERATION_ID = "x-radixkv-generation-id"
 SHARING_HEADER = "x-radixkv-sharing"
 """Response header with the sharing of the request's generations."""
 
+ROUTE = "x-radixkv-route"
+"""Response header, for operators, with the worker of each generation and why it was chosen."""
+
 LEFT_OUT = "x-radixkv-left-out"
 """Response header with the ignored fields and parts of the request's body."""
 
@@ -66,6 +69,7 @@ class RequestContext:
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
         is_background: part of a batch; runs only when no other prompt waits, at any named priority.
         generation_ids: of the first generations begun for it.
+        routes: how their workers were chosen, among several.
         left_out: ignored fields and parts of its body; see `leave_out`.
         error_code: the stable name of the error of its response, if any.
         let_body_go: called once the worker has the prompt and the body is no longer needed; may be repeated.
@@ -87,6 +91,7 @@ class RequestContext:
     _constraint: Constraint | None = field(init=False, default=None)
     error_code: str | None = field(init=False, default=None)
     generation_ids: list[str] = field(init=False, default_factory=list)
+    routes: list[str] = field(init=False, default_factory=list)
     left_out: list[str] = field(init=False, default_factory=list)
     let_body_go: Callable[[], None] = field(init=False, default=lambda: None)
 
@@ -140,11 +145,12 @@ class RequestContext:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers with the rate limits, the generation ids, their sharing and the ignored fields."""
+        """Response headers: rate limits, generation ids, their sharing, for operators their routes, and ignored fields."""
         headers = rate_limit_headers(self._slot.rates) if self._slot else {}
         if self.generation_ids:
             headers[SHARING_HEADER] = self.sharing
-        for name, told in ((GENERATION_ID, self.generation_ids), (LEFT_OUT, self.left_out)):
+        routes = self.routes if self.tenant is not None and self.tenant.is_operator else []
+        for name, told in ((GENERATION_ID, self.generation_ids), (ROUTE, routes), (LEFT_OUT, self.left_out)):
             if told:
                 headers[name] = ", ".join(told)
         return headers
@@ -184,6 +190,7 @@ class RequestContext:
                 self.let_body_go()
                 if len(self.generation_ids) < MAX_TOLD_IDS:
                     self.generation_ids.append(stream.generation_id)
+                    self.routes += [stream.route] if stream.route else []
                 return stream
             except InvalidArgumentError as error:
                 if self._constraint is not None and error.argument.startswith("grammar"):

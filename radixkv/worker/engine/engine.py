@@ -413,7 +413,8 @@ class Engine(Closing):
 
     def load(self) -> WorkerLoad:
         """How busy the engine is, for routers. O(1)."""
-        return self._loop.meter.load()
+        stored, load = self._loop.stored, self._loop.meter.load()
+        return load if stored is None else load._replace(loaded_tokens_per_s=stored.loaded_tokens_per_s)
 
     def start_grammars(self) -> None:
         """Start the grammar process now, so that the first grammar does not stall running requests."""

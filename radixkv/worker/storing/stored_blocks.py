@@ -127,6 +127,9 @@ class StoredBlocks:
         runner: of the pool, whose host slots hold the store's rows.
         counters: of the engine.
         clock: seconds, monotonic.
+
+    Attributes:
+        loaded_tokens_per_s: of the disk level, by recent loads; 0: not measured.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class StoredBlocks:
         pool = self._pool = runner.pool
         self._block_size = pool.block_size
         self._block_bytes = pool.block_size * TOKEN_BYTES
+        self.loaded_tokens_per_s = 0.0
         self._prefill = PrefillMeter(clock)
         self._meters = {is_remote: LoadMeter(clock) for is_remote in (False, True)}
         self._ran: Sequence[BatchRow] = ()
@@ -337,11 +341,11 @@ class StoredBlocks:
     # -- hints --------------------------------------------------------------------------------------------------------
 
     def take_hints(self) -> list[HintOp]:
-        """The next changes of the disk level to be reported to the service."""
+        """The next changes below the pool to be reported to the service."""
         return self._store.hints.take() if self._store.hints is not None else []
 
     def tell_again(self) -> None:
-        """A new service, or a new life of the pool, knows nothing of the disk level."""
+        """A new service, or a new life of the pool, knows nothing of what lies below it."""
         if self._store.hints is not None:
             self._store.hints.tell_again()
 
@@ -462,11 +466,17 @@ class StoredBlocks:
                 if load.num_landed:
                     first_s, last_s = load.first_s - load.started_s, load.last_s - load.started_s
                     self._meters[load.is_remote].loaded(load.num_landed, first_s, last_s)
+                    self._rate_disk()
             if is_wanted and branch.is_loading:
                 waits = [other.waits_until_s for other in self._loading if other.branch is branch]
                 branch.is_loading = self._clock() < max(waits, default=-math.inf)
                 has_news |= not branch.is_loading
         return has_news
+
+    def _rate_disk(self) -> None:
+        cost = self._meters[False].cost()
+        if cost is not None and cost.block_s:
+            self.loaded_tokens_per_s = self._block_size / cost.block_s
 
     def _take(self, one: _Loading, landed: Sequence[Landed], *, is_wanted: bool) -> bool:
         branch = one.branch
@@ -480,11 +490,16 @@ class StoredBlocks:
             self._fill(branch, useful, one.chain, one.first, one.load.keys)
         host, keys_id = self._store.host, one.load.keys.id
         if host.num_kept:
-            places = [one.indices[block.place] - one.first for block in landed]
-            chain = one.chain
-            host.keep(
-                [Kept(chain[at + 1], chain[at], keys_id, block.row) for at, block in zip(places, landed, strict=True)]
-            )
+            hint_key = one.load.keys.hint_key if is_wanted and self._store.hints is not None else None
+            kept = []
+            for block in landed:
+                index = one.indices[block.place]
+                parent, name = one.chain[index - one.first : index - one.first + 2]
+                block_hash = self._hashes[branch.block_table[index]] if hint_key else 0
+                kept.append(
+                    Kept(name, parent, keys_id, block.row, mask(hint_key, name, block_hash) if hint_key else b"")
+                )
+            host.keep(kept)
         host.give_back([block.row for block in landed], self._pool.fence())
         return bool(useful)
 

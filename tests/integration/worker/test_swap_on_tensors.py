@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers as tf
+from answers import start_together
 
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
@@ -74,12 +75,11 @@ def run(folder: Path, **changes: Any) -> Run:
     )
     sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
     with Worker(replace(config, **changes)) as worker:
-        streams = [
-            worker.engine.generate(
-                GenerateParams(token_ids=[(7 * i + 3 * j) % 97 for j in range(PROMPT_TOKENS)], sampling=sampling)
-            )
+        asked = [
+            GenerateParams(token_ids=[(7 * i + 3 * j) % 97 for j in range(PROMPT_TOKENS)], sampling=sampling)
             for i in range(NUM_REQUESTS)
         ]
+        streams = start_together(worker.engine, asked)
         tokens = [[t for event in stream if isinstance(event, Delta) for t in event.token_ids] for stream in streams]
         return Run(tokens, worker.plan, worker.engine.stats().engine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,17 @@ def test_a_tensor_outlives_its_pages() -> None:
     gc.collect()
     tensor += 7
     assert (tensor == 7).all()
+
+
+def test_the_memory_is_of_the_kind_that_has_huge_pages_by_default() -> None:
+    tensor = HugePages(1 << 21).take((1 << 20,), torch.uint8)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access = line.split()[:2]
+        start, end = (int(bound, 16) for bound in span.split("-"))
+        if start <= tensor.data_ptr() < end:
+            assert access == "rw-p"  # private
+            return
+    pytest.fail("mapped nowhere")
 
 
 def test_what_does_not_fit_is_refused() -> None:

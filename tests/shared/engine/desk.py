@@ -121,7 +121,7 @@ def greedy(max_tokens: int, n: int = 1) -> SamplingParams:
 def take(generation: Generation) -> dict[int, list[int]]:
     """The tokens of an ended stream by branch; raises what ended it."""
     tokens: dict[int, list[int]] = {branch: [] for branch in range(generation.sampling.n)}
-    while (item := generation.items.get(timeout=1)) is not None:
+    while (item := generation.items.get(timeout=300)) is not None:
         if isinstance(item, Exception):
             raise item
         if isinstance(item, Delta):

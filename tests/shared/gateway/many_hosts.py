@@ -116,9 +116,9 @@ def serving(
         service=addresses[0],
         keys_file=keys_file,
         state_file=folder / "state",
-        worker_wait_s=5.0,
+        worker_wait_s=300.0,
     )
-    with RoutedGenerator(addresses, answer_s=10.0) as generator:
+    with RoutedGenerator(addresses, answer_s=60.0) as generator:
         wait_until(lambda: {route.worker.generation_address for route in generator.members.known()} >= served(hosts))
         with gateway(generator, config) as server:
             yield server

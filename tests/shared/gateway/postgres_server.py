@@ -8,8 +8,9 @@ import time
 from itertools import count
 from pathlib import Path
 
+from free_ports import free_port
+
 from bench.common.postgres import SUPERUSER, has_postgres, make_cluster, postgres_command
-from bench.faults.stack import free_port
 
 __all__ = ["PostgresServer", "has_postgres"]
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from bench.faults.stack import free_port
+from free_ports import free_port
 
 __all__ = ["LyingServer", "RedisServer", "SlowLink", "free_port", "needs_redis", "wait_until"]
 

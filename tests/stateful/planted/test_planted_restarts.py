@@ -121,7 +121,7 @@ def run_tests(folder: Path) -> int:
         env={**os.environ, "PYTHONPATH": where, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=550,
         check=False,
     )
     assert finished.returncode in (0, 1), finished.stdout + finished.stderr

@@ -90,7 +90,7 @@ RESPONSES = (
 
 @pytest.mark.parametrize("events", [MESSAGES, RESPONSES], ids=["messages", "responses"])
 def test_a_stream_tells_the_prompt_and_what_of_it_was_found(events: tuple[dict[str, Any], ...]) -> None:
-    with saying(*events) as address, httpx.Client(base_url=address) as client:
+    with saying(*events) as address, httpx.Client(base_url=address, timeout=None) as client:
         answer = ask(client, request(0))
     assert answer[:2] == (100, 75)
 
@@ -98,7 +98,7 @@ def test_a_stream_tells_the_prompt_and_what_of_it_was_found(events: tuple[dict[s
 def test_a_stream_without_a_token_is_no_answer() -> None:
     with (
         saying(MESSAGES[0], MESSAGES[2]) as address,
-        httpx.Client(base_url=address) as client,
+        httpx.Client(base_url=address, timeout=None) as client,
         pytest.raises(RuntimeError, match="nothing was generated"),
     ):
         ask(client, request(0))

@@ -94,7 +94,7 @@ def test_tests_run_with_the_text_that_is_planted_and_no_file_is_touched(
     command = (
         "import sys; from pathlib import Path; from bench.mutants.planting import run_planted;"
         "module, source, test, log = sys.argv[1:];"
-        "print(run_planted(module, source.encode(), [test], Path(log), 60))"
+        "print(run_planted(module, source.encode(), [test], Path(log), 300))"
     )
     module, log = "radixkv/client/notices.py", tmp_path / "log"
     source = (ROOT / module).read_text(encoding="utf-8") + f"\n\ndef planted(tokens):\n{bug}"

@@ -65,7 +65,7 @@ class TestPlay:
         together = threading.Barrier(3)
 
         def ask(call: ReadyCall) -> Outcome:
-            together.wait(timeout=30)
+            together.wait(timeout=300)
             return answering(call)
 
         wave = tuple(Call(((number,),), 1) for number in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,7 +162,7 @@ def waits_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(batch_run.asyncio, "sleep", sleep)
+    monkeypatch.setattr(batch_run, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))  # nobody else's
     return waited
 
 

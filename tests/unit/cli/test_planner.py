@@ -97,7 +97,7 @@ def test_a_plan_of_a_published_model_takes_neither_torch_nor_a_network() -> None
         "plan_memory(ModelShape.of(read_config('DeepSeek-V3')), dtype='fp8', tp=8, device=Device(parse_bytes('141GB')))\n"
         "assert not {'torch', 'transformers', 'grpc'} & set(sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=300, check=False).returncode == 0
 
 
 # -- agreement with transformers and the worker -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_threads import own_records
 from tiny_models import save_model
 
 from radixkv.cli.model_flags import describe
@@ -207,7 +208,7 @@ def test_a_worker_sizes_its_pool_says_so_in_a_line_and_generates(folder: str, ca
     with caplog.at_level(logging.INFO, "radixkv.worker.run"), Worker(config(folder)) as worker:
         assert worker.runner.pool.num_blocks == worker.plan.num_blocks == 4 * MODEL_LEN // BLOCK_SIZE
         assert cached_tokens(worker) == 39
-    (line,) = [record.getMessage() for record in caplog.records if "KV" in record.getMessage()]
+    (line,) = [record.getMessage() for record in own_records(caplog) if "KV" in record.getMessage()]
     assert "64 blocks of 16 tokens, 1,024 tokens" in line
     assert "weights" in line
     assert "activations" in line

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 from desk import LateCache
+from own_threads import own_threads
 
 from radixkv.connectors.index import HostIndex
 from radixkv.core.api import AcquireOp, AcquireResult, InsertOp, MatchOp, MatchResult, Notice, StepOp, StepResult
@@ -17,10 +18,11 @@ from radixkv.core.tokens import pack_tokens
 
 TOKENS = pack_tokens(range(8))
 OPEN = [AcquireOp(TOKENS, seq_id=7), InsertOp(7, 8)]
+PATIENCE_S = 300.0
 
 
 def wait_for(holds: Callable[[], object]) -> None:
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < until_s, "it did not happen in time"
         time.sleep(0.0005)
@@ -69,7 +71,7 @@ def service() -> Service:
 
 
 def index_of(service: Service, **options: float) -> HostIndex:
-    return HostIndex(service.connect, **{"timeout_s": 5.0, "retry_s": 0.001} | options)
+    return HostIndex(service.connect, **{"timeout_s": PATIENCE_S, "retry_s": 0.001} | options)
 
 
 def test_a_step_is_answered_in_order(service: Service) -> None:
@@ -142,15 +144,15 @@ def test_a_lost_holder_is_closed_and_its_successor_knows_nothing_of_its_sequence
 
 
 def test_a_closed_index_looks_for_no_successor(service: Service) -> None:
-    index = index_of(service, retry_s=60.0)
+    index, before = index_of(service, retry_s=3600.0), own_threads()
     service.is_up.clear()
     service.made[0].lose()
     index.step(OPEN)
     wait_for(lambda: service.num_refused == 1)
-    (thread,) = (each for each in threading.enumerate() if each.name == "radixkv-reconnect")
+    (thread,) = (each for each in own_threads() - before if each.name == "radixkv-reconnect")
     index.close()
     index.close()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive(), "it does not sleep to the end of its pause"
     assert len(service.made) == 1
     assert index.step(OPEN) is None
@@ -161,7 +163,7 @@ def test_a_successor_that_comes_while_the_index_is_closed_is_closed_too() -> Non
 
     def connect() -> Holder:
         if len(made) == 1 and made[0].is_lost:
-            may_connect.wait(5)
+            may_connect.wait()
             made.append(Holder())
         return made[-1]
 

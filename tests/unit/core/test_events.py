@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -172,18 +173,23 @@ def test_much_that_was_removed_is_not_held_on_to() -> None:
 
 
 def test_what_was_kept_for_readers_is_let_go_once_nobody_reads() -> None:
-    cache = PrefixCache(100_000, 4, event_capacity=64)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        cache.events()
-        assert tracemalloc.get_traced_memory()[0] - before > 1_000_000, "16 bytes for each block"
-        for index in range(100):
-            store(cache, *[index] * 4)
-        cache.evict(1)
-        assert tracemalloc.get_traced_memory()[0] - before < 500_000
-    finally:
-        tracemalloc.stop()
+    left_bytes = math.inf
+    for _ in range(3):  # other threads of the process may take memory meanwhile
+        cache = PrefixCache(100_000, 4, event_capacity=64)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            cache.events()
+            assert tracemalloc.get_traced_memory()[0] - before > 1_000_000, "16 bytes for each block"
+            for index in range(100):
+                store(cache, *[index] * 4)
+            cache.evict(1)
+            left_bytes = min(left_bytes, tracemalloc.get_traced_memory()[0] - before)
+        finally:
+            tracemalloc.stop()
+        if left_bytes < 500_000:
+            return
+    pytest.fail(f"{left_bytes} bytes are kept")
 
 
 def test_a_subscription_is_read_by_the_thread_that_owns_the_cache() -> None:

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.net.addresses import parse_address
@@ -31,9 +32,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_looking_whether_an_address_is_free_takes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     parse_address(f"127.0.0.1:{port}").require_free()
     parse_address(f"unix:{tmp_path}/s").require_free()
     assert list(tmp_path.iterdir()) == []

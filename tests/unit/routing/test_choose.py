@@ -15,10 +15,17 @@ from radixkv.routing import Choice, OwnChoices, Refusals, choose
 
 
 def offer(
-    name: str, found: int = 0, *, pending: int = 0, backlog: int = 0, speed: float = 1000.0, **load: Any
+    name: str,
+    found: int = 0,
+    *,
+    pending: int = 0,
+    stored: int = 0,
+    backlog: int = 0,
+    speed: float = 1000.0,
+    **load: Any,
 ) -> PoolRoute:
     measured = WorkerLoad(backlog, speed, 0, **{"is_accepting": True, **load})
-    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured))
+    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured), stored)
 
 
 def ranked(*offers: PoolRoute, prompt: int = 1000, recent: dict[str, int] | None = None, seed: int = 0) -> list[Choice]:
@@ -45,6 +52,32 @@ def test_a_worker_that_holds_the_prefix_is_left_once_it_is_too_busy() -> None:
 def test_what_a_running_sequence_is_about_to_publish_counts_as_cached() -> None:
     first, _ = ranked(offer("cached", 300), offer("computes it", 100, pending=800))
     assert (first.worker, first.num_found_tokens, first.reason) == ("computes it", 800, "pending")
+
+
+def test_what_is_stored_costs_the_time_to_load_it() -> None:
+    first, second, third = ranked(
+        offer("cached", 800), offer("stored", 200, stored=700, loaded_tokens_per_s=5000.0), offer("neither")
+    )
+    assert (first.worker, first.num_found_tokens, first.reason) == ("stored", 900, "stored")
+    assert first.cost_s == pytest.approx(700 / 5000 + 3 * 100 / 1000)
+    assert (second.worker, third.worker) == ("cached", "neither")
+
+
+def test_what_loads_slower_than_it_is_computed_counts_for_nothing() -> None:
+    first, second = ranked(offer("slow", 200, stored=700, loaded_tokens_per_s=999.0), offer("cached", 201))
+    assert (first.worker, second.worker, second.num_found_tokens, second.reason) == ("cached", "slow", 200, "matched")
+
+
+def test_a_load_whose_speed_is_not_known_is_taken_for_a_fast_one() -> None:
+    (choice,) = ranked(offer("a", stored=1000))
+    assert (choice.num_found_tokens, choice.cost_s) == (1000, pytest.approx(0.1))
+
+
+def test_of_stored_tokens_only_those_beyond_what_is_cached_or_about_to_be_are_loaded() -> None:
+    (choice,) = ranked(offer("a", 100, pending=600, stored=400, loaded_tokens_per_s=5000.0))
+    assert (choice.num_found_tokens, choice.reason) == (600, "pending")
+    (choice,) = ranked(offer("a", 100, pending=600, stored=5000, loaded_tokens_per_s=5000.0))
+    assert (choice.num_found_tokens, choice.cost_s) == (1000, pytest.approx(400 / 5000))
 
 
 def test_choices_that_no_report_covers_count_as_backlog() -> None:

@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-from radixkv.core.api import AcquireOp, InsertOp, PoolRoute, PoolShape, ReleaseOp, StepOp, WorkerLoad, WorkerReport
+from radixkv.core.api import (
+    AcquireOp,
+    HintOp,
+    InsertOp,
+    PoolRoute,
+    PoolShape,
+    ReleaseOp,
+    StepOp,
+    WorkerLoad,
+    WorkerReport,
+)
 from radixkv.core.errors import InvalidArgumentError, LimitError, PermissionDeniedError, RadixKVError, UnknownPoolError
+from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.tokens import pack_tokens
 from radixkv.net.calls.callers import Caller
 from radixkv.net.rights import check_call
@@ -112,6 +123,18 @@ def test_route_finds_what_is_cached_and_what_is_about_to_be_published() -> None:
     assert set(service.route(pool="b")) == {"b"}
 
 
+def test_route_finds_what_lies_below_the_pool_after_what_is_cached() -> None:
+    service = Service()
+    holder = service.attach("a")
+    hashes = chained_hashes(namespace_hash("default"), PROMPT, 16)
+    holder.step(AcquireOp(PROMPT, seq_id=1), InsertOp(1, 10), HintOp("disk", hashes[1:5]), HintOp("host", hashes[5:6]))
+    assert service.route()["a"].num_stored_tokens == 24 - 10
+    assert service.route(PROMPT[:60])["a"].num_stored_tokens == 12 - 10
+    assert service.route(namespace="team")["a"].num_stored_tokens == 0
+    holder.step(HintOp("disk", lost=hashes[3:4]))
+    assert service.route()["a"].num_stored_tokens == 12 - 10
+
+
 def test_route_is_a_pure_read_and_keeps_namespaces_apart() -> None:
     service = Service()
     holder = service.attach("a")
@@ -131,6 +154,7 @@ def test_route_is_a_pure_read_and_keeps_namespaces_apart() -> None:
         ({"fingerprint": "f" * 129}, "fingerprint"),
         ({"load": types.WorkerLoad(num_backlog_tokens=-1)}, r"load\.num_backlog_tokens"),
         ({"load": types.WorkerLoad(tokens_per_s=float("nan"))}, r"load\.tokens_per_s"),
+        ({"load": types.WorkerLoad(loaded_tokens_per_s=-0.5)}, r"load\.loaded_tokens_per_s"),
     ],
 )
 def test_what_a_worker_may_not_say_is_refused_by_name(change: dict[str, Any], named: str) -> None:

@@ -20,7 +20,7 @@ def one_gauge() -> Iterable[Metric]:
 
 def read(address: str) -> str:
     host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=300)
     try:
         connection.request("GET", "/metrics")
         return connection.getresponse().read().decode()

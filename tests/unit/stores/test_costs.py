@@ -132,9 +132,26 @@ def test_a_level_that_was_too_slow_is_probed_once_a_minute_and_no_more() -> None
             asked.append(choice.num_loaded)
             meter.begins()  # and nothing comes
         clock.now_s += 1.0
-    assert asked == [1] * 19
+    assert asked == [1] * 24, "after 1, 2, 4, 8, 16 and 32 seconds, then once a minute"
     meter.loaded(1, 0.001, 0.001)  # it has recovered
     assert choose(10, BLOCK_SIZE, 0, meter.cost(), CPU, is_stale=meter.is_stale).num_loaded == 10
+
+
+def test_one_load_in_vain_keeps_a_sound_level_from_use_for_a_second() -> None:
+    clock = Clock()
+    meter = LoadMeter(clock)
+
+    def chosen() -> Choice:
+        return choose(100, BLOCK_SIZE, 0, meter.cost(), CPU, is_stale=meter.is_stale, is_from_front=True)
+
+    meter.begins()
+    meter.loaded(0, 7.0, 7.0)
+    assert chosen().kind is Kind.COMPUTE
+    clock.now_s += 1.01
+    assert (chosen().kind, chosen().num_loaded) == (Kind.BOTH, 1)
+    meter.begins()
+    meter.loaded(1, 0.001, 0.001)
+    assert (chosen().kind, chosen().num_loaded) == (Kind.LOAD, 100)
 
 
 def test_a_level_that_was_fast_is_so_after_a_rest() -> None:

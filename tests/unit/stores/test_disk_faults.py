@@ -270,14 +270,14 @@ def test_a_hanging_write_holds_up_no_reader(
 
     def hang(fd: int) -> None:
         hangs.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(300)
         sync(fd)
 
     monkeypatch.setattr(os, "fdatasync", hang)
     monkeypatch.setattr(level, "ERASE_S", 0.05)
     writer = threading.Thread(target=opened.write, args=[maker.chain([1, 2, 9])])
     writer.start()
-    assert hangs.wait(30)
+    assert hangs.wait(300)
     assert maker.found(opened, [1, 2, 9]) == 2
     opened.use(maker.names([1, 2, 3]))
     opened.forget(maker.names([1, 2, 3])[2])

@@ -152,7 +152,7 @@ def test_one_that_waits_for_a_row_gets_the_first_that_is_given_back() -> None:
     rows = host.take(1)
     giver = threading.Timer(0.01, host.give_back, [rows])
     giver.start()
-    assert host.take(1, timeout_s=30) == rows
+    assert host.take(1, timeout_s=300) == rows
     giver.join()
 
 

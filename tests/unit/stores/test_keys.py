@@ -128,7 +128,8 @@ def test_processes_that_share_a_file_see_each_others_erasures_and_lose_none(path
         assert keys.erased(each.id for each in before) == {each.id for each in before}
 
 
-def test_threads_that_erase_at_once_lose_none(path: Path) -> None:
+def test_threads_that_erase_at_once_lose_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.stores.secrets.keys.LOCK_S", 300.0)
     made = [StoreKeys(path) for _ in range(3)]
     erased: list[bytes] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +32,7 @@ def folder(tmp_path: Path, maker: BlockMaker) -> Path:
         for namespace, tokens in histories.items():
             disk.write(made.chain(tokens, namespace))
         disk.close()
+    os.utime(tmp_path / "disk" / ("ee" * 16), (1, 1))  # a file system's clock may stand still for milliseconds
     return tmp_path / "disk"
 
 

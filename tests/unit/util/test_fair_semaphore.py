@@ -94,7 +94,11 @@ def test_only_who_waits_for_others_tells_that_places_are_stuck() -> None:
 
 
 @pytest.mark.parametrize("each", [2, None])
-def test_slow_calls_of_one_leave_threads_to_others_and_are_told_once_none_is_left(each: int | None) -> None:
+def test_slow_calls_of_one_leave_threads_to_others_and_are_told_once_none_is_left(
+    each: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "LOOK_S", 300.0)
+
     async def story() -> None:
         clock, is_slow = Clock(), threading.Event()
         calls = Calls(4, each, clock)
@@ -110,7 +114,7 @@ def test_slow_calls_of_one_leave_threads_to_others_and_are_told_once_none_is_lef
         await asyncio.sleep(0)
         quick = asyncio.ensure_future(call("quick", int))
         assert await calls.look("model", int) == 0
-        done, _ = await asyncio.wait((quick,), timeout=0.05 if each is None else 20)
+        done, _ = await asyncio.wait((quick,), timeout=0.05 if each is None else 300)
         assert bool(done) is (each is not None)
         clock.now_s = calls_module.STUCK_S + 1
         assert calls.is_stuck is (each is None)
@@ -127,17 +131,19 @@ def test_a_look_that_hangs_is_asked_once_and_given_up(monkeypatch: pytest.Monkey
     monkeypatch.setattr(calls_module, "LOOK_S", 0.01)
 
     async def story() -> int:
-        hangs, num_asked, calls = threading.Event(), 0, Calls(1, None)
+        begun, goes_on, num_asked, calls = threading.Event(), threading.Event(), 0, Calls(1, None)
 
         def ask() -> None:
             nonlocal num_asked
             num_asked += 1
-            hangs.wait()
+            begun.set()
+            goes_on.wait()
 
         for _ in range(20):
             with pytest.raises(TimeoutError):
                 await calls.look("stats", ask)
-        hangs.set()
+            await asyncio.to_thread(begun.wait)
+        goes_on.set()
         calls.close()
         return num_asked
 

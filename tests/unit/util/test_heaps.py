@@ -52,13 +52,14 @@ keep_heaps_small(0.1)
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
-blocks = [libc.malloc(100_000) for _ in range(1000)]
+libc.mallopt(-3, 30 << 20)  # blocks of up to 30 MiB lie on the heap
+blocks = [libc.malloc(28 << 20) for _ in range(5)]
 for block in blocks:
-    ctypes.memset(block, 1, 100_000)
+    ctypes.memset(block, 1, 28 << 20)
 before = resident_mib()
-for block in blocks[:-1]:  # the last one keeps the heap from shrinking
+for block in blocks[:-1]:  # the last one keeps the heap from shrinking; from the third on there is enough to be trimmed
     libc.free(block)
-until = time.monotonic() + 30
+until = time.monotonic() + 300
 while before - resident_mib() < 80 and time.monotonic() < until:
     time.sleep(0.05)
 print(before - resident_mib())

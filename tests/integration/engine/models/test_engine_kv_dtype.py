@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers as tf
-from answers import draw_prompt, generate_tokens, greedy, read_tokens
+from answers import draw_prompt, generate_tokens, greedy, read_tokens, start_together
 from tiny_models import reference_replies
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -181,10 +181,11 @@ def test_preempted_replies_are_those_of_rounded_kv(model: Model) -> None:
     shared = draw_prompt(VOCAB_SIZE, 5, 20)
     prompts = [shared[: 3 + index * 2] + draw_prompt(VOCAB_SIZE, 100 + index, 5 + index) for index in range(6)]
     with _engine(model, num_blocks=8) as engine:
-        streams = [
-            engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(20, n=1 + index % 2)))
+        asked = [
+            GenerateParams(token_ids=prompt, sampling=greedy(20, n=1 + index % 2))
             for index, prompt in enumerate(prompts)
         ]
+        streams = start_together(engine, asked)
         for index, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
             tokens, _ = read_tokens(stream)
             assert tokens == dict.fromkeys(range(1 + index % 2), _expected(model, prompt, 20))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from answers import draw_prompt, generate_tokens, greedy, read_tokens
+from answers import draw_prompt, generate_tokens, greedy, read_tokens, start_together
 from tiny_models import reference_replies
 
 from radixkv import PrefixCache, unpack_tokens
@@ -160,10 +160,11 @@ def test_many_requests_at_once_on_a_tiny_pool_get_the_tokens_of_transformers(mod
     shared = draw_prompt(VOCAB_SIZE, 8, 20)
     prompts = [shared[: 3 + index * 2] + draw_prompt(VOCAB_SIZE, 100 + index, 5 + index) for index in range(8)]
     with _engine(model_folder, num_blocks=8) as engine:
-        streams = [
-            engine.generate(GenerateParams(token_ids=prompt, sampling=greedy(20, n=1 + index % 2)))
+        asked = [
+            GenerateParams(token_ids=prompt, sampling=greedy(20, n=1 + index % 2))
             for index, prompt in enumerate(prompts)
         ]
+        streams = start_together(engine, asked)
         for index, (stream, prompt) in enumerate(zip(streams, prompts, strict=True)):
             tokens, _ = read_tokens(stream)
             assert tokens == dict.fromkeys(range(1 + index % 2), _expected(reference, prompt, 20))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import collect
+from answers import collect, start_together
 from drafts import LyingSource
 from resp_servers import RedisServer, needs_redis, wait_until
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
@@ -29,6 +29,7 @@ from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread, reading
 from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
+from radixkv.stores.loading import Load
 from radixkv.stores.secrets.keys import StoreKeys
 from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
@@ -113,7 +114,7 @@ def test_swapped_branches_and_saved_blocks_share_one_memory(tmp_path: Path) -> N
     with serving(tmp_path, 24, limits, num_kept=16) as engine:
         sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
         prompts = [draw(20 + number, 20) for number in range(4)]
-        streams = [engine.generate(GenerateParams(token_ids=prompt, sampling=sampling)) for prompt in prompts]
+        streams = start_together(engine, [GenerateParams(token_ids=prompt, sampling=sampling) for prompt in prompts])
         for prompt, stream in zip(prompts, streams, strict=True):
             assert collect(stream).branches[0].tokens == generate(prompt, 30)
         assert engine.stats().engine.num_loaded_blocks > 0
@@ -237,6 +238,30 @@ def test_a_level_as_slow_as_computing_is_read_from_the_back_while_the_front_is_c
             break
     assert 20 <= usage.num_cached_tokens <= 100
     assert usage.num_computed_tokens + usage.num_cached_tokens == len(prompt)
+
+
+def test_a_block_counts_as_soon_as_it_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits longer with each block, so a slow level's first ones must not wait for those read with them."""
+    prompt = draw(43, 60)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+    loads, landed = [], []
+    read, init = DiskLevel.read, Load.__init__
+
+    def noted(load: Load, *arguments: Any, **options: Any) -> None:
+        init(load, *arguments, **options)
+        loads.append(load)
+
+    def reading(level: DiskLevel, *arguments: Any) -> bool:
+        landed.append(sum(load.num_landed for load in loads))
+        return read(level, *arguments)
+
+    monkeypatch.setattr(Load, "__init__", noted)
+    monkeypatch.setattr(DiskLevel, "read", reading)
+    with serving(tmp_path) as engine:
+        ask(engine, prompt)
+        assert engine.load().loaded_tokens_per_s > 0
+    assert landed[7] >= 6, "neither of two readers has read eight"
 
 
 @needs_redis

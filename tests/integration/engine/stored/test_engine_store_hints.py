@@ -72,6 +72,30 @@ def test_a_worker_that_comes_back_tells_what_lies_on_its_disk(tmp_path: Path, is
         assert match(engine, draw(2, 30), "tenant") == (30, 30, 0, 0)
 
 
+def test_a_worker_without_a_disk_tells_what_lies_in_its_host_memory(tmp_path: Path) -> None:
+    prompt, other = draw(6, 50), draw(7, 30)
+
+    def in_host(namespace: str = "default") -> int:
+        return match(engine, prompt, namespace).num_host_tokens
+
+    with serving(tmp_path, has_disk=False, num_kept=20) as engine:
+        ask(engine, prompt)
+        wait_until(lambda: not engine.stats().engine.num_store_unsaved_blocks)
+        engine.call(lambda holder: holder.evict(NUM_BLOCKS))
+        wait_until(lambda: in_host() == 48)
+        assert in_host("tenant") == 0
+        assert ask(engine, prompt).usage.num_loaded_tokens == 48
+        engine.call(lambda holder: holder.evict(NUM_BLOCKS))
+        for _ in range(3):
+            ask(engine, other)
+            ask(engine, draw(8, 50))
+            engine.call(lambda holder: holder.evict(NUM_BLOCKS))
+        wait_until(lambda: in_host() == 0)  # others have taken its place
+        wait_until(lambda: match(engine, draw(8, 50)).num_host_tokens == 48)
+        engine.call(lambda holder: holder.clear())
+        wait_until(lambda: match(engine, draw(8, 50)).num_host_tokens == 0)
+
+
 def test_nothing_on_disk_shows_which_prompt_it_is(tmp_path: Path) -> None:
     prompt = draw(3, 40)
     with serving(tmp_path) as engine:

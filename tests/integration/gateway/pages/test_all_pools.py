@@ -4,6 +4,7 @@ not be told is told before it is routed to again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,26 @@ def _emptied(hosts: tuple[Host, Host]) -> Iterator[None]:
     yield
     for host in hosts:
         with connect(host.address, pool_name=host.pool) as reader:
-            for namespace in ("red", "blue"):
+            for namespace in ("red", "blue", "chief"):
                 reader.clear(namespace)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_operator_is_told_which_worker_was_chosen_and_why(
+    hosts: tuple[Host, Host], server: GatewayServer, is_stream: bool
+) -> None:
+    hosts[1].compute(3, "chief")
+    body = {"prompt": prompt(3), "max_tokens": 1, "stream": is_stream}
+    answers = {
+        key: httpx.post(f"{server.url}/completions", json=body, headers={"x-api-key": key}, timeout=60)
+        for key in ("red", "chief")
+    }
+    assert "x-radixkv-route" not in answers["red"].raise_for_status().headers
+    told = answers["chief"].raise_for_status().headers["x-radixkv-route"]
+    assert re.fullmatch(
+        rf"worker={hosts[1].server.address}; reason=matched; found={LENGTH}; cost=\d+\.\d{{3}}s; backlog=\d+\.\d{{3}}s",
+        told,
+    ), told
 
 
 def named(answer: dict[str, Any], figure: str) -> dict[str, Any]:

@@ -8,9 +8,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_engine import open_store
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.api import WorkerLoad
@@ -24,11 +26,14 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
 from radixkv.generation.stream import Completed, Delta, GenerationEvent
 from radixkv.service import ServiceConfig, ServiceThread
+from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
+TOKENS_PER_S = 2.0
+"""Said of a worker with a block store."""
 DEADLINE_S = 60.0
 """Of a call, which a stopping server may leave without an end."""
 
@@ -36,23 +41,27 @@ DEADLINE_S = 60.0
 class Host:
     """A cache service with one worker beside it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path | None = None) -> None:
         self.stack = ExitStack()
         self.service = self.stack.enter_context(ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))))
         self.address = self.service.addresses[0]
         self.is_accepting = True
+        self.speed = {"tokens_per_s": TOKENS_PER_S} if folder else {}
         self.runner = HashRunner(NUM_BLOCKS, BLOCK_SIZE)
         self.engine: Engine | None = None
         shape = PoolShape(NUM_BLOCKS, BLOCK_SIZE, name)
         self.holder = self.stack.enter_context(connect(self.address, shape, load=self._load, patience_s=300.0))
-        self.engine = Engine(self.runner, self.holder)
+        store = open_store(folder, self.runner) if folder else None
+        if store is not None:
+            self.stack.callback(store.close)
+        self.engine = Engine(self.runner, self.holder, store=store)
         self.stack.callback(self.engine.close)
         self.server = self.stack.enter_context(GenerationServer(self.engine, "127.0.0.1:0"))
         self.holder.announce(self.server.address, "f00d")
 
     def _load(self) -> WorkerLoad:
         load = self.engine.load() if self.engine is not None else WorkerLoad(0, 0.0, 0, is_accepting=False)
-        return load._replace(is_accepting=load.is_accepting and self.is_accepting)
+        return load._replace(is_accepting=load.is_accepting and self.is_accepting, **self.speed)
 
     def lose_worker(self) -> None:
         """As if it was killed: nothing is said to anybody."""
@@ -131,6 +140,34 @@ def test_a_request_goes_to_the_worker_that_holds_its_prompt_from_any_gateway(
     assert after["radixkv:routed_requests_total", "matched"] == 6
     assert after["radixkv:routed_predicted_tokens_total", "matched"] == 6 * 39
     assert after["radixkv:routed_found_tokens_total", "matched"] == 6 * 39
+
+
+def test_a_request_goes_to_the_worker_that_can_load_its_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        PrefillMeter, "cost", lambda _meter: PrefillCost(1 / TOKENS_PER_S, 0.0)
+    )  # else it computes faster
+    with ExitStack() as stack:
+        hosts = [Host(name, tmp_path / name) for name in ("left", "right")]
+        for host in hosts:
+            stack.callback(host.close)
+        routed = stack.enter_context(RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S))
+        wait_until(lambda: len(routed.rank(b"")) == 2)
+        owners = []
+        for first in range(6):
+            list(routed.generate(request(first)))
+            owners.append(max(hosts, key=lambda host, first=first: holds(host, first)))  # type: ignore[misc]
+        for first, owner in enumerate(owners):
+            tokens = request(first).token_ids
+            wait_until(lambda owner=owner: owner.engine.stats().engine.num_store_unsaved_blocks == 0)  # type: ignore[misc]
+            owner.engine.call(lambda holder: holder.evict(NUM_BLOCKS))
+            wait_until(lambda tokens=tokens: routed.rank(pack_tokens(tokens))[0].num_found_tokens == 40)  # type: ignore[misc]
+            best = routed.rank(pack_tokens(tokens))[0]
+            assert (best.worker, best.reason) == (owner.server.address, "stored")
+            assert cached(list(routed.generate(request(first)))) == 39
+        after = figures(routed)
+    assert after["radixkv:routed_requests_total", "stored"] == 6
+    assert after["radixkv:routed_predicted_tokens_total", "stored"] == 6 * 39
+    assert after["radixkv:routed_found_tokens_total", "stored"] == 6 * 39
 
 
 def test_another_namespace_and_salt_find_nothing_and_an_unshared_request_is_not_asked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from typing import Any
 
@@ -376,15 +377,20 @@ def test_the_record_of_what_was_evicted_is_bounded_and_the_latest_is_in_it() -> 
 
 
 def test_the_record_is_small_beside_what_it_remembers() -> None:
-    record, block_bytes = EvictedBranches(16_384, 64), 64
+    block_bytes = 64
     root = RootNode("default", NamespaceAccount(Partition(8, lambda _num_blocks: LRUPolicy())))
     keys = [number.to_bytes(4, "little") * 64 for number in range(40_000)]
     nodes = [Node(root, key, key[:block_bytes], root.blocks) for key in keys]
-    tracemalloc.start()
-    for evicted in nodes:
-        record.note(root.namespace, evicted, "pressure", 0.0)
-    taken_bytes = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
+    taken_bytes = math.inf
+    for _ in range(3):  # other threads of the process may take memory meanwhile
+        record = EvictedBranches(16_384, 64)
+        tracemalloc.start()
+        for evicted in nodes:
+            record.note(root.namespace, evicted, "pressure", 0.0)
+        taken_bytes = min(taken_bytes, tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        if taken_bytes < 16_384 * 32:
+            break
     num_kept = len(record)
     assert num_kept <= 16_384 / 8
     assert num_kept * len(keys[0]) <= 16_384 * 64 / 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
@@ -550,12 +551,15 @@ def test_a_file_is_named_safely(title: str, plain: str, full: str) -> None:
 
 @pytest.mark.parametrize(("line", "number"), [(b"{}\n", 350_000), (b"\n", 2_000_000), (b"{}\n", 10_001)])
 def test_lines_beyond_the_bound_are_counted_without_being_kept(line: bytes, number: int) -> None:
-    body = line * number
-    tracemalloc.start()
-    try:
-        with pytest.raises(ApiError, match=f"{number:,}"):
-            read_conversations(body, NOW_S)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 10 * len(body)
+    body, peak_bytes = line * number, math.inf
+    for _ in range(3):  # other threads of the process may take memory meanwhile
+        tracemalloc.start()
+        try:
+            with pytest.raises(ApiError, match=f"{number:,}"):
+                read_conversations(body, NOW_S)
+            peak_bytes = min(peak_bytes, tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        if peak_bytes < 10 * len(body):
+            return
+    pytest.fail(f"it takes {peak_bytes} bytes")

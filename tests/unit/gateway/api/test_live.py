@@ -22,7 +22,7 @@ SNAPSHOT = b"snapshot"
 
 
 def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 10))
+    asyncio.run(asyncio.wait_for(story(), 300))
 
 
 async def rest_of(follower: Follower) -> list[bytes]:

@@ -147,7 +147,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(story(), 30)
+        await asyncio.wait_for(story(), 300)
 
     asyncio.run(bounded())
 

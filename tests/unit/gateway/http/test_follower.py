@@ -12,7 +12,7 @@ FIRST = b"snapshot"
 
 
 def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 10))
+    asyncio.run(asyncio.wait_for(story(), 300))
 
 
 def test_what_is_told_comes_in_order_and_once_and_the_end_behind_it() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from typing import Any, ClassVar
 
 import pytest
 
@@ -83,6 +85,21 @@ def test_one_address_has_so_many_connections_wait_and_takes_no_place_of_another(
 ) -> None:
     monkeypatch.setattr(listener, "MAX_WAITING", 2)
 
+    class Gathering(socket.socket):
+        """Six connections are there before the first is taken."""
+
+        arrived: ClassVar[list[tuple[socket.socket, Any]]] = []
+        num_awaited = 6
+
+        def accept(self) -> tuple[socket.socket, Any]:
+            while self.num_awaited:
+                select.select([self], [], [])
+                self.arrived.append(super().accept())
+                self.num_awaited -= 1
+            if not self.arrived:
+                raise BlockingIOError
+            return self.arrived.pop(0)
+
     async def serve(sock: socket.socket) -> None:
         made: list[str] = []
 
@@ -98,10 +115,12 @@ def test_one_address_has_so_many_connections_wait_and_takes_no_place_of_another(
                 await asyncio.sleep(0)
             assert made == ["127.0.0.1", "127.0.0.2", "127.0.0.1"], "in turns"
             for connection in greedy[2:]:
-                connection.settimeout(10)
+                connection.settimeout(300)
                 assert connection.recv(1) == b"", "one too many is closed"
             taking.close()
             await taking.wait_closed()
 
-    with socket.create_server(("127.0.0.1", 0)) as sock:
+    with Gathering() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
         asyncio.run(serve(sock))

@@ -27,7 +27,8 @@ from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import beat, num_gateways
 from radixkv.gateway.storage.transcript_cache import TranscriptCache, TranscriptCacheLimits
 
-GONE = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
+GONE = "UPDATE gateways SET seen_s = epoch_s() - 60 WHERE id = ?"
+THERE = "UPDATE gateways SET seen_s = epoch_s() + 600"  # for as long as the test takes
 
 
 class Two(NamedTuple):
@@ -41,6 +42,8 @@ class Two(NamedTuple):
 def two(postgres: PostgresServer) -> Iterator[Two]:
     url = postgres.new_database()
     with Database(url) as a, Database(url) as b:
+        for each in (a, b):
+            each.submit(lambda connection: connection.execute(THERE).rowcount).result()
         yield Two(a, b)
 
 
@@ -179,7 +182,7 @@ def test_a_history_is_not_waited_for_where_the_database_does_not_answer(
     cache, answers = TranscriptCache(two.a, TranscriptCacheLimits()), threading.Event()
 
     async def story() -> None:
-        waiting = asyncio.create_task(two.a.read(lambda _: answers.wait(60), "n"))
+        waiting = asyncio.create_task(two.a.read(lambda _: answers.wait(300), "n"))
         for _ in range(3):
             await cache.look_up("n", [b"reply"])
         assert not waiting.done()
@@ -209,7 +212,7 @@ def test_what_was_acknowledged_survives_the_servers_end_and_jobs_fail_until_it_i
                     await failing
         finally:
             postgres.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (found := await told(other)) is None:
                 await asyncio.sleep(0.02)
         assert found["status"] == "completed"
@@ -225,9 +228,15 @@ def test_gateways_are_counted_while_their_lease_is_renewed_and_forgotten_after_a
             database.submit(lambda connection: connection.execute(statement, values).rowcount).result()
 
         def counted() -> int:
-            return database.submit(num_gateways).result()
+            return database.submit(count).result()
+
+        def count(connection: Connection) -> int:
+            for name, age_s in (("late", 5), ("long gone", 3590)):  # whatever time has passed
+                connection.execute("UPDATE gateways SET seen_s = epoch_s() - ? WHERE id = ?", (age_s, name))
+            return num_gateways(connection)
 
         assert counted() == 1
+        do(THERE)
         for name, age_s in (("late", 5), ("gone", 60), ("long gone", 3590), ("forgotten", 3700)):
             do("INSERT INTO gateways VALUES (?, epoch_s() - ?)", name, age_s)
         assert counted() == 2
@@ -245,6 +254,8 @@ def test_gateways_are_counted_while_their_lease_is_renewed_and_forgotten_after_a
 def test_a_database_of_a_later_version_is_left_alone(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     with Database(url) as ours, Database(url) as late:
+        for each in (ours, late):
+            each.submit(lambda connection: connection.execute(THERE).rowcount).result()
 
         def add_to_version(number: int) -> None:
             statement = "UPDATE radixkv_schema SET version = version + ?"
@@ -263,11 +274,11 @@ def test_what_the_server_refuses_of_a_job_is_an_error_that_may_pass(two: Two) ->
     """Loops of the gateway go on after it, as after every error of ours."""
 
     def only_reads(is_on: str) -> None:
-        two.a.submit(lambda connection: connection.execute(f"SET default_transaction_read_only = {is_on}")).result(10)
+        two.a.submit(lambda connection: connection.execute(f"SET default_transaction_read_only = {is_on}")).result(300)
 
     only_reads("on")  # as a server whose disk is nearly full, or that has become a standby
     for _ in range(2):
         with pytest.raises(UnavailableError):
-            two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(10)
+            two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(300)
     only_reads("off")
-    two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(10)
+    two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(300)

@@ -21,6 +21,7 @@ from radixkv.stores.stats import LevelCounters
 
 ERASED = b"radixkv:erased"
 PAGE = 3
+TIMEOUT_S = 300.0
 
 
 class Keys:
@@ -99,6 +100,7 @@ class Both:
 @pytest.fixture(autouse=True)
 def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasure, "_PAGE", PAGE)
+    monkeypatch.setattr(erasure, "CALL_TIMEOUT_S", TIMEOUT_S)
 
 
 def erasures(both: Any, counters: LevelCounters | None = None, path: Path | None = None) -> Erasures:
@@ -130,11 +132,11 @@ def test_whatever_fails_or_is_forgotten_every_worker_learns_of_each_erasure_once
         if kind < 0.25:
             namespace_id = rng.choice(namespaces)
             erased[namespace_id] = b"point %d" % number
-            if worker.erase(namespace_id, erased[namespace_id], time.monotonic() + 9.0):
+            if worker.erase(namespace_id, erased[namespace_id], time.monotonic() + TIMEOUT_S):
                 assert not both.keys_of(namespace_id)
                 assert erased[namespace_id] in both.servers[0].points
         elif kind < 0.5:
-            worker.retry(9.0)
+            worker.retry(TIMEOUT_S)
         elif kind < 0.6:
             both.servers[0].points.clear()
         else:
@@ -142,7 +144,7 @@ def test_whatever_fails_or_is_forgotten_every_worker_learns_of_each_erasure_once
                 worker.refresh(is_first=rng.random() < 0.5)
     both.fail_with(None)
     for worker in workers * 2:
-        worker.retry(9.0)
+        worker.retry(TIMEOUT_S)
         worker.refresh(is_first=True)
     for worker, counter in zip(workers, told, strict=True):
         assert set(worker.tombstones()) == both.servers[0].points >= set(erased.values())
@@ -171,9 +173,9 @@ def test_what_follows_dropped_blocks_is_deleted_and_nothing_else(
     both.fail_with(rng.choice([ClosedError(), ReplyError(b"-LOADING x")]))
     for name in dropped:
         worker.forget_below(ours, [name])
-        worker.retry(9.0)
+        worker.retry(TIMEOUT_S)
     both.fail_with(None)
-    worker.retry(9.0)
+    worker.retry(TIMEOUT_S)
     gone = set(dropped)
     for name in names:  # parents come first
         if parent_of[name] in gone:
@@ -186,7 +188,7 @@ def test_what_follows_dropped_blocks_is_deleted_and_nothing_else(
         assert not left & {name.hex().encode() for name in goes}
     assert len([key for key in both.blocks if key.startswith(other)]) == 1
     both.fail_with(ClosedError())
-    worker.retry(9.0)  # nothing is left to do
+    worker.retry(TIMEOUT_S)  # nothing is left to do
 
 
 def test_more_than_may_wait_is_all_of_the_namespace_and_the_oldest_erasure_is_let_go(
@@ -198,18 +200,18 @@ def test_more_than_may_wait_is_all_of_the_namespace_and_the_oldest_erasure_is_le
     for number in range(6):
         both.servers[number % 2].blocks[b"radixkv:one:aa:%02x" % number] = bytes(20)
     worker.forget_below(b"radixkv:one:aa:", [b"x", b"y"])
-    worker.retry(9.0)
+    worker.retry(TIMEOUT_S)
     assert len(both.blocks) == 6, "they are below another"
     worker.forget_below(b"radixkv:one:aa:", [b"x", b"y", b"z"])
     worker.forget_below(b"radixkv:one:aa:", [b"u"])
-    worker.retry(9.0)
+    worker.retry(TIMEOUT_S)
     assert not both.blocks
     both.servers[0]._rng = Always()
     both.fail_with(ReplyError(b"-OOM x"))
     for number in range(3):
-        assert not worker.erase(bytes([number]) * 16, b"%d" % number, time.monotonic() + 9.0)
+        assert not worker.erase(bytes([number]) * 16, b"%d" % number, time.monotonic() + TIMEOUT_S)
     both.fail_with(None)
-    worker.retry(9.0)
+    worker.retry(TIMEOUT_S)
     assert both.servers[0].points == {b"1", b"2"}
 
 
@@ -219,20 +221,20 @@ def test_what_a_worker_could_not_delete_the_next_one_does_once(tmp_path: Path) -
     both.servers[0].blocks = {erased: bytes(40), dropped: b"z" * 16 + b"sealed"}
     both.fail_with(ClosedError())
     first = erasures(both, path=tmp_path / "pending")
-    assert not first.erase(b"a" * 16, b"point", time.monotonic() + 9.0)
+    assert not first.erase(b"a" * 16, b"point", time.monotonic() + TIMEOUT_S)
     first.forget_below(dropped[:-32], [b"z" * 16])
-    first.retry(9.0)
+    first.retry(TIMEOUT_S)
     elsewhere = Journal(tmp_path / "pending", "elsewhere", LevelCounters("remote"))
     assert elsewhere.read() == []
     both.fail_with(None)
     for server in both.servers:
         server._rng = random.Random(2)
     second, third = (erasures(both, path=tmp_path / "pending") for _ in range(2))
-    second.retry(9.0)
+    second.retry(TIMEOUT_S)
     assert (both.blocks, both.servers[0].points) == ({}, {b"point"})
-    third.retry(9.0)  # once more
+    third.retry(TIMEOUT_S)  # once more
     both.servers[0].points.clear()
-    erasures(both, path=tmp_path / "pending").retry(9.0)
+    erasures(both, path=tmp_path / "pending").retry(TIMEOUT_S)
     assert not both.servers[0].points, "nothing is left to do"
 
 
@@ -243,7 +245,7 @@ def test_what_is_asked_for_again_while_it_is_deleted_stays_in_the_journal(
     worker = erasures(both, path=tmp_path / "pending")
     worker.forget_below(b"radixkv:one:aa:", [b"x", b"y"])
     monkeypatch.setattr(worker, "_delete_below", lambda *_: worker.forget_below(b"radixkv:one:aa:", [b"y"]))
-    worker.retry(9.0)
+    worker.retry(TIMEOUT_S)
     assert [each.value for each in Journal(tmp_path / "pending", "here", LevelCounters("remote")).read()] == [b"y"]
 
 
@@ -254,7 +256,7 @@ def test_a_journal_that_cannot_be_used_is_counted_and_deletions_go_on(tmp_path: 
     both: Any = Both(random.Random(1))
     counters = LevelCounters("remote")
     worker = erasures(both, counters, path)
-    assert worker.erase(bytes(16), b"point", time.monotonic() + 9.0)
+    assert worker.erase(bytes(16), b"point", time.monotonic() + TIMEOUT_S)
     assert both.servers[0].points == {b"point"}
     assert counters.snapshot().faults == {"journal": 1}
 
@@ -275,13 +277,13 @@ def test_faults_of_the_server_are_counted_and_too_many_or_too_long_tombstones_ar
     worker = erasures(both, counters)
     for fault, counted in ((ReplyError(b"-OOM x"), {"full": 1}), (ClosedError(), {"full": 1})):
         both.fail_with(fault)
-        assert not worker.erase(bytes(16), b"point", time.monotonic() + 9.0)
+        assert not worker.erase(bytes(16), b"point", time.monotonic() + TIMEOUT_S)
         assert counters.snapshot().faults == counted
     worker.forget_below(b"radixkv:", [b"x"])
     both.fail_with(None)
-    assert worker.erase(bytes(16), b"point", time.monotonic() + 9.0)
+    assert worker.erase(bytes(16), b"point", time.monotonic() + TIMEOUT_S)
     both.fail_with(ReplyError(b"-OOM x"))
-    worker.retry(9.0)
+    worker.retry(TIMEOUT_S)
     assert counters.snapshot().faults == {"full": 2}
     both.fail_with(None)
     both.servers[0]._rng = random.Random(2)

@@ -108,24 +108,24 @@ def test_a_short_text_does_not_wait_for_a_long_one(text: ChatText, monkeypatch: 
     def slow(said: str, special: bool) -> list[int]:
         if len(said) > SHORT_CHARACTERS:
             began.set()
-            assert goes_on.wait(10)
+            assert goes_on.wait(300)
         return encode(said, special)
 
     monkeypatch.setattr(text._encoder, "_encode", slow)
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(text.encode, "7" * 10_000)
-        assert began.wait(10)
+        assert began.wait(300)
         assert len(text.encode("hello")) > 0
         goes_on.set()
-        assert len(long.result(10)) == 10_000
+        assert len(long.result(300)) == 10_000
 
 
 def test_a_word_that_stands_for_a_reply_cannot_be_said_before(text: ChatText) -> None:
     """What was looked for behind all that callers said is looked for once."""
     asked = "".join(f"Reply{n}here" for n in range(10_000))
-    begun_s = time.process_time()
+    begun_s = time.thread_time()
     ids = text.continuation_ids([7], [{"role": "user", "content": asked}])
-    assert time.process_time() - begun_s < 3.0  # a quadratic look takes half a minute
+    assert time.thread_time() - begun_s < 3.0  # a quadratic look takes half a minute
     shown = text.decode(ids, skip_special_tokens=False)
     assert shown == f"<|im_end|>\n<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
     assert all(

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from radixkv.core.errors import LimitError
+from radixkv.worker import turns as turns_module
 from radixkv.worker.turns import Turns
 
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 @contextmanager
@@ -33,12 +35,12 @@ def queue_up(monkeypatch: pytest.MonkeyPatch, turns: Turns, served: list[str], n
     with turns.take("holder"):
         for thread in threads:
             with monkeypatch.context() as patched:
-                patched.setattr("radixkv.worker.turns.threading.Event", Noticed)
+                patched.setattr(turns_module, "threading", SimpleNamespace(Event=Noticed))  # nobody else's
                 thread.start()
-                assert waiting.acquire(timeout=10)
+                assert waiting.acquire(timeout=WAIT_S)
         yield
     for thread in threads:
-        thread.join(10)
+        thread.join()
 
 
 def test_a_flood_of_one_costs_another_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +77,13 @@ def test_a_failure_within_a_turn_passes_it_on() -> None:
 def test_who_is_interrupted_while_it_waits_keeps_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns()
 
-    def interrupt(_event: threading.Event, _timeout: float | None = None) -> bool:
-        raise KeyboardInterrupt
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            del timeout
+            raise KeyboardInterrupt
 
     with turns.take("a"):
-        monkeypatch.setattr(threading.Event, "wait", interrupt)
+        monkeypatch.setattr(turns_module, "threading", SimpleNamespace(Event=Interrupted))
         with pytest.raises(KeyboardInterrupt), turns.take("b"):
             pass
         monkeypatch.undo()

@@ -177,7 +177,8 @@ def test_a_file_is_converted_once_and_anew_when_it_has_changed(tmp_path: Path) -
     folder = _resolve(path, cache)
     made = (Path(folder) / "config.json").stat()
     assert _resolve(path, cache) == folder
-    assert (Path(folder) / "config.json").stat() == made
+    again = (Path(folder) / "config.json").stat()
+    assert (again.st_ino, again.st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
     write_gguf(tiny_model("llama"), "llama", path, facts={"ARCH.rope.scaling.type": "none"})
     assert _resolve(path, cache) != folder
     assert len([each for each in (cache / "models").iterdir() if each.is_dir()]) == 2
@@ -197,7 +198,7 @@ def test_what_a_killed_start_left_is_not_believed(tmp_path: Path) -> None:
     model = tiny_model("llama")
     path, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
     write_gguf(model, "llama", path)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(cache)], timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(cache)], timeout=500, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert list(cache.glob("models/.*.partial-*/converted/config.json"))
     _assert_same(_resolve(path, cache), model)

@@ -18,8 +18,8 @@ Then an engine with a span for one line: time to the first token of a prompt, an
 Every round has a new prompt. The number of computed tokens of each request, and its first token, are checked. Figures are
 medians.
 
-    python -m bench.sizing.layouts            five minutes on one core
-    python -m bench.sizing.layouts --quick    short contexts, some seconds; judges nothing
+    python -m bench.sizing.lines            five minutes on one core
+    python -m bench.sizing.lines --quick    short contexts, some seconds; judges nothing
 """
 
 from __future__ import annotations
@@ -230,12 +230,12 @@ def first_token(engine: Engine, prompt: list[int], max_tokens: int) -> Timed:
 
 def main() -> int:
     """Run, print the tables, and write the JSON. Returns the exit code."""
-    parser = bench_parser("sizing.layouts", __doc__)
+    parser = bench_parser("sizing.lines", __doc__)
     parser.add_argument("--quick", action="store_true", help="short contexts, some seconds; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    report = Report("layouts", SEED)
+    report = Report("lines", SEED)
     sizes = (QUICK_LENGTHS, QUICK_ROUNDS) if arguments.quick else (LENGTHS, NUM_ROUNDS)
     forks = (QUICK_FORK_LENGTHS, QUICK_FORK_ROUNDS) if arguments.quick else (FORK_LENGTHS, FORK_ROUNDS)
     report.figures = {
@@ -243,7 +243,7 @@ def main() -> int:
         "steps": measure_steps(report, *sizes),
         "forks": measure_forks(report, *forks),
     }
-    return report.finish(None if arguments.quick else RESULTS_DIR / "layouts.json", is_quick=arguments.quick)
+    return report.finish(None if arguments.quick else RESULTS_DIR / "lines.json", is_quick=arguments.quick)
 
 
 if __name__ == "__main__":
