@@ -265,7 +265,8 @@ def test_a_call_that_ends_without_a_request_is_told_so(name: str, keys: Path) ->
 
 
 def test_readers_without_end_keep_no_holder_and_no_other_reader_out(keys: Path) -> None:
-    with service(keys) as site, connect(site.address, PoolShape(16), credentials=Credentials(token="holder")) as holder:
+    asked: Any = {"credentials": Credentials(token="holder"), "timeout_s": SERVED_S}
+    with service(keys) as site, connect(site.address, PoolShape(16), **asked) as holder:
         request = readers.EventsRequest(namespace="hostile", follow=True).SerializeToString()
         body = struct.pack(">BI", 0, len(request)) + request
         site.flood("/radixkv.v1.PrefixCache/Events", 300, "hostile", body=body)
@@ -273,7 +274,7 @@ def test_readers_without_end_keep_no_holder_and_no_other_reader_out(keys: Path) 
         site.assert_serves("honest", "second", "holder")
         seq_id = holder.acquire([1, 2, 3]).seq_id
         holder.insert(seq_id, num_computed=3)
-        with connect(site.address, PoolShape(16, name="late"), credentials=Credentials(token="holder")) as late:
+        with connect(site.address, PoolShape(16, name="late"), **asked) as late:
             assert late.acquire([1, 2, 3]).seq_id
         with grpc.insecure_channel(site.address) as channel:
             own = readers.EventsRequest(namespace="honest", follow=True).SerializeToString()

@@ -34,7 +34,7 @@ def test_others_are_served_behind_a_flood_of_resets(method: str) -> None:
 
     with (
         ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=300.0)) as service,
-        connect(service.addresses[0], PoolShape(16)) as holder,
+        connect(service.addresses[0], PoolShape(16), timeout_s=300.0) as holder,
         grpc.insecure_channel(service.addresses[0], options=[("grpc.enable_retries", 0)]) as channel,
         ThreadPoolExecutor(NUM_AT_ONCE) as threads,
     ):

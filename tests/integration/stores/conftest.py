@@ -11,17 +11,34 @@ import pytest
 from resp_servers import LyingServer, RedisServer, wait_until
 from stores_calls import BLOCK_BYTES, FINGERPRINT
 
-from radixkv.stores.remote import RemoteLevel, erasure, level, server
+from radixkv.stores.remote import RemoteLevel, calls, erasure, level, server, url
 
 
 @pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that tests of outages take no half minute each; a call's own deadline is what they test."""
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has failed is tried again soon, and a server of a busy machine has not failed; a call's own deadline is tested."""
     monkeypatch.setattr(server, "FIRST_WAIT_S", 0.05)
     monkeypatch.setattr(server, "LONGEST_WAIT_S", 0.2)
-    monkeypatch.setattr(server, "CONNECT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(erasure, "CALL_TIMEOUT_S", 1.0)
     monkeypatch.setattr(level, "TOMBSTONES_S", 0.1)
+    monkeypatch.setattr(calls, "STALL_S", 60.0)
+    be_patient(monkeypatch, 60.0)
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch, patience_s: float) -> None:
+    """How long a level waits for a connection, and for the answer to what no deadline of a caller bounds."""
+    for module, name in (
+        (url, "CONNECT_TIMEOUT_S"),
+        (server, "CONNECT_TIMEOUT_S"),
+        (erasure, "CALL_TIMEOUT_S"),
+        (level, "CALL_TIMEOUT_S"),
+    ):
+        monkeypatch.setattr(module, name, patience_s)
+
+
+@pytest.fixture
+def short_waits(waits: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # after it
+    """So that tests of servers that say nothing take no minute each."""
+    be_patient(monkeypatch, 0.5)
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ LIES: dict[str, Callable[[], Iterable[bytes]]] = {
 }
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
 @pytest.mark.parametrize("commands", ["blocks", "all"])
 def test_a_lie_costs_misses(
@@ -105,6 +106,7 @@ def test_a_lie_costs_misses(
     assert SECRET.decode() not in caplog.text + repr(remote) + repr(remote.stats())
 
 
+@pytest.mark.usefixtures("short_waits")
 @pytest.mark.parametrize("pieces", [[], [b""], [b":5\r\n"]], ids=["silence", "the end", "nonsense"])
 def test_a_server_that_answers_all_but_reads_is_left_alone_for_longer_and_longer(
     liar: LyingServer, open_level: Open, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
@@ -141,7 +143,7 @@ def test_lists_of_a_million_and_lists_in_lists_are_not_read(liar: LyingServer, o
         liar.lie = lambda words, reply=reply: {b"SCARD": [b":1\r\n"], b"SSCAN": [reply]}.get(words[0])  # type: ignore[misc]
         remote = open_level(liar.url)
         assert timed_read(remote, names(1), 0.5) == [None]
-        assert remote.stats().faults.get("protocol")
+        wait_until(lambda remote=remote: remote.stats().faults.get("protocol"))  # type: ignore[misc]
         liar.lie = None
         reads_again(remote)
 
@@ -155,7 +157,7 @@ def test_a_scan_without_end_ends(liar: LyingServer, open_level: Open, monkeypatc
     remote = open_level(liar.url)
     begin_s = time.monotonic()
     assert not remote.erase(bytes(16), b"point", 0.3)
-    assert time.monotonic() - begin_s < 5.0
+    assert time.monotonic() - begin_s < 60.0
     assert timed_read(remote, names(1), 0.3) == [None]
     liar.lie = None
     reads_again(remote)
@@ -175,9 +177,9 @@ def test_as_much_is_on_its_way_as_may_be_and_no_more(
             [] if words[0] == command and liar.commands.count(command) > before + num_answered else None
         )
         if command == b"SET":
-            assert remote.write_many([block(number, size_bytes) for number in range(12)], 0.4) == num_answered
+            assert remote.write_many([block(number, size_bytes) for number in range(12)], 2.0) == num_answered
         else:
-            assert timed_read(remote, names(12), 0.4).count(None) == 12 - num_answered
+            assert timed_read(remote, names(12), 2.0).count(None) == 12 - num_answered
         sent = liar.commands.count(command) - before
         assert num_answered + -(-window // 2) <= sent <= num_answered + window
         liar.lie = None
@@ -213,16 +215,16 @@ def test_calls_past_their_number_wait_until_their_deadline(
 
     def hold(_index: int, _: memoryview) -> None:
         asked.set()
-        assert may_end.wait(20.0)
+        assert may_end.wait(300.0)
 
     first = threading.Thread(target=remote.read_each, args=(names(1), bytes(range(16)), 20.0, hold))
     first.start()
-    assert asked.wait(20.0)
+    assert asked.wait(300.0)
     assert remote.write_many([block(0)], 0.05) == 0
     assert timed_read(remote, names(2), 0.05) == [None] * 2
     assert (remote.stats().unwritten, remote.stats().misses) == ({"deadline": 1}, {"deadline": 2})
     may_end.set()
-    first.join(20.0)
+    first.join(300.0)
     assert read_many(remote, names(1), bytes(range(16)), 20.0) == [block(0).sealed]
 
 
@@ -230,7 +232,7 @@ def test_a_closed_level_ends_at_once(liar: LyingServer, monkeypatch: pytest.Monk
     monkeypatch.setattr(level, "TOMBSTONES_S", 60.0)
     before = set(threading.enumerate())
     remote = RemoteLevel(liar.url, bytes(32), BLOCK_BYTES)
-    assert remote.await_tombstones(20.0)
+    assert remote.await_tombstones(300.0)
     assert (remote.write_many([]), read_many(remote, [], bytes(16), 5.0)) == (0, [])
     assert remote.write_many([block(0, BLOCK_BYTES - 1)]) == 0
     assert remote.stats().unwritten == {"length": 1}
@@ -265,9 +267,9 @@ def test_a_new_follower_hears_of_tombstones_at_once(
     page = b"*2\r\n$1\r\n0\r\n*1\r\n$5\r\npoint\r\n"
     liar.lie = lambda words: {b"SCARD": [b":1\r\n"], b"SSCAN": [page]}.get(words[0])
     remote = open_level(liar.url)
-    assert remote.await_tombstones(20.0)
+    assert remote.await_tombstones(300.0)
     for _ in range(2):
         told: list[bytes] = []
         remote.follow_tombstones(told.extend)
-        assert remote.await_tombstones(20.0)
+        assert remote.await_tombstones(300.0)
         assert told == [b"point"]

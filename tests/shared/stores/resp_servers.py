@@ -196,21 +196,21 @@ class SlowLink:
 
 @contextmanager
 def oversleep() -> Iterator[Callable[[], float]]:
-    """The longest time by which this machine woke a thread late meanwhile, in seconds: no deadline holds better than that."""
-    longest_s = 0.0
+    """By how much this machine woke a thread late meanwhile, in seconds, all in all: no deadline holds better than that."""
+    all_s = 0.0
     ended = threading.Event()
 
     def beat() -> None:
-        nonlocal longest_s
+        nonlocal all_s
         while not ended.is_set():
             begin_s = time.monotonic()
             ended.wait(0.01)
-            longest_s = max(longest_s, time.monotonic() - begin_s - 0.01)
+            all_s += max(0.0, time.monotonic() - begin_s - 0.01)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:
-        yield lambda: longest_s
+        yield lambda: all_s
     finally:
         ended.set()
         thread.join()

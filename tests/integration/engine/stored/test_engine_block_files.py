@@ -110,21 +110,25 @@ def test_exports_beside_requests_hold_whole_blocks_and_lose_no_row(tmp_path: Pat
     prompts = [draw(seed, 60) for seed in range(20, 26)]
     failures: list[Exception] = []
     with serving(tmp_path, num_blocks=40, num_rows=10) as engine, serving(tmp_path / "second") as second:
-        is_over = threading.Event()
+        is_over, has_come = threading.Event(), threading.Event()
 
         def export() -> None:
             while not is_over.is_set():
                 for prompt in prompts:
                     try:
                         second.import_(engine.export(prompt))
+                        has_come.set()
                     except InvalidArgumentError as error:
                         if "not cached" not in str(error):
                             failures.append(error)
 
         thread = threading.Thread(target=export)
         thread.start()
-        for prompt in prompts * 2:
-            ask(engine, prompt)
+        num_rounds = 0
+        while num_rounds < 2 or not (has_come.is_set() or failures):
+            num_rounds += 1
+            for prompt in prompts:
+                ask(engine, prompt)
         is_over.set()
         thread.join()
         assert not failures

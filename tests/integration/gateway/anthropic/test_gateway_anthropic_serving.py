@@ -101,7 +101,7 @@ def test_a_body_that_is_too_large_is_refused(engine: Engine) -> None:
 def test_a_stream_that_fails_ends_with_an_error_event(engine: Engine) -> None:
     remote = GenerationServer(engine, LOCAL).start()
     with (
-        GenerationClient(remote.address, timeout_s=2) as generator,
+        GenerationClient(remote.address, timeout_s=60) as generator,
         gateway(generator, GatewayConfig(listen=LOCAL, drain_s=1.0, worker_wait_s=0.2)) as server,
         client_of(server) as client,
     ):

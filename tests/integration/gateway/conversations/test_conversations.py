@@ -390,11 +390,15 @@ def test_a_tenant_at_its_limit_is_told_so_and_its_message_stays(default_model: s
         assert refused["text"] == "And here?"
         again = talk.call("POST", f"/{conversation_id}/messages/{refused['id']}/replies", {"max_tokens": 8})["messages"]
         assert talk.ended(conversation_id, again[0]["id"])["status"] == "complete"
-        metrics = httpx.get(f"http://{stack.server.address}/metrics").text
-        values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
         written = [talk.ended(conversation_id, reply_id)["details"] for reply_id in (begun["id"], again[0]["id"])]
-        assert float(values["radixkv:generation_tokens_total"]) == sum(each["generated_tokens"] for each in written)
-        assert float(values["radixkv:prompt_tokens_total"]) == sum(each["prompt_tokens"] for each in written)
+        expected = [sum(each[name] for each in written) for name in ("generated_tokens", "prompt_tokens")]
+
+        def told() -> list[float]:
+            metrics = httpx.get(f"http://{stack.server.address}/metrics").text
+            values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
+            return [float(values[f"radixkv:{name}_tokens_total"]) for name in ("generation", "prompt")]
+
+        wait_until(lambda: told() == expected)
 
 
 def test_a_tenant_sees_nothing_of_another(talk: Talk, other: Talk) -> None:
