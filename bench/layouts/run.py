@@ -10,7 +10,7 @@ head. Arena and blocks have memory in pages of 2 MiB where the system grants the
 of 4 KiB, too. Scattered are virtual ranges over pages in random order, as after long use, unless these are too many mappings.
 Results are compared before timing; calls take turns; times are medians of one thread's time on the CPU (one OpenMP thread).
 Then, for the default model's 30 layers: memory held by loads, times of growth, forks and frees, the cost of first touches, and
-mappings next to `vm.max_map_count`.
+mappings next to `vm.max_map_count`; there also virtual pages that are mapped 16 at a time.
 
     python -m bench.layouts            some minutes on one core, up to 8 GB
     python -m bench.layouts --quick    small sizes, some seconds; nothing written
@@ -67,13 +67,13 @@ def workloads(is_quick: bool) -> dict[str, list[Workload]]:
 
 
 def page_sizes(folder: Path | None) -> tuple[int, ...]:
-    """4 KiB, and 2 MiB if the system has enough of them; the reason if not goes to standard error."""
+    """Sizes that virtual pages are mapped in; 2 MiB if the system has enough of them, or standard error names the reason."""
     try:
         os.close(open_pages(HUGE_BYTES, 4 * MOST_BYTES, folder))
     except InvalidArgumentError as error:
         print(f"no pages of 2 MiB: {error}", file=sys.stderr)
-        return (PAGE,)
-    return PAGE, HUGE_BYTES
+        return PAGE, 16 * PAGE
+    return PAGE, 16 * PAGE, HUGE_BYTES
 
 
 def add_attention(report: Report, title: str, works: list[Workload], options: argparse.Namespace) -> None:

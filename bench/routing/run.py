@@ -30,10 +30,10 @@ from radixkv.simulate import Trace
 
 GATEWAYS = (1, 8)
 SMALL = 8
-"""Pools of the quick run, and of the loads that have no more requests."""
+"""Pools of the quick run, and of loads with few requests."""
 
 OFFERED = 0.85
-WEIGHTS = (1.0, 2.0, 8.0)
+WEIGHTS = (2.0, 3.0, 8.0)
 QUICK_REQUESTS = 150
 
 

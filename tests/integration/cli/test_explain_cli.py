@@ -181,7 +181,7 @@ def test_the_workers_of_several_services_are_ranked_and_stats_list_their_load(
         assert told.endswith(
             "a gateway over these services would send it to\n"
             "  1. left:1: cost 0.01 s, 0.00 s of it backlog; 8 tokens cached\n"
-            "  2. right:1: cost 5.03 s, 5.00 s of it backlog; 0 tokens cached\n"
+            "  2. right:1: cost 5.04 s, 5.00 s of it backlog; 0 tokens cached\n"
         )
         ranking = json.loads(bench.explain(*ids, "--service", second.address, "--json").splitlines()[-1])["ranking"]
         assert [choice["worker"] for choice in ranking] == ["left:1", "right:1"]

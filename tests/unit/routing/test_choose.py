@@ -12,6 +12,7 @@ import pytest
 
 from radixkv.core.api import PoolRoute, WorkerLoad, WorkerReport
 from radixkv.routing import Choice, OwnChoices, Refusals, choose
+from radixkv.routing.choose import RECOMPUTED_WEIGHT as W
 
 
 def offer(
@@ -36,17 +37,17 @@ def names(choices: list[Choice]) -> list[str]:
     return [choice.worker for choice in choices]
 
 
-def test_the_cost_is_the_backlog_and_three_times_what_is_to_be_computed() -> None:
+def test_the_cost_is_the_backlog_and_the_weighed_time_of_what_is_to_be_computed() -> None:
     first, second = ranked(offer("a", 600, backlog=500, speed=2000.0), offer("b", backlog=100))
     assert (first.worker, first.num_found_tokens, first.reason) == ("a", 600, "matched")
     assert first.backlog_s == pytest.approx(0.25)
-    assert first.cost_s == pytest.approx(0.25 + 3 * 400 / 2000)
-    assert (second.worker, second.cost_s, second.reason) == ("b", pytest.approx(0.1 + 3.0), "load")
+    assert first.cost_s == pytest.approx(0.25 + W * 400 / 2000)
+    assert (second.worker, second.cost_s, second.reason) == ("b", pytest.approx(0.1 + W), "load")
 
 
 def test_a_worker_that_holds_the_prefix_is_left_once_it_is_too_busy() -> None:
-    assert names(ranked(offer("holds", 900, backlog=2600), offer("idle"))) == ["holds", "idle"]
-    assert names(ranked(offer("holds", 900, backlog=2800), offer("idle"))) == ["idle", "holds"]
+    assert names(ranked(offer("holds", 900, backlog=round(900 * W) - 100), offer("idle"))) == ["holds", "idle"]
+    assert names(ranked(offer("holds", 900, backlog=round(900 * W) + 100), offer("idle"))) == ["idle", "holds"]
 
 
 def test_what_a_running_sequence_is_about_to_publish_counts_as_cached() -> None:
@@ -59,7 +60,7 @@ def test_what_is_stored_costs_the_time_to_load_it() -> None:
         offer("cached", 800), offer("stored", 200, stored=700, loaded_tokens_per_s=5000.0), offer("neither")
     )
     assert (first.worker, first.num_found_tokens, first.reason) == ("stored", 900, "stored")
-    assert first.cost_s == pytest.approx(700 / 5000 + 3 * 100 / 1000)
+    assert first.cost_s == pytest.approx(700 / 5000 + W * 100 / 1000)
     assert (second.worker, third.worker) == ("cached", "neither")
 
 
@@ -101,8 +102,8 @@ def test_workers_that_stop_or_serve_nowhere_are_left_out() -> None:
 def test_a_worker_without_a_measured_speed_counts_with_the_usual_one() -> None:
     unmeasured = [offer("new", speed=0.0), PoolRoute(0, 0, WorkerReport(1, "silent", "silent"))]
     costs = {choice.worker: choice.cost_s for choice in ranked(*unmeasured, offer("a", speed=500.0))}
-    assert costs == {"new": 6.0, "silent": 6.0, "a": 6.0}
-    assert {choice.cost_s for choice in ranked(*unmeasured)} == {3.0}
+    assert costs == dict.fromkeys(("new", "silent", "a"), 2 * W)
+    assert {choice.cost_s for choice in ranked(*unmeasured)} == {W}
 
 
 def test_choosing_is_pure_and_found_tokens_are_those_of_the_prompt() -> None:
