@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ from radixkv.client import connect
 pytestmark = pytest.mark.thorough
 
 TIMEOUT_S = 300.0
+GATEWAY = """
+from radixkv.gateway.backend import members
+members.ANSWER_S = 10.0  # a busy machine is no service that does not answer
+from radixkv.cli import run
+run()
+"""
+PATIENT = (sys.executable, "-P", "-c", GATEWAY)
 TEXT = "The same long beginning of a story that both of them shall share, word for word. "
 
 
@@ -46,7 +54,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         line = ["gateway", "--listen", f"127.0.0.1:{port}", "--state", "none", "--worker-wait", "300"]
         for service in services:
             line += ["--service", service]
-        roles[f"gateway {port}"] = Role(str(port), line, folder / f"gateway-{port}.log")
+        roles[f"gateway {port}"] = Role(str(port), line, folder / f"gateway-{port}.log", program=PATIENT)
     try:
         for kind in ("service", "worker", "gateway"):
             started = [role for name, role in roles.items() if name.startswith(kind)]
@@ -144,7 +152,7 @@ def test_a_clear_survives_the_kill_of_its_gateway_and_reaches_the_killed_service
     addresses = {address_of(roles[f"service {name}"]): name for name in "ab"}
     for address in addresses:
         line += ["--service", address]
-    gateway, url = Role("kept", line, tmp_path / "gateway.log"), f"http://127.0.0.1:{port}"
+    gateway, url = Role("kept", line, tmp_path / "gateway.log", program=PATIENT), f"http://127.0.0.1:{port}"
     gateway.start()
     gateway.wait_ready()
 
