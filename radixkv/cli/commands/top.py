@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cli.flags import DEFAULT_WORKER_ADDRESS, add_command, say
 from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
+from radixkv.net.signals import StopSignals
 
 if TYPE_CHECKING:
     from radixkv.cli.views.top_view import View
@@ -75,22 +76,23 @@ class _Watch:
 
 
 def _show(watch: _Watch, interval_s: float) -> None:
-    """Show the worker until Ctrl-C. Waits for a worker that is down."""
+    """Show the worker until Ctrl-C. Waits for a worker that is down.
+
+    The signal sets a flag: a KeyboardInterrupt inside a call's destructor would be ignored.
+    """
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     view = watch.read()
-    try:
-        with Live(view.screen(), screen=True, auto_refresh=False) as live:
-            while True:
-                live.refresh()
-                time.sleep(interval_s)
-                try:
-                    view = watch.read()
-                    live.update(view.screen())
-                except UnavailableError as error:
-                    live.update(Group(Text(f"{error}; trying again", style="red"), view.screen()))
-    except KeyboardInterrupt:
-        pass  # the way to leave
+    with StopSignals() as signals, Live(view.screen(), screen=True, auto_refresh=False) as live:
+        signals.listen()
+        live.refresh()
+        while not signals.wait(interval_s):
+            try:
+                view = watch.read()
+                live.update(view.screen())
+            except UnavailableError as error:
+                live.update(Group(Text(f"{error}; trying again", style="red"), view.screen()))
+            live.refresh()
     say("\n".join(view.lines()))
