@@ -6,13 +6,17 @@
 is about to hold, and those that it loads from host memory or disk, unless computing them is faster. W is above 1, since a token
 that is computed twice delays other requests, too, and evicts cached ones. In the replay of `bench.routing` 3 lets chats that
 branch wait 30% longer, and 8 conversations up to 8%.
+
+Speeds are rounded to the usual one times a power of two: a measurement varies, and among like workers the fastest of the moment
+would get every new prompt as long as none has a backlog.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from random import Random
-from statistics import median
+from statistics import median_low
 from typing import Literal, NamedTuple
 
 from radixkv.core.api import PoolRoute
@@ -65,13 +69,15 @@ def choose(
     """
     loads = [offer.worker.load for offer in offers]
     measured = [load.tokens_per_s for load in loads if load is not None and load.tokens_per_s > 0]
-    usual = median(measured) if measured else _UNKNOWN_TOKENS_PER_S
+    usual = median_low(measured) if measured else _UNKNOWN_TOKENS_PER_S
     ranking: list[tuple[float, float, Choice]] = []
     for offer, load in zip(offers, loads, strict=True):
         worker = offer.worker.generation_address
         if not worker or (load is not None and not load.is_accepting):
             continue
-        tokens_per_s = load.tokens_per_s if load is not None and load.tokens_per_s > 0 else usual
+        tokens_per_s = usual
+        if load is not None and load.tokens_per_s > 0:
+            tokens_per_s *= 2.0 ** round(math.log2(load.tokens_per_s / usual))
         num_backlog_tokens = own_recent.get(worker, 0) + (load.num_backlog_tokens if load is not None else 0)
         loaded_tokens_per_s = (load.loaded_tokens_per_s if load else 0.0) or _UNKNOWN_LOAD_SPEED * tokens_per_s
         num_cached = min(max(offer.num_tokens, offer.num_pending_tokens), num_prompt_tokens)

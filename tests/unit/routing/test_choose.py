@@ -92,6 +92,13 @@ def test_equal_costs_are_decided_at_random() -> None:
     assert min(firsts.values()) > 60
 
 
+def test_like_workers_get_new_prompts_alike_however_their_speeds_were_measured() -> None:
+    offers = [offer("a", speed=900.0), offer("b", speed=1000.0), offer("c", speed=1200.0), offer("slow", speed=400.0)]
+    firsts = Counter(ranked(*offers, seed=seed)[0].worker for seed in range(300))
+    assert set(firsts) == {"a", "b", "c"}
+    assert min(firsts.values()) > 60
+
+
 def test_workers_that_stop_or_serve_nowhere_are_left_out() -> None:
     stopping, nowhere = offer("stopping", 1000, is_accepting=False), offer("", 1000)
     assert names(ranked(stopping, nowhere, offer("a"))) == ["a"]

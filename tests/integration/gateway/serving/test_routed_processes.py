@@ -17,6 +17,9 @@ from byte_model import save_byte_model
 
 from bench.faults.stack import Role, free_port
 from radixkv.client import connect
+from radixkv.generation.client import GenerationClient
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
 
 pytestmark = pytest.mark.thorough
 
@@ -167,9 +170,10 @@ def test_a_clear_survives_the_kill_of_its_gateway_and_reaches_the_killed_service
     try:
         cached("Salted " + TEXT, cache_salt="pepper")
         (address,) = holders("Salted " + TEXT, cache_salt="pepper")
-        texts = (f"Kept {number} {TEXT}" for number in range(100))
-        kept = next(text for text in texts if cached(text) >= 0 and holders(text) == [address])
-        lost, other = addresses[address], "ba"[list("ab").index(addresses[address])]
+        lost, other, kept = addresses[address], "ba"[list("ab").index(addresses[address])], f"Kept {TEXT}"
+        with GenerationClient(address_of(roles[f"worker {lost}"])) as client:
+            list(client.generate(GenerateParams(text=kept, sampling=SamplingParams(max_tokens=4, temperature=0))))
+        assert holders(kept) == [address]
         kill(roles[f"service {lost}"])
         cleared = post(url, "/v1/radixkv/clear", {"cache_salt": "pepper"})
         assert [each["service"] for each in cleared["pending"]] == [address]
