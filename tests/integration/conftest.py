@@ -15,7 +15,7 @@ from radixkv.client.stream import StepStream
 from radixkv.service import ServiceConfig, ServiceThread
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def patient_gateways() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         wait_for_all(patch)

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def patient_gateways() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         wait_for_all(patch)
