@@ -27,6 +27,8 @@ RECOMPUTED_WEIGHT = 4.0
 """W: the cost of a second of computing, in seconds of waiting."""
 
 _UNKNOWN_TOKENS_PER_S = 1000.0
+_MOST_APART = 16.0
+"""Most powers of two between a worker's speed and the usual one."""
 _UNKNOWN_LOAD_SPEED = 10.0
 """Speed of loading where none was measured, by that of prefill."""
 
@@ -48,7 +50,7 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         figures = f"found={self.num_found_tokens}; cost={self.cost_s:.3f}s; backlog={self.backlog_s:.3f}s"
-        return f"worker={self.worker}; reason={self.reason}; {figures}"
+        return f"worker={ascii(self.worker)[1:-1]}; reason={self.reason}; {figures}"
 
 
 def choose(
@@ -68,7 +70,7 @@ def choose(
         weight: W of the rule.
     """
     loads = [offer.worker.load for offer in offers]
-    measured = [load.tokens_per_s for load in loads if load is not None and load.tokens_per_s > 0]
+    measured = [load.tokens_per_s for load in loads if load is not None and 0 < load.tokens_per_s < math.inf]
     usual = median_low(measured) if measured else _UNKNOWN_TOKENS_PER_S
     ranking: list[tuple[float, float, Choice]] = []
     for offer, load in zip(offers, loads, strict=True):
@@ -76,8 +78,9 @@ def choose(
         if not worker or (load is not None and not load.is_accepting):
             continue
         tokens_per_s = usual
-        if load is not None and load.tokens_per_s > 0:
-            tokens_per_s *= 2.0 ** round(math.log2(load.tokens_per_s / usual))
+        if load is not None and 0 < load.tokens_per_s < math.inf:
+            apart = math.log2(load.tokens_per_s) - math.log2(usual)
+            tokens_per_s *= 2.0 ** round(max(-_MOST_APART, min(_MOST_APART, apart)))
         num_backlog_tokens = own_recent.get(worker, 0) + (load.num_backlog_tokens if load is not None else 0)
         loaded_tokens_per_s = (load.loaded_tokens_per_s if load else 0.0) or _UNKNOWN_LOAD_SPEED * tokens_per_s
         num_cached = min(max(offer.num_tokens, offer.num_pending_tokens), num_prompt_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -97,6 +98,18 @@ def test_like_workers_get_new_prompts_alike_however_their_speeds_were_measured()
     firsts = Counter(ranked(*offers, seed=seed)[0].worker for seed in range(300))
     assert set(firsts) == {"a", "b", "c"}
     assert min(firsts.values()) > 60
+
+
+@pytest.mark.parametrize("speed", [math.inf, 1e308, 1e-308, 5e-324])
+def test_a_speed_that_no_worker_has_stops_no_choice(speed: float) -> None:
+    for offers in ([offer("odd", speed=speed)], [offer("odd", speed=speed), offer("a"), offer("b")]):
+        assert len(ranked(*offers)) == len(offers)
+
+
+def test_a_choice_is_told_in_characters_that_a_header_can_have() -> None:
+    (choice,) = ranked(offer("unix:/日本\r\nx"))
+    assert str(choice).isascii()
+    assert str(choice).isprintable()
 
 
 def test_workers_that_stop_or_serve_nowhere_are_left_out() -> None:
