@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway, keys_file
+from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway, keys_file, wait_until
 from talk import Talk
 
 from radixkv import PoolShape, connect
@@ -53,7 +53,14 @@ def say(url: str, form: dict[str, Any], key: str = "red") -> int:
     """Have a prompt cached; its length."""
     path = "chat/completions" if "messages" in form else "completions"
     answer = ask(url, "POST", path, key, max_tokens=1, temperature=0, **form)
-    return int(answer.raise_for_status().json()["usage"]["prompt_tokens"])
+    length = int(answer.raise_for_status().json()["usage"]["prompt_tokens"])
+    wait_until_found(url, form, length, key)
+    return length
+
+
+def wait_until_found(url: str, form: dict[str, Any], num_tokens: int, key: str = "red") -> None:
+    """A worker answers first, and tells the service in its next round."""
+    wait_until(lambda: ask(url, "POST", "radixkv/match", key, **form).json()["num_cached_tokens"] >= num_tokens)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -98,6 +105,7 @@ def test_a_kept_branch_is_pinned_as_it_was_put_to_the_model(url: str) -> None:
         length = reply["details"]["prompt_tokens"]
         for message, least in ((asked, length), (reply["id"], length + reply["details"]["generated_tokens"] - 1)):
             form: dict[str, Any] = {"branch": {"conversation": conversation, "message": message}}
+            wait_until_found(url, form, least)
             matched = ask(url, "POST", "radixkv/match", **form).json()
             pinned = ask(url, "POST", "radixkv/pins", ttl_s=60, **form).json()
             assert pinned["num_tokens"] == matched["num_cached_tokens"] >= least
