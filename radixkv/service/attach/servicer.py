@@ -22,6 +22,9 @@ __all__ = [
     "WorkersServicer",
 ]
 
+WRITE_S = 1.0
+"""How long the end of a stream waits for the write under way."""
+
 
 class _AttachStream:
     """A holder's stream: posted messages are written in order, and the pool table can end it or send notices from outside.
@@ -38,10 +41,13 @@ class _AttachStream:
         self._outbox: deque[workers.AttachResponse] = deque()
         self._writing = asyncio.Lock()
         self._flushes: set[asyncio.Task[None]] = set()
+        self._interrupt: asyncio.Task[None] | None = None
         self._is_receiving = False
 
     async def receive(self, request: workers.AttachRequest) -> None:
         """Handle a message; returns once the messages it caused are written."""
+        if self.ending is not None:
+            raise self.ending
         self._is_receiving = True
         try:
             self.holding.receive(request)
@@ -70,15 +76,25 @@ class _AttachStream:
         """The stream has ended: nothing else is written."""
         self.holding.lost()
         self._outbox.clear()
-        for flush in list(self._flushes):
-            flush.cancel()
+        if self._interrupt is not None:
+            self._interrupt.cancel()
+
+    async def written(self) -> None:
+        """Wait for the write under way: gRPC tells no reason for an end in the midst of one."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITE_S), self._writing:
+                pass
 
     def end(self, error: RadixKVError) -> None:
         """Store the error, and wake the serving task; a call from that task itself gets an exception of its own."""
         if self.ending is None:
             self.ending = error
             if self._task is not None and self._task is not asyncio.current_task():
-                self._task.cancel()
+                self._interrupt = asyncio.ensure_future(self._interrupt_between_writes(self._task))
+
+    async def _interrupt_between_writes(self, task: asyncio.Task[Any]) -> None:
+        await self.written()
+        task.cancel()
 
 
 class WorkersServicer(workers_pb2_grpc.WorkersServicer):
@@ -105,20 +121,23 @@ class WorkersServicer(workers_pb2_grpc.WorkersServicer):
         """Serve one stream; see workers.proto."""
         stream = _AttachStream(context, self._pools)
         self._streams.add(stream)
+        ending: RadixKVError | None = None
         try:
             await self._serve(context, stream)
         except RadixKVError as error:
-            await abort(context, error)
+            ending = error
         except asyncio.CancelledError:
-            if stream.ending is None:
+            if (ending := stream.ending) is None:
                 raise
             task = asyncio.current_task()
             assert task is not None, "a handler runs in a task"
             task.uncancel()
-            await abort(context, stream.ending)
         finally:
             stream.left()
             self._streams.discard(stream)
+        await stream.written()
+        if ending is not None:
+            await abort(context, ending)
 
     async def _serve(self, context: Any, stream: _AttachStream) -> None:
         read, receive = context.read, stream.receive

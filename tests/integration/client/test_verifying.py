@@ -151,6 +151,7 @@ def worker(folder: str, request: pytest.FixtureRequest) -> Iterator[Worker]:
             for text in ("A tree has a root. " * 5, "A tree has a root. " * 3 + "And leaves. " * 4):
                 stream = worker.engine.generate(GenerateParams(text=text, sampling=GREEDY))
                 assert list(stream)
+            worker.engine.call(lambda _holder: None)  # once all that was answered is told to the service
             yield worker
 
 

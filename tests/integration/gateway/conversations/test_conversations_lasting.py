@@ -114,8 +114,7 @@ def test_a_follower_who_does_not_read_is_cut_off(stack: Stack, talk: Talk) -> No
                 body = {"id": own_id, "role": "user", "text": "x" * 1_000_000}
                 talk.call("POST", f"/{conversation_id}/messages", body)
                 follower.wait(lambda own_id=own_id: own_id in follower.messages)  # type: ignore[misc]
-            wait_until(lambda: gate.num_running == 1)
-            assert len(lives._lives[conversation_id].followers) == 1
+            wait_until(lambda: gate.num_running == len(lives._lives[conversation_id].followers) == 1)
     with talk.following(conversation_id) as back:
         assert list(back.messages) == sent
     wait_until(lambda: not lives._lives)
@@ -281,7 +280,8 @@ def test_a_killed_gateway_loses_at_most_a_second_of_a_reply_and_no_message(defau
     first, failed = lost.messages
     assert first == lost.asked
     assert failed["error"] == "the server ended before the reply was finished"
-    assert lost.told[-1][1].startswith(failed["text"])
+    told, kept = lost.told[-1][1], failed["text"]
+    assert told.startswith(kept) or kept.startswith(told), "whichever of the two the kill came before"
     assert failed["seq"] > lost.seq
 
 
