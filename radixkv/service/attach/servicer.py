@@ -80,7 +80,7 @@ class _AttachStream:
             self._interrupt.cancel()
 
     async def written(self) -> None:
-        """Wait for the write under way: gRPC tells no reason for an end in the midst of one."""
+        """Wait for the write under way: gRPC sends no status in the midst of one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITE_S), self._writing:
                 pass
