@@ -218,15 +218,11 @@ def test_pins_of_one_tenant_leave_another_room_for_its_own(site: Site) -> None:
                 refused += 1
         assert refused, "the attacker has pinned all that it may"
         generate(stub, "b", 4000, 320)
-        tokens = shares.prompt_of(4000, 320)
-        found = prefix_cache_pb2.MatchRequest(namespace="b", tokens=tokens)
+        wanted = prefix_cache_pb2.PinRequest(namespace="b", tokens=shares.prompt_of(4000, 320), ttl_s=3600.0)
         until_s = time.monotonic() + CALL_S  # the worker answers first, and tells the service in its next round
-        while [pool.num_tokens for pool in cache.Match(found, timeout=CALL_S, metadata=who("b")).pools] != [320]:
+        while [pool.pin.num_tokens for pool in cache.Pin(wanted, timeout=CALL_S, metadata=who("b")).pools] != [320]:
             assert time.monotonic() < until_s
             time.sleep(0.01)
-        wanted = prefix_cache_pb2.PinRequest(namespace="b", tokens=tokens, ttl_s=3600.0)
-        pinned = cache.Pin(wanted, timeout=CALL_S, metadata=who("b"))
-        assert [pool.pin.num_tokens for pool in pinned.pools] == [320]
         cache.Clear(prefix_cache_pb2.ClearRequest(namespace="a"), timeout=CALL_S, metadata=who("a"))
 
 
