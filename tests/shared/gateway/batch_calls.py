@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,8 +42,9 @@ def create(client: OpenAI, *lines: Any, endpoint: Any = CHAT, **fields: Any) -> 
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **fields)
 
 
-def ended(client: OpenAI, batch: Batch) -> Batch:
-    while (now := client.batches.retrieve(batch.id)).status in OPEN:
+def ended(client: OpenAI, batch: Batch, among: Collection[str] = OPEN) -> Batch:
+    """The batch when its status is no longer `among` these."""
+    while (now := client.batches.retrieve(batch.id)).status in among:
         time.sleep(0.05)  # a tenant's reads have a rate of their own
     return now
 

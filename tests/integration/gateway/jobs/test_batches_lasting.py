@@ -101,8 +101,7 @@ def test_a_batch_whose_lines_were_half_read_is_read_again(default_model: str, tm
                 if now.request_counts is not None and now.request_counts.total:
                     break
         with gateway(engine, config) as server, client_of(server) as client:
-            while (now := client.batches.retrieve(batch.id)).status == "validating":
-                pass
+            now = ended(client, batch, ("validating",))
             assert now.status == "in_progress"
             assert now.request_counts is not None
             assert now.request_counts.total == len(lines)
@@ -144,6 +143,7 @@ def test_what_has_not_begun_within_the_window_expires(default_model: str, tmp_pa
         runner.gate.close()
         with gateway(engine, config) as server, client_of(server) as client:
             batch = create(client, *(line(str(number), body_of(f"{number}?")) for number in range(50)))
+            assert ended(client, batch, ("validating",)).status == "in_progress"
         with closing(sqlite3.connect(tmp_path / "state.sqlite")) as state, state:
             state.execute("UPDATE batches SET window_s = window_s - ?", (quotas.DAY_S,))
         with gateway(engine, config) as server, client_of(server) as client:

@@ -264,6 +264,7 @@ def test_an_operator_sees_all_and_alone_may_make_room(tenants: TreeStack) -> Non
         chief.wait_until(lambda: len(chief.nodes) == len(tenants.holder.dump()))
         refusal = red.post("/evict", {"num_blocks": 1})
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (403, "not_an_operator")
+        red.wait_until(lambda: bool(red.hello))
         assert not red.hello["is_operator"]
         assert chief.post("/evict", {"num_blocks": 1000}).json()["num_blocks"] > 0
     assert tenants.holder.dump() == []
