@@ -126,6 +126,8 @@ def test_a_level_from_which_nothing_comes_in_time_is_not_waited_for_again(
     with serving(tmp_path) as engine:
         ask(engine, prompt, 1)
     monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(0.002, 0.0))
+    monkeypatch.setattr(costs, "FIRST_REST_S", 60.0)  # else this machine may be late enough for another probe
+    monkeypatch.setattr(costs, "LOAD_AGE_S", 3600.0)
     read, num_reads, may_read = DiskLevel.read, itertools.count(), threading.Event()
 
     def read_late(*given: Any) -> bool:
