@@ -5,7 +5,8 @@
                                log probabilities, the most likely                ---->      one packed answer
 
 Shapes do not depend on the device's results. So the bounds of top-k and top-p are searched among a fixed number of most likely
-entries. A row that keeps more entries is marked in the answer, and `Sampler` draws it again when it is read.
+entries. A row that keeps more entries is marked in the answer, and `Sampler` draws it again when it is read, from a copy of its
+logits: the device may have overwritten them by then.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["LaunchedDraws"]
 class _Parameters(NamedTuple):
     """Parameters of the rows, and the indices of the rows of each kind; on the device, views of one buffer.
 
-    `forced`: token id of every row that has one, otherwise 0.
+    `forced`: token id of every row that has one, otherwise 0. `unsure`: rows that may have to be drawn again.
     """
 
     sources: Tensor
@@ -36,6 +37,7 @@ class _Parameters(NamedTuple):
     greedy: Tensor
     drawing: Tensor
     ranked: Tensor
+    unsure: Tensor
     reporting: Tensor
     uniforms: Tensor
     temperatures: Tensor
@@ -48,20 +50,26 @@ class LaunchedDraws:
     """Tokens that a device is choosing, one per row: the same as `Sampler.sample` on `logits[sources]`.
 
     Args:
-        logits: float32 [any, vocab], which must not change until the tokens are read.
+        logits: float32 [any, vocab]. Later work of the device may overwrite them.
         rows: at least one.
         sources: [len(rows)] the row of the logits that each draws from.
+
+    Attributes:
+        token_ids: int64 [len(rows)] on the device, for its later work; those of rows that are drawn again are wrong.
+        redrawn: indices of the rows drawn again, once the tokens are read.
     """
+
+    token_ids: Tensor
+    redrawn: Sequence[int] = ()
 
     def __init__(self, logits: Tensor, rows: Sequence[SamplerRow], sources: Sequence[int]) -> None:
         self._rows = rows
         self._sources = sources
-        self._logits = logits
         self._reporting = [index for index, row in enumerate(rows) if row.is_scored or row.params.logprobs is not None]
         self._width = min(
             max((rows[index].params.logprobs or 0 for index in self._reporting), default=0), logits.shape[1]
         )
-        packed = self._launch()
+        packed = self._launch(logits)
         on_device = logits.device.type != "cpu"
         self._answer = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=on_device)
         self._answer.copy_(packed, non_blocking=True)
@@ -82,20 +90,21 @@ class LaunchedDraws:
             count = min(self._rows[index].params.logprobs or 0, self._width)
             top_ids, values = map(int, line[1 : 1 + count]), line[1 + self._width : 1 + self._width + count]
             tokens[index] = SampledToken(ids[index], line[0], tuple(zip(top_ids, values, strict=True)))
-        self._draw_again([int(index) for index in np.flatnonzero(is_found == 0)], tokens)
+        self.redrawn = np.flatnonzero(is_found == 0).tolist()
+        self._draw_again(tokens)
         return tokens
 
-    def _draw_again(self, indices: Sequence[int], tokens: list[SampledToken]) -> None:
+    def _draw_again(self, tokens: list[SampledToken]) -> None:
         """Draw rows again that keep more entries than were searched."""
-        if indices:
-            sources = upload([self._sources[index] for index in indices], self._logits.device, torch.int64)
-            rows = [self._rows[index] for index in indices]
+        if self.redrawn:
+            kept = upload([self._unsure.index(index) for index in self.redrawn], self._kept.device, torch.int64)
+            rows = [self._rows[index] for index in self.redrawn]
             for index, token in zip(
-                indices, Sampler().sample(self._logits.index_select(0, sources), rows), strict=True
+                self.redrawn, Sampler().sample(self._kept.index_select(0, kept), rows), strict=True
             ):
                 tokens[index] = token
 
-    def _launch(self) -> Tensor:
+    def _launch(self, logits: Tensor) -> Tensor:
         """[2 * rows + reporting * (1 + 2 * width)] float64: ids, whether found; per reporting row its log probability, the most
         likely ids, and theirs.
         """
@@ -106,10 +115,15 @@ class LaunchedDraws:
             if row.forced_id is None:
                 (greedy if row.params.is_greedy else drawing).append(index)
         ranked = [index for index in drawing if rows[index].params.top_k > 0 or rows[index].params.top_p < 1]
-        parameters = self._upload(greedy, drawing, ranked)
-        own = self._logits
+        num_searched = NUM_CANDIDATES[-1]
+        is_whole = logits.shape[1] <= num_searched
+        self._unsure = [index for index in ranked if not (is_whole or 0 < rows[index].params.top_k <= num_searched)]
+        parameters = self._upload(greedy, drawing, ranked, logits.device)
+        own = logits
         if list(self._sources) != list(range(own.shape[0])):
             own = own.index_select(0, parameters.sources)
+        if self._unsure:
+            self._kept = own.index_select(0, parameters.unsure)
         adjusted = adjust(own, [row.adjustment for row in rows])
         token_ids = parameters.forced.clone()
         is_found = torch.ones(len(rows), dtype=torch.bool, device=own.device)
@@ -119,6 +133,7 @@ class LaunchedDraws:
             drawn, found = self._draw(_take(adjusted, parameters.drawing), parameters, len(ranked))
             token_ids.index_copy_(0, parameters.drawing, drawn)
             is_found.index_copy_(0, parameters.drawing, found)
+        self.token_ids = token_ids
         parts = [token_ids.double(), is_found.double()]
         if self._reporting:
             logprobs = torch.log_softmax(_take(own, parameters.reporting), dim=-1)
@@ -145,7 +160,9 @@ class LaunchedDraws:
             probabilities.masked_fill_(probabilities < bounds[:, None], 0.0)
         return inverse_cdf(probabilities, parameters.uniforms), is_found
 
-    def _upload(self, greedy: Sequence[int], drawing: Sequence[int], ranked: Sequence[int]) -> _Parameters:
+    def _upload(
+        self, greedy: Sequence[int], drawing: Sequence[int], ranked: Sequence[int], device: torch.device
+    ) -> _Parameters:
         """Upload the parameters. `ranked` is uploaded as indices into `drawing`."""
         rows, place = self._rows, {index: at for at, index in enumerate(drawing)}
         integers = (
@@ -154,6 +171,7 @@ class LaunchedDraws:
             greedy,
             drawing,
             [place[index] for index in ranked],
+            self._unsure,
             self._reporting,
             [min(rows[index].params.top_k or 2**62, 2**62) for index in ranked],
         )
@@ -165,7 +183,7 @@ class LaunchedDraws:
         )
         columns = [np.array(column, dtype=np.int64) for column in integers]
         columns += [np.array(column, dtype=np.float64).view(np.int64) for column in floats]
-        buffer = upload(np.concatenate(columns), self._logits.device)
+        buffer = upload(np.concatenate(columns), device)
         views = torch.split(buffer, [len(column) for column in columns])
         *indices, top_k = views[: len(integers)]
         uniforms, temperatures, top_p, min_p = (view.view(torch.float64) for view in views[len(integers) :])
