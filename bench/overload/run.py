@@ -73,14 +73,14 @@ def _checked_runner(load: Load) -> Any:
     from radixkv.worker.model.model import ModelRunner
 
     class CheckedRunner(ModelRunner):
-        def forward(self, rows: Any) -> Any:
+        def forward(self, rows: Any, drawn_ids: Any = None) -> Any:
             load.num_steps += 1
             for row in rows:
                 load.num_computed += len(row.token_ids)
                 if row.wants_logits:
                     room = len(row.block_table) * self.pool.block_size
                     load.max_empty = max(load.max_empty, room - row.start - len(row.token_ids))
-            return super().forward(rows)
+            return super().forward(rows, drawn_ids)
 
     return CheckedRunner
 

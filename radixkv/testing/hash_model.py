@@ -133,6 +133,8 @@ class Gate:
 class HashRunner:
     """Runs rows over a pool of slots. Each forward begins at the `gate`; `rows` counts positions run."""
 
+    takes_drawn_ids = True
+
     def __init__(self, num_blocks: int, block_size: int, *, max_model_len: int = 4096) -> None:
         self.vocab_size = VOCAB_SIZE
         self.max_model_len = max_model_len
@@ -148,7 +150,7 @@ class HashRunner:
             assert 0 < num_tokens <= size
             self._slots[dst * size : dst * size + num_tokens] = self._slots[src * size : src * size + num_tokens]
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         self.gate.enter()
         logits: list[Tensor] = []
         size = self.pool.block_size
@@ -156,7 +158,8 @@ class HashRunner:
         for row in rows:
             self.rows.append((row.start, row.start + len(row.token_ids)))
             slots = [row.block_table[p // size] * size + p % size for p in range(row.start + len(row.token_ids))]
-            for position, token_id in enumerate(row.token_ids, row.start):
+            token_ids = row.token_ids if drawn_ids is None else drawn_ids[list(row.token_ids)].tolist()
+            for position, token_id in enumerate(token_ids, row.start):
                 if position >= row.num_stored:
                     assert slots[position] not in written, "two rows write one slot"
                     written.add(slots[position])

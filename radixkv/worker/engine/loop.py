@@ -9,6 +9,14 @@ With `overlaps`, for a GPU, a round launches its batch and leaves it running. Th
 answers while the device computes, and then waits for the tokens. Work that the Step reports as computed is computed before any
 later work in the device's stream reads it. Preemption, and forks that depend on the logits, finish the batch first.
 
+    host      launch 2   read 1   emit, Step   launch 3   read 2   emit, Step
+    device    ...... 1 ]   [ 2 .......................... ]   [ 3 ............
+
+While the same branches decode, and the choice of a token depends on those before it by the logits alone, the next batch is
+launched before the tokens of the last one are read, so that the device never waits for the host. A branch that turns out to have
+ended leaves a position behind that nobody reads: its blocks are written again only by later work in the stream. A round that has
+a prompt to run, a branch to start, or a draw with penalties, a grammar or bad words, reads the tokens first.
+
 Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
 last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives
 it; see `engine`.
@@ -47,6 +55,7 @@ from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import FinishedGenerations, Generation, History
 from radixkv.worker.model.runner import Runner
 from radixkv.worker.scheduling.arena import Arena
+from radixkv.worker.scheduling.batch import Row
 from radixkv.worker.scheduling.scheduler import Scheduler
 from radixkv.worker.speculation.drafter import Drafter
 from radixkv.worker.speculation.settings import SpeculationSettings
@@ -134,7 +143,13 @@ class EngineLoop:
         self._clock = clock
         self._wake = wake
         self._batch_step = BatchStep(
-            runner, scheduler, self._counters, clock=clock, completed=self._completed, fail=self._end
+            runner,
+            scheduler,
+            self._counters,
+            clock=clock,
+            completed=self._completed,
+            fail=self._end,
+            overlaps=overlaps,
         )
         self._max_batch_tokens = scheduler.limits.max_batch_tokens
         self._drafter: Drafter | None = None
@@ -262,8 +277,22 @@ class EngineLoop:
             self._wait_for_beginners(ops)
         if self.stored:
             self._tell_hints(self.stored)
+        if self._overlaps:
+            has_news |= self._take_answers()
+            self._launch_ahead()
         has_news |= self._finish_batch()
+        rows = self._adopt()
         has_news |= self._take_answers()
+        rows = rows or self._launch()
+        if self.stored:
+            self.stored.save_some(self._batch_s if rows else None)
+        self._leaves_queue = self._scheduler.num_queued > 0
+        while self._calls and self._num_answered >= min(self._calls[0].after_step, self._num_submitted):
+            self._calls.popleft().run()
+        return bool(rows or failures or has_news or (ops and not self._answers))
+
+    def _launch(self) -> list[Row]:
+        """Launch the next batch, and finish it unless it is left running. Returns its rows."""
         rows = self._scheduler.plan_batch()
         if rows:
             self._batch_start_s = self._clock()
@@ -274,12 +303,23 @@ class EngineLoop:
                 self.stored.ran(rows)
             if not self._overlaps:
                 self._finish_batch()
-        if self.stored:
-            self.stored.save_some(self._batch_s if rows else None)
-        self._leaves_queue = self._scheduler.num_queued > 0
-        while self._calls and self._num_answered >= min(self._calls[0].after_step, self._num_submitted):
-            self._calls.popleft().run()
-        return bool(rows or failures or has_news or (ops and not self._answers))
+        return rows
+
+    def _launch_ahead(self) -> None:
+        """Launch the next batch before the running one is finished, if the tokens that it runs are all that it lacks."""
+        if self._drafter is None and self._runner.takes_drawn_ids and (drawing := self._batch_step.drawing_ahead):
+            rows = self._scheduler.plan_ahead(drawing)
+            if rows:
+                self._batch_step.launch_ahead(rows)
+
+    def _adopt(self) -> list[Row]:
+        """Go on with the batch launched ahead, if any: it began when the one before it ended. Returns its rows."""
+        rows = self._batch_step.adopt()
+        if rows:
+            self._batch_start_s = self._clock()
+            if self.stored:
+                self.stored.ran(rows)
+        return rows
 
     def next_round_s(self) -> float:
         """Earliest time of the next round, on the engine's clock. Call it after all messages are read."""

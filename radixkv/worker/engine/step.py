@@ -10,12 +10,16 @@ rows -> forward -> logits -- sample --> generation.take -> Delta, ends, forks at
 A draft decides nothing: at each of its positions a token is drawn as without it, and only where that is the drafted one do the
 logits of the next position belong to the history. So a branch gets at least one token, and the same ones as without drafts.
 
-On a GPU only `finish` waits for the device, so that the host works meanwhile; see `loop`.
+On a GPU only `finish` waits for the device, so that the host works meanwhile; see `loop`. A next batch can be launched before
+that, over the tokens as they lie on the device. It counts as launched only once these are read, when `adopt` leaves out the
+branches that have ended: nothing else notices that it was early.
+
+        launch 1 | launch ahead 2 | finish 1 | adopt 2 | launch ahead 3 | finish 2 | ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +37,7 @@ from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.runner import Runner
 from radixkv.worker.sampling.device_sampler import LaunchedDraws
-from radixkv.worker.sampling.sampler import Sampler
+from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 from radixkv.worker.sampling.score_logits import launch_scores
 from radixkv.worker.sampling.scoring import Scores
 from radixkv.worker.scheduling.batch import Row
@@ -60,20 +64,32 @@ class _Scored(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Launched at `began_s`, with `num_prefilled` positions of prompts. `drawing` get `tokens`, in this order; None: no
-    tokens. `given` are of generations that take logits. `ending` branches get none. `scored` prompts get `scores`.
+    """Launched at `began_s`, with `num_prefilled` positions of prompts. `drawing` get the tokens of `draws` at `places`; None:
+    they are chosen when it is finished. `given` are of generations that take logits. `ending` branches get none. `scored`
+    prompts get `scores`.
     """
 
     rows: Sequence[Row]
-    drawing: Sequence[_Draw]
-    tokens: Callable[[], list[SampledToken]] | None
-    given: Sequence[_Draw]
-    ending: Sequence[Branch]
-    scored: Sequence[_Scored]
-    scores: Callable[[], Scores] | None
     logits: Tensor
     began_s: float
-    num_prefilled: int
+    drawing: Sequence[_Draw]
+    draws: LaunchedDraws | None
+    places: Sequence[int]
+    given: Sequence[_Draw] = ()
+    ending: Sequence[Branch] = ()
+    scored: Sequence[_Scored] = ()
+    scores: Callable[[], Scores] | None = None
+    num_prefilled: int = 0
+
+
+class _Ahead(NamedTuple):
+    """A batch that runs the tokens of `drawn` at `places`, one per row, and draws the next ones from its `logits`."""
+
+    rows: Sequence[Row]
+    places: Sequence[int]
+    drawn: LaunchedDraws
+    draws: LaunchedDraws
+    logits: Tensor
 
 
 class BatchStep:
@@ -86,6 +102,7 @@ class BatchStep:
         clock: seconds, monotonic.
         completed: called with a generation all of whose branches have ended.
         fail: ends a generation with an error.
+        overlaps: whether the runner computes on a device of its own.
 
     Attributes:
         advanced: called with a branch for each drafted position that counts as computed.
@@ -100,6 +117,7 @@ class BatchStep:
         clock: Callable[[], float],
         completed: Callable[[Generation], None],
         fail: Callable[[Generation, RadixKVError], None],
+        overlaps: bool = False,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -109,7 +127,9 @@ class BatchStep:
         self._fail = fail
         self.advanced: Callable[[Branch], None] = lambda _branch: None
         self._sampler = Sampler()
+        self._overlaps = overlaps
         self._batch: _Batch | None = None  # running
+        self._ahead: _Ahead | None = None  # running after it
 
     @property
     def is_under_way(self) -> bool:
@@ -120,6 +140,14 @@ class BatchStep:
     def may_fork(self) -> bool:
         """Whether a generation takes logits of the running batch, and may fork and finish branches."""
         return self._batch is not None and bool(self._batch.given)
+
+    @property
+    def drawing_ahead(self) -> Collection[Branch]:
+        """Branches whose next tokens the device has, if the running batch does nothing but choose tokens there."""
+        batch = self._batch
+        if batch is None or batch.draws is None or batch.given or batch.ending or batch.scored:
+            return ()
+        return {draw.branch for draw in batch.drawing}
 
     def launch(self, rows: Sequence[Row]) -> None:
         """Run the rows, and start to choose for every branch whose history they complete."""
@@ -135,8 +163,6 @@ class BatchStep:
         num_logits = 0
         for row in rows:
             generation = row.branch.generation
-            generation.num_computed_tokens += row.end - row.start
-            self._counters.num_computed_tokens += row.end - row.start
             generation.num_drafted_tokens += len(row.branch.draft)
             if row.num_scored:
                 start = row.end - row.num_logits + 1
@@ -144,7 +170,6 @@ class BatchStep:
                 scored.append(_Scored(generation, start, token_ids, num_logits))
             num_logits += row.num_logits
             if row.wants_logits:
-                row.branch.is_awaiting_token = True
                 if generation.takes_logits and len(row.branch.tokens) >= generation.trunk_length:
                     given.append(_Draw(num_logits - 1, row.branch))
                 elif not generation.sampling.max_tokens:
@@ -152,24 +177,76 @@ class BatchStep:
                 else:
                     first = num_logits - 1 - len(row.branch.draft)
                     drawing += [_Draw(first, branch) for branch in self._drawers(row.branch)]
-        self._scheduler.ran(rows)
-        tokens = self._choose(logits, drawing) if drawing else None
+        self._ran(rows)
+        draws = _launch_draws(logits, drawing) if drawing and self._overlaps else None
         scores = _launch_scores(logits, scored) if scored else None
-        self._batch = _Batch(rows, drawing, tokens, given, ending, scored, scores, logits, began_s, num_prefilled)
+        drawn = drawing, draws, range(len(drawing))
+        self._batch = _Batch(rows, logits, began_s, *drawn, given, ending, scored, scores, num_prefilled)
+
+    def launch_ahead(self, rows: Sequence[Row]) -> None:
+        """Run the next position of branches that draw in the running batch, before their tokens are read: `finish` that batch
+        and `adopt` this one next.
+        """
+        batch = self._batch
+        assert self._ahead is None, "one batch ahead"
+        assert batch is not None
+        assert batch.draws is not None
+        place_of = {draw.branch: place for draw, place in zip(batch.drawing, batch.places, strict=True)}
+        places = [place_of[row.branch] for row in rows]
+        forward_rows = [_forward_row(row, place) for row, place in zip(rows, places, strict=True)]
+        logits = self._runner.forward(forward_rows, batch.draws.token_ids)
+        self._counters.num_forwards += 1
+        sampler_rows = [row.branch.generation.sampler_row(row.branch, num_unread=1) for row in rows]
+        draws = LaunchedDraws(logits, sampler_rows, range(len(rows)))
+        self._ahead = _Ahead(rows, places, batch.draws, draws, logits)
+
+    def adopt(self) -> list[Row]:
+        """Go on with the batch that was launched ahead. Branches that have ended since, and those that got another token than
+        was run, have no part in it: their position is not computed.
+
+        Returns its rows; none: there is no such batch, or nothing is left of it.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return []
+        redrawn = set(ahead.drawn.redrawn)
+        kept = [
+            number
+            for number, (row, place) in enumerate(zip(ahead.rows, ahead.places, strict=True))
+            if row.branch.phase is not Phase.FINISHED and place not in redrawn
+        ]
+        rows = [ahead.rows[number] for number in kept]
+        if rows:
+            self._ran(rows)
+            drawing = [_Draw(number, row.branch) for number, row in zip(kept, rows, strict=True)]
+            self._batch = _Batch(rows, ahead.logits, self._clock(), drawing, ahead.draws, kept)
+        return rows
+
+    def _ran(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            row.branch.generation.num_computed_tokens += row.end - row.start
+            self._counters.num_computed_tokens += row.end - row.start
+            row.branch.is_awaiting_token = row.wants_logits
+        self._scheduler.ran(rows)
 
     def finish(self) -> None:
         """Wait for the choices, and emit their events. A branch that has ended since gets none."""
         batch = self._take_batch()
         if batch is None:
             return
-        drawing, sampled = batch.drawing, None if batch.tokens is None else batch.tokens()
+        drawing = batch.drawing
+        if batch.draws is None:
+            sampled = self._choose(batch.logits, drawing)
+        else:
+            tokens = batch.draws.tokens()
+            sampled = [tokens[place] for place in batch.places]
         scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
         if scores is not None:
             self._tell_scores(batch.scored, scores)
-        while sampled is not None:
+        while drawing:
             drawing = self._give(drawing, sampled)
-            sampled = self._choose(batch.logits, drawing)() if drawing else None
+            sampled = self._choose(batch.logits, drawing)
         self._give_logits(batch.logits, batch.given)
         for branch in batch.ending:
             self._finish(branch, Taken("", FinishReason.LENGTH))
@@ -208,13 +285,13 @@ class BatchStep:
                 generation.take_scores(start, scores.of(slice(begin, begin + len(token_ids))))
             begin += len(token_ids)
 
-    def _choose(self, logits: Tensor, draws: Sequence[_Draw]) -> Callable[[], list[SampledToken]]:
-        """Start to choose a token for each draw; the returned function waits for them."""
-        rows = [draw.branch.generation.sampler_row(draw.branch) for draw in draws]
+    def _choose(self, logits: Tensor, draws: Sequence[_Draw]) -> list[SampledToken]:
+        """A token for each draw."""
+        if not draws:
+            return []
         if logits.device.type != "cpu":
-            return LaunchedDraws(logits, rows, [draw.row for draw in draws]).tokens
-        tokens = self._sampler.sample(_rows_of(logits, draws), rows)
-        return lambda: tokens
+            return _launch_draws(logits, draws).tokens()
+        return self._sampler.sample(_rows_of(logits, draws), _sampler_rows(draws))
 
     def _give(self, draws: Sequence[_Draw], sampled: Sequence[SampledToken]) -> list[_Draw]:
         """Give each branch its token. Returns the draws of those that go on, by a drafted token."""
@@ -296,6 +373,14 @@ class BatchStep:
             self._completed(generation)
 
 
+def _sampler_rows(draws: Sequence[_Draw]) -> list[SamplerRow]:
+    return [draw.branch.generation.sampler_row(draw.branch) for draw in draws]
+
+
+def _launch_draws(logits: Tensor, draws: Sequence[_Draw]) -> LaunchedDraws:
+    return LaunchedDraws(logits, _sampler_rows(draws), [draw.row for draw in draws])
+
+
 def _rows_of(logits: Tensor, draws: Sequence[_Draw]) -> Tensor:
     rows = [draw.row for draw in draws]
     if rows == list(range(logits.shape[0])):
@@ -310,8 +395,12 @@ def _launch_scores(logits: Tensor, scored: Sequence[_Scored]) -> Callable[[], Sc
     return launch_scores(logits, rows, ids, num_top)
 
 
-def _forward_row(row: Row) -> ForwardRow:
+def _forward_row(row: Row, place: int | None = None) -> ForwardRow:
+    """`place`: among the tokens on the device, of the one that the row runs; None: the row is of the history."""
     branch, start, end = row
-    tokens, adapter = branch.tokens[start:end], branch.generation.adapter
+    adapter = branch.generation.adapter
+    if place is not None:
+        return ForwardRow((place,), start, branch.block_table, branch.num_stored, 1, adapter)
+    tokens = branch.tokens[start:end]
     tokens.extend(branch.draft)
     return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.num_logits, adapter)

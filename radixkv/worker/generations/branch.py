@@ -188,6 +188,12 @@ class Branch:
         return has_room and not self.is_loading and not any(sibling.phase is Phase.OPENING for sibling in self.siblings)
 
     @property
+    def can_run_ahead(self) -> bool:
+        """Whether the token that the running batch draws for it can be run before the host has read it."""
+        has_room = self.phase is Phase.RUNNING and self.num_computed == len(self.tokens) < self.room
+        return has_room and not self.is_loading and not self.is_scored and self.generation.can_draw_ahead(self)
+
+    @property
     def is_stuck(self) -> bool:
         """Whether it cannot run its next position for lack of blocks."""
         return self.phase is Phase.RUNNING and self.starved and self.room <= self.num_computed < len(self.tokens)

@@ -186,13 +186,17 @@ class Generation:
 
     # -- drawing
 
-    def sampler_row(self, branch: Branch) -> SamplerRow:
-        """Sampler settings for the next token of this branch."""
-        length = len(branch.tokens)
+    def can_draw_ahead(self, branch: Branch) -> bool:
+        """Whether the settings of the draw after the next are known before the next token is."""
+        return len(branch.tokens) >= self.trunk_length and not self.replies[branch.index].looks_back
+
+    def sampler_row(self, branch: Branch, num_unread: int = 0) -> SamplerRow:
+        """Sampler settings for the next token of this branch; `num_unread` 1: for the one after, if it can be drawn ahead."""
+        length = len(branch.tokens) + num_unread
         if length < self.trunk_length:
             forced_id = self.sampling.forced_token_ids[length - self.num_prompt_tokens]
             return SamplerRow(self.sampling, self.seed, branch.index, length, forced_id=forced_id)
-        adjustment = self.replies[branch.index].adjustment()
+        adjustment = self.replies[branch.index].adjustment(num_unread)
         is_scored = self.sampling.best_of is not None
         return SamplerRow(self.sampling, self.seed, branch.index, length, adjustment, None, is_scored)
 

@@ -135,6 +135,11 @@ class ReplyRules:
         return self._is_penalised or self._repeated is not None
 
     @property
+    def looks_back(self) -> bool:
+        """Whether the choice of a token depends on the reply's tokens before it, grammar aside."""
+        return self.counts_tokens or self._bad_words is not None
+
+    @property
     def num_looked_back(self) -> int:
         """Number of a reply's last tokens that the next token depends on."""
         return self._bad_words.num_looked_back if self._bad_words is not None else 0
@@ -224,10 +229,15 @@ class Reply:
         """Mean log probability of the tokens drawn; 0 if none."""
         return self.logprob / self.num_drawn if self.num_drawn else 0.0
 
-    def adjustment(self) -> Adjustment | None:
-        """Changes to the logits of the next token."""
+    @property
+    def looks_back(self) -> bool:
+        """Whether the choice of a token depends on those before it, other than by the logits."""
+        return self._matcher is not None or self._rules.looks_back
+
+    def adjustment(self, num_unread: int = 0) -> Adjustment | None:
+        """Changes to the logits of the token after the next `num_unread`, which is 0 if the reply looks back."""
         allowed = self._matcher.allowed() if self._matcher is not None else None
-        return self._rules.adjustment(self._counts, self.num_tokens, allowed, self._last)
+        return self._rules.adjustment(self._counts, self.num_tokens + num_unread, allowed, self._last)
 
     def force(self, token_id: int) -> bool:
         """Append a token that was not drawn. Returns whether the reply ends with it."""

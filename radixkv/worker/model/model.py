@@ -289,8 +289,18 @@ class ModelRunner:
             table = array("i", bytes(4 * -(-length // self.pool.block_size)))
             self.forward([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    @property
+    def takes_drawn_ids(self) -> bool:
+        """Whether `forward` can take token ids that the host has not read."""
+        return self._steady is None and self._num_ranks == 1
+
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """Compute all rows in one pass over the weights. On CUDA the host does not wait for it.
+
+        Args:
+            rows: at least one.
+            drawn_ids: int64 token ids on the device, which earlier work there is choosing. With them the `token_ids` of the rows
+                are indices into them. Only if `takes_drawn_ids`.
 
         Returns:
             float32 [sum of `num_logits`, vocab_size], in the order of `rows` and positions; valid until the next call.
@@ -301,10 +311,10 @@ class ModelRunner:
         steps = self._take_steps() if is_decode(rows) else None
         logits = None
         if steps is not None:
-            logits = steps.run(step_inputs(rows, self.pool.block_size), self._plan(rows, None))
-        return self._step(rows) if logits is None else logits
+            logits = steps.run(step_inputs(rows, self.pool.block_size), self._plan(rows, None), drawn_ids)
+        return self._step(rows, drawn_ids) if logits is None else logits
 
-    def _step(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
@@ -312,8 +322,12 @@ class ModelRunner:
         kept = [at for row, end in zip(rows, ends, strict=True) for at in range(end - row.num_logits, end)]
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it has no adapters
+            if drawn_ids is not None:
+                inputs[0] = drawn_ids.numpy()[inputs[0]]
             return self._native.forward(inputs, kept, self.pool, batch)
         ids, at, written = upload(inputs, self.device)
+        if drawn_ids is not None:
+            ids = drawn_ids.index_select(0, ids)
         wanted = upload(kept, self.device, torch.int64)
         site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
         if self._steady is None or not kept:

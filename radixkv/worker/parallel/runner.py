@@ -130,7 +130,8 @@ class ParallelRunner(RankRunner):
         self._ranks.send("carry_out", ops)
         super().carry_out(ops)
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        assert drawn_ids is None, "the other ranks do not have them"
         self._ranks.send("forward", rows)
         try:
             return super().forward(rows)

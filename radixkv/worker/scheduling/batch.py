@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.generation.request import BACKGROUND_PRIORITY
-from radixkv.worker.generations.branch import Branch
+from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
-__all__ = ["Row", "choose_rows", "without_background"]
+__all__ = ["Row", "choose_rows", "choose_rows_ahead", "without_background"]
 
 
 class Row(NamedTuple):
@@ -86,6 +86,25 @@ def choose_rows(
         if budget <= 0:
             break
     return rows
+
+
+def choose_rows_ahead(branches: Iterable[Branch], drawing: Container[Branch]) -> list[Row]:
+    """The batch after the running one, as far as `drawing`, whose tokens are still on the device, go on in it by their number
+    of tokens.
+
+    Empty if it has to wait for the tokens: a draw after it depends on them, or it would have other rows. O(n log n).
+    """
+    rows: list[Row] = []
+    for branch in branches:
+        end = len(branch.tokens) + 1
+        if branch not in drawing:
+            if branch.phase is Phase.OPENING or branch.can_run:
+                return []
+        elif end < branch.max_length:
+            if not branch.can_run_ahead:
+                return []
+            rows.append(Row(branch, end - 1, end))
+    return sorted(rows, key=lambda row: row.branch.order)
 
 
 def _in_turn(

@@ -31,7 +31,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 
 from radixkv.core.api import (
@@ -65,7 +65,7 @@ from radixkv.stores.host import HostLevel
 from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
-from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
+from radixkv.worker.scheduling.batch import Row, choose_rows, choose_rows_ahead, without_background
 from radixkv.worker.scheduling.length_estimate import LongestOutput, OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.preemption import Preemptor
@@ -284,6 +284,10 @@ class Scheduler:
         urgency = self._admission.pending.urgency
         running = without_background(self._running_set, lambda branch: urgency(branch).priority)
         return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
+
+    def plan_ahead(self, drawing: Container[Branch]) -> list[Row]:
+        """Rows of the forward after the running one, before its tokens are read; see `choose_rows_ahead`."""
+        return choose_rows_ahead(self._running_set, drawing)
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""

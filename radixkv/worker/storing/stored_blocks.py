@@ -110,13 +110,18 @@ class StoringRunner:
         self._overwritten([op.dst for op in ops])
         self._runner.carry_out(ops)
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    @property
+    def takes_drawn_ids(self) -> bool:
+        """As the runner's."""
+        return self._runner.takes_drawn_ids
+
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """Compute all rows."""
         size = self.pool.block_size
         for row in rows:
             end = row.start + len(row.token_ids)
             self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])
-        return self._runner.forward(rows)
+        return self._runner.forward(rows, drawn_ids)
 
 
 class StoredBlocks:

@@ -249,7 +249,7 @@ def test_a_closed_engine_ends_its_streams_and_takes_no_more(runner: HashRunner) 
 
 def test_a_fault_of_the_model_ends_the_engine_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     class FaultyRunner(HashRunner):
-        def forward(self, rows: Sequence[ForwardRow]) -> Tensor:  # noqa: ARG002
+        def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:  # noqa: ARG002
             raise RuntimeError("out of memory")
 
     with Engine(FaultyRunner(NUM_BLOCKS, BLOCK_SIZE), PrefixCache(NUM_BLOCKS, BLOCK_SIZE)) as engine:

@@ -142,9 +142,9 @@ class SlowRunner(HashRunner):
         super().__init__(64, 8)
         self._now_s = now_s
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         self._now_s[0] += 0.02
-        return super().forward(rows)
+        return super().forward(rows, drawn_ids)
 
 
 @pytest.mark.parametrize("num_lines", [0, 1, 3])

@@ -340,9 +340,9 @@ class CountingRunner(HashRunner):
 
     most_rows = 0
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         self.most_rows = max(self.most_rows, sum(row.num_logits for row in rows))
-        return super().forward(rows)
+        return super().forward(rows, drawn_ids)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

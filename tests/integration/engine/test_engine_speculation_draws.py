@@ -47,7 +47,7 @@ TRIALS = [
 class ChainRunner(HashRunner):
     """The logits after a token depend on that token alone."""
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:  # noqa: ARG002
         last = [id_ for row in rows for id_ in row.token_ids[len(row.token_ids) - row.num_logits :]]
         logits = torch.full((len(last), self.vocab_size), -torch.inf)
         logits[:, :NUM_IDS] = LOGITS[last]

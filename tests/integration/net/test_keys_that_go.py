@@ -36,9 +36,9 @@ from radixkv.worker.server import GenerationServer
 class SlowRunner(HashRunner):
     """Takes its time: a reply of its longest length lasts for minutes."""
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         time.sleep(0.05)
-        return super().forward(rows)
+        return super().forward(rows, drawn_ids)
 
 
 @pytest.mark.parametrize("heir", ["", tenant_row("heir", "one")], ids=["nobody's", "another tenant's"])

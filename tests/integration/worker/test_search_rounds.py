@@ -24,8 +24,8 @@ _LOGITS = torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual
 class VariedRunner(HashRunner):
     """A hash model with a distribution over all tokens, told by the one token that the hash model would take."""
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
-        return _LOGITS[super().forward(rows).argmax(-1)]
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        return _LOGITS[super().forward(rows, drawn_ids).argmax(-1)]
 
 
 def _best(prompt: Sequence[int], sampling: SamplingParams) -> dict[int, list[int]]:

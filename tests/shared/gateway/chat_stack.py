@@ -107,8 +107,8 @@ class GibberishRunner(HashRunner):
         wait_until(lambda: self.gate.is_held or not self.num_generations())
         self.dictated.extend(token_ids)
 
-    def forward(self, rows: Sequence[ForwardRow]) -> Tensor:
-        logits = super().forward(rows)
+    def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        logits = super().forward(rows, drawn_ids)
         spread = torch.full((len(logits), self.vocab_size), _UNLIKELY)
         spread[:, self._words] = logits * 0.3  # drawn at temperature 1, replies to one prompt differ
         if self.gate.is_held or not self.ends:

@@ -124,12 +124,15 @@ class DecodeSteps:
             seconds = time.monotonic() - started_s
             _LOG.info("captured CUDA graphs for %d of %d batch sizes in %.1f s", num_made, len(sizes), seconds)
 
-    def run(self, inputs: npt.NDArray[np.int64], batch: AttentionBatch) -> Tensor | None:
+    def run(
+        self, inputs: npt.NDArray[np.int64], batch: AttentionBatch, drawn_ids: Tensor | None = None
+    ) -> Tensor | None:
         """Compute one step, without waiting for the device except for the first of a size.
 
         Args:
             inputs: [3, B] of one token of each of B sequences, from 1 to the last of `BATCH_SIZES`: see `step_inputs`.
             batch: of the same sequences.
+            drawn_ids: token ids on the device; `inputs[0]` are then indices into them. None: `inputs[0]` are the ids.
 
         Returns:
             float32 [B, vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing was
@@ -153,7 +156,10 @@ class DecodeSteps:
         padded = np.zeros((3, size), dtype=np.int64)
         padded[2] = -1
         padded[:, :num_rows] = inputs
-        step.inputs.copy_(upload(padded, self.pool.device), non_blocking=True)
+        given = upload(padded, self.pool.device)
+        step.inputs.copy_(given, non_blocking=True)
+        if drawn_ids is not None:
+            step.inputs[0, :num_rows] = drawn_ids.index_select(0, given[0, :num_rows])
         self._load_tables(batch)
         for kind in self._kinds.values():
             if not kind.is_loaded:

@@ -31,9 +31,9 @@ class Runner(HashRunner):
 
     pause_s = 0.0
 
-    def forward(self, rows: Any) -> Any:
+    def forward(self, rows: Any, drawn_ids: Any = None) -> Any:
         time.sleep(self.pause_s)
-        return super().forward(rows)
+        return super().forward(rows, drawn_ids)
 
 
 @pytest.fixture
