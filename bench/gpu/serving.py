@@ -1,11 +1,11 @@
 """The engine on a GPU: requests at once over the model of `bench.gpu.model`, and where the engine's thread spends its time.
 
-decode      1 to 256 requests of a prompt of their own: milliseconds per step, beside the same steps replayed without an engine
-fan-out     64 branches of one prompt
-arrivals    32 requests decode while prompts come one after the other: the time between two tokens
+    decode      1 to 256 requests of a prompt of their own: milliseconds per step, beside the same steps replayed without an engine
+    fan-out     64 branches of one prompt
+    arrivals    32 requests decode while prompts come one after the other: the time between two tokens
 
-python -m bench.gpu.serving           a minute and a half
-python -m bench.gpu.serving --tiny    all of its code on a tiny model and a CPU; no time means anything
+    python -m bench.gpu.serving           a minute and a half
+    python -m bench.gpu.serving --tiny    all of its code on a tiny model and a CPU; no time means anything
 """
 
 from __future__ import annotations

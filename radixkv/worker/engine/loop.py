@@ -9,13 +9,13 @@ With `overlaps`, for a GPU, a round launches its batch and leaves it running. Th
 answers while the device computes, and then waits for the tokens. Work that the Step reports as computed is computed before any
 later work in the device's stream reads it. Preemption, and forks that depend on the logits, finish the batch first.
 
-    host      launch 2   read 1   emit, Step   launch 3   read 2   emit, Step
-    device    ...... 1 ]   [ 2 .......................... ]   [ 3 ............
+    host      launch 2 | read 1, emit, Step | launch 3 | read 2, emit, Step | launch 4
+    device    ... 1 ........] [ 2 ...........................] [ 3 ..................
 
-While the same branches decode, and the choice of a token depends on those before it by the logits alone, the next batch is
-launched before the tokens of the last one are read, so that the device never waits for the host. A branch that turns out to have
-ended leaves a position behind that nobody reads: its blocks are written again only by later work in the stream. A round that has
-a prompt to run, a branch to start, or a draw with penalties, a grammar or bad words, reads the tokens first.
+While the same branches decode, the next batch is launched before the tokens that it runs are read, so that the device does not
+wait for the host. Tokens that end a branch leave one position behind that was computed in vain: it is neither counted nor
+reported, and its slot is written again only by later work in the stream. A round reads the tokens first if it has a prompt to
+run, a branch to start, or a draw that depends on the tokens before it by penalties, a grammar or bad words.
 
 Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
 last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives

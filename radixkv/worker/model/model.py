@@ -299,8 +299,8 @@ class ModelRunner:
 
         Args:
             rows: at least one.
-            drawn_ids: int64 token ids on the device, which earlier work there is choosing. With them the `token_ids` of the rows
-                are indices into them. Only if `takes_drawn_ids`.
+            drawn_ids: int64 token ids on the device, chosen by earlier work there. The `token_ids` of all rows are then indices
+                into them. Only if `takes_drawn_ids`.
 
         Returns:
             float32 [sum of `num_logits`, vocab_size], in the order of `rows` and positions; valid until the next call.
