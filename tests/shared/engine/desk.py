@@ -96,7 +96,9 @@ class Desk:
         *,
         namespace: str = "default",
         pins: tuple[PrefixPin, ...] = (),
+        **rules: Any,
     ) -> Generation:
+        """`rules`: further ones of `ReplyRules`."""
         items: SimpleQueue[StreamItem] = SimpleQueue()
         number = len(self.generations)
         generation = generation_type(sampling)(
@@ -104,7 +106,12 @@ class Desk:
             prompt=pack_tokens(prompt),
             arrival=number,
             namespace=namespace,
-            rules=ReplyRules(sampling, vocab_size=VOCAB_SIZE, stop_token_ids=() if sampling.ignore_eos else (EOS,)),
+            rules=ReplyRules(
+                sampling,
+                vocab_size=VOCAB_SIZE,
+                stop_token_ids={*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS,))},
+                **rules,
+            ),
             items=items,
             submitted_s=self._clock(),
             terms=Terms(due_s=self.max_wait_s, pins=pins),
