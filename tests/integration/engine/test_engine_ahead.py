@@ -257,17 +257,18 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
             current.release(lost, keep=rng.random() < 0.5)
             current.told += [*super(LateCache, current).take_notices(), Notice("lost", lost, 0)]
 
-    def mishap() -> None:
-        if seed % 3 == 0 and rng.random() < 0.2:
-            current.lose()
-        if seed % 3 == 1 and rng.random() < 0.3:
-            lose_one()
+    num_mishaps = 0
+
+    def mishap(chance: float) -> None:
+        nonlocal num_mishaps
+        if seed % 3 < 2 and num_mishaps < 8 and rng.random() < chance:
+            num_mishaps += 1
+            lose_one() if seed % 3 else current.lose()
 
     def meanwhile() -> None:
         if rng.random() < 0.1:
             current.answer()
-        if rng.random() < 0.05 and len(desk.generations) < 7:
-            mishap()
+        mishap(0.2 if current.waiting else 0.02)
 
     limits = SchedulerLimits(
         rng.choice([2, 32]),
@@ -298,7 +299,7 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
             desk.loop.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
         for _ in range(rng.randrange(16)):
             advance(desk, lambda: current, rng)
-        mishap()
+        mishap(0.2)
     while desk.loop.generations:
         advance(desk, lambda: current, rng)
     num_ended_early = 0
