@@ -7,20 +7,25 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 from desk import Desk, LateCache, advance, greedy
 from simulated_device import SimulatedDevice, VariedRunner
+from tiny_models import save_wide
+from torch import Tensor
 
 from radixkv import pack_tokens
 from radixkv.core.api import Notice, StepOp, StepResult
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta
+from radixkv.kernels.runtime.native_build import native_library
 from radixkv.testing.hash_model import EOS, VOCAB_SIZE
 from radixkv.worker.engine import step
 from radixkv.worker.engine.loop import Origin
 from radixkv.worker.generations.generation import Generation
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.sampling import device_sampler, sampler
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
@@ -312,6 +317,40 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
     assert current.stats().num_sequences == 0
     assert desk.scheduler.num_running == desk.scheduler.num_queued == 0
     return device, num_ended_early
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_model_that_reads_tokens_from_the_device_draws_the_same(
+    monkeypatch: pytest.MonkeyPatch, quantization: str, tmp_path: Path
+) -> None:
+    folder = save_wide("llama", tmp_path)
+    replies: list[list[dict[int, list[object]]]] = []
+    num_ahead = 0
+    forward = ModelRunner.forward
+
+    def counting(runner: ModelRunner, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        nonlocal num_ahead
+        num_ahead += drawn_ids is not None
+        return forward(runner, rows, drawn_ids)
+
+    monkeypatch.setattr(ModelRunner, "forward", counting)
+    for overlaps in (False, True):
+        runner = ModelRunner(
+            folder, num_blocks=64, block_size=4, dtype="float32", device="cpu", quantization=quantization
+        )
+        cache = LateCache(64, 4)
+        desk = Desk(cache, runner, LIMITS, overlaps=overlaps)  # type: ignore[arg-type]
+        assert runner.is_native is (quantization == "int8" and native_library() is not None)
+        generations = [
+            desk.put([3, 5, number], SamplingParams(seed=number, max_tokens=6 + number, top_p=0.9, n=1 + number % 2))
+            for number in range(4)
+        ]
+        while desk.loop.generations:
+            desk.loop.run()
+            cache.answer()
+        replies.append([told(generation) for generation in generations])
+        assert (num_ahead > 5) is overlaps
+    assert replies[0] == replies[1]
 
 
 @pytest.mark.parametrize("first", [0, 10, *[pytest.param(n, marks=pytest.mark.thorough) for n in range(20, 200, 10)]])

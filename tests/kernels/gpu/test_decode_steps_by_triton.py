@@ -66,12 +66,14 @@ class Branches:
         self.histories.append(history)
         self.tables.append(table)
 
-    def decode(self, *branches: int) -> torch.Tensor:
-        """A step of these branches, each of which then has the most likely token more."""
+    def decode(self, *branches: int, is_drawn: bool = False) -> torch.Tensor:
+        """A step of these branches, each of which then has the most likely token more. `is_drawn`: the ids are on the device."""
+        drawn_ids = torch.tensor([history[-1] for history in self.histories], device=DEVICE) if is_drawn else None
         rows = [
-            ForwardRow(self.histories[b][-1:], len(self.histories[b]) - 1, self.tables[b], 0, True) for b in branches
+            ForwardRow([b] if is_drawn else self.histories[b][-1:], len(self.histories[b]) - 1, self.tables[b], 0, True)
+            for b in branches
         ]
-        logits = self.runner.forward(rows).cpu().clone()
+        logits = self.runner.forward(rows, drawn_ids).cpu().clone()
         expected = torch.stack([reference_logits(self.reference, self.histories[b])[-1] for b in branches])
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
         for branch, row in zip(branches, logits, strict=True):
@@ -126,9 +128,9 @@ def test_branches_that_come_and_go_get_what_transformers_answers(family: str, is
         branches.decode(0, 1, 2)
     branches.begin(5)  # a prompt between the steps
     branches.decode(0, 1, 2, 3)
-    branches.decode(3, 0, 2)  # another order
+    branches.decode(3, 0, 2, is_drawn=True)  # another order
     branches.decode(2)
-    branches.decode(0, 1, 2, 3)
+    branches.decode(0, 1, 2, 3, is_drawn=True)
 
 
 @pytest.mark.usefixtures("only_steps")
