@@ -42,6 +42,9 @@ class ReplyRules:
         bad_words: token ids of each spelling of the bad words.
         prediction: token ids that the reply is expected to repeat.
 
+    Attributes:
+        looks_back: whether the choice of a token depends on those before it other than by the logits.
+
     Raises:
         InvalidArgumentError: a token id is outside the vocabulary; the forced tokens end the reply, or the grammar does not
             allow them; no token may be drawn at all, or before `min_tokens`.
@@ -81,6 +84,7 @@ class ReplyRules:
         # Without a change here a parameter is never applied.
         self._may_adjust = bool(self._bias or self.counts_tokens or sampling.min_tokens or matcher)
         self._may_adjust |= self._allowed is not None or self._bad_words is not None
+        self.looks_back = self.counts_tokens or self._bad_words is not None or matcher is not None
         self._require_a_choice()
         stops = StopRules(self.stop_token_ids, sampling.stop, make_decoder(), sampling.include_stop)
         self._first = Reply(self, stops, matcher)
@@ -133,11 +137,6 @@ class ReplyRules:
     def counts_tokens(self) -> bool:
         """Whether penalties depend on the reply's tokens."""
         return self._is_penalised or self._repeated is not None
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether the choice of a token depends on the reply's tokens before it, grammar aside."""
-        return self.counts_tokens or self._bad_words is not None
 
     @property
     def num_looked_back(self) -> int:
@@ -229,13 +228,8 @@ class Reply:
         """Mean log probability of the tokens drawn; 0 if none."""
         return self.logprob / self.num_drawn if self.num_drawn else 0.0
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether the choice of a token depends on those before it, other than by the logits."""
-        return self._matcher is not None or self._rules.looks_back
-
     def adjustment(self, num_unread: int = 0) -> Adjustment | None:
-        """Changes to the logits of the token after the next `num_unread`, which is 0 if the reply looks back."""
+        """Changes to the logits of the token after the next `num_unread`, which is 0 if the rules look back."""
         allowed = self._matcher.allowed() if self._matcher is not None else None
         return self._rules.adjustment(self._counts, self.num_tokens + num_unread, allowed, self._last)
 
