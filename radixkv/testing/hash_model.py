@@ -20,6 +20,7 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.generation.verification import BlockDifference
 from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.model.rows import with_drawn
 
 __all__ = ["EOS", "VOCAB_SIZE", "Gate", "HashRunner", "generate"]
 
@@ -158,8 +159,10 @@ class HashRunner:
         for row in rows:
             self.rows.append((row.start, row.start + len(row.token_ids)))
             slots = [row.block_table[p // size] * size + p % size for p in range(row.start + len(row.token_ids))]
-            token_ids = row.token_ids if drawn_ids is None else drawn_ids[list(row.token_ids)].tolist()
-            for position, token_id in enumerate(token_ids, row.start):
+            token_ids = torch.tensor(row.token_ids, dtype=torch.int64)
+            if drawn_ids is not None:
+                token_ids = with_drawn(token_ids, drawn_ids)
+            for position, token_id in enumerate(token_ids.tolist(), row.start):
                 if position >= row.num_stored:
                     assert slots[position] not in written, "two rows write one slot"
                     written.add(slots[position])

@@ -307,7 +307,8 @@ class EngineLoop:
 
     def _launch_ahead(self) -> None:
         """Launch the next batch before the running one is finished, if the tokens that it runs are all that it lacks."""
-        if self._drafter is None and self._runner.takes_drawn_ids and (drawing := self._batch_step.drawing_ahead):
+        drawing = self._batch_step.drawing_ahead
+        if drawing is not None and self._drafter is None and self._runner.takes_drawn_ids:
             rows = self._scheduler.plan_ahead(drawing)
             if rows:
                 self._batch_step.launch_ahead(rows)

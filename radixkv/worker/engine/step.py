@@ -19,7 +19,7 @@ branches that have ended: nothing else notices that it was early.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.model.rows import drawn_id
 from radixkv.worker.model.runner import Runner
 from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow
@@ -47,11 +48,14 @@ __all__ = ["BatchStep"]
 
 
 class _Draw(NamedTuple):
-    """A branch that gets a token, from a row of the logits. `depth`: tokens of its draft that have come true before."""
+    """A branch that gets a token, from a row of the logits. `depth`: tokens of its draft that have come true before.
+    `num_unread`: tokens between its history and this one.
+    """
 
     row: int
     branch: Branch
     depth: int = 0
+    num_unread: int = 0
 
 
 class _Scored(NamedTuple):
@@ -80,16 +84,6 @@ class _Batch(NamedTuple):
     scored: Sequence[_Scored] = ()
     scores: Callable[[], Scores] | None = None
     num_prefilled: int = 0
-
-
-class _Ahead(NamedTuple):
-    """A batch that runs the tokens of `drawn` at `places`, one per row, and draws the next ones from its `logits`."""
-
-    rows: Sequence[Row]
-    places: Sequence[int]
-    drawn: LaunchedDraws
-    draws: LaunchedDraws
-    logits: Tensor
 
 
 class BatchStep:
@@ -129,7 +123,8 @@ class BatchStep:
         self._sampler = Sampler()
         self._overlaps = overlaps
         self._batch: _Batch | None = None  # running
-        self._ahead: _Ahead | None = None  # running after it
+        self._ahead: _Batch | None = None  # running after it
+        self._redrawn: Collection[Branch] = ()  # got another token than the device went on with
 
     @property
     def is_under_way(self) -> bool:
@@ -142,19 +137,54 @@ class BatchStep:
         return self._batch is not None and bool(self._batch.given)
 
     @property
-    def drawing_ahead(self) -> Collection[Branch]:
-        """Branches whose next tokens the device has, if the running batch does nothing but choose tokens there."""
+    def drawing_ahead(self) -> Collection[Branch] | None:
+        """Branches whose next tokens the device has; None: the running batch has to be finished before the next is launched."""
         batch = self._batch
-        if batch is None or batch.draws is None or batch.given or batch.ending or batch.scored:
-            return ()
+        if batch is None or batch.given or batch.ending or batch.scored:
+            return None
         return {draw.branch for draw in batch.drawing}
 
     def launch(self, rows: Sequence[Row]) -> None:
         """Run the rows, and start to choose for every branch whose history they complete."""
         assert self._batch is None, "one batch at a time"
-        began_s = self._clock()
-        num_prefilled = sum(row.end - row.start for row in rows if row.branch.is_prefilling)
-        logits = self._runner.forward([_forward_row(row) for row in rows])
+        self._batch = self._launch(rows, {}, None)
+        self._ran(rows)
+
+    def launch_ahead(self, rows: Sequence[Row]) -> None:
+        """Launch the batch after the running one: `finish` that one and `adopt` this one next. The position after the history
+        of a branch runs the token that it gets in the running batch.
+        """
+        batch = self._batch
+        assert batch is not None
+        assert self._ahead is None, "one batch ahead"
+        places = {draw.branch: place for draw, place in zip(batch.drawing, batch.places, strict=True)}
+        self._ahead = self._launch(rows, places, batch.draws.token_ids if batch.draws else None)
+
+    def adopt(self) -> list[Row]:
+        """Go on with the batch that was launched ahead. Branches that have ended since, and those that got another token than
+        was run, have no part in it: their positions are not computed.
+
+        Returns its rows; none: there is no such batch, or nothing is left of it.
+        """
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return []
+        rows = [row for row in ahead.rows if self._goes_on(row.branch)]
+        if rows:
+            places = [place for place, draw in enumerate(ahead.drawing) if self._goes_on(draw.branch)]
+            drawing = [ahead.drawing[place] for place in places]
+            kept = {"rows": rows, "drawing": drawing, "places": places, "num_prefilled": _num_prefilled(rows)}
+            self._batch = ahead._replace(**kept, began_s=self._clock())
+            self._ran(rows)
+        return rows
+
+    def _goes_on(self, branch: Branch) -> bool:
+        return branch.phase is not Phase.FINISHED and branch not in self._redrawn
+
+    def _launch(self, rows: Sequence[Row], places: Mapping[Branch, int], drawn_ids: Tensor | None) -> _Batch:
+        """`places` in `drawn_ids` of the tokens that branches run after their histories."""
+        began_s, num_prefilled = self._clock(), _num_prefilled(rows)
+        logits = self._runner.forward([_forward_row(row, places) for row in rows], drawn_ids)
         self._counters.num_forwards += 1
         drawing: list[_Draw] = []
         given: list[_Draw] = []
@@ -169,7 +199,9 @@ class BatchStep:
                 token_ids = row.branch.tokens[start : start + row.num_scored]
                 scored.append(_Scored(generation, start, token_ids, num_logits))
             num_logits += row.num_logits
-            if row.wants_logits:
+            if row.branch in places:
+                drawing.append(_Draw(num_logits - 1, row.branch, num_unread=1))
+            elif row.wants_logits:
                 if generation.takes_logits and len(row.branch.tokens) >= generation.trunk_length:
                     given.append(_Draw(num_logits - 1, row.branch))
                 elif not generation.sampling.max_tokens:
@@ -177,50 +209,10 @@ class BatchStep:
                 else:
                     first = num_logits - 1 - len(row.branch.draft)
                     drawing += [_Draw(first, branch) for branch in self._drawers(row.branch)]
-        self._ran(rows)
         draws = _launch_draws(logits, drawing) if drawing and self._overlaps else None
         scores = _launch_scores(logits, scored) if scored else None
         drawn = drawing, draws, range(len(drawing))
-        self._batch = _Batch(rows, logits, began_s, *drawn, given, ending, scored, scores, num_prefilled)
-
-    def launch_ahead(self, rows: Sequence[Row]) -> None:
-        """Run the next position of branches that draw in the running batch, before their tokens are read: `finish` that batch
-        and `adopt` this one next.
-        """
-        batch = self._batch
-        assert self._ahead is None, "one batch ahead"
-        assert batch is not None
-        assert batch.draws is not None
-        place_of = {draw.branch: place for draw, place in zip(batch.drawing, batch.places, strict=True)}
-        places = [place_of[row.branch] for row in rows]
-        forward_rows = [_forward_row(row, place) for row, place in zip(rows, places, strict=True)]
-        logits = self._runner.forward(forward_rows, batch.draws.token_ids)
-        self._counters.num_forwards += 1
-        sampler_rows = [row.branch.generation.sampler_row(row.branch, num_unread=1) for row in rows]
-        draws = LaunchedDraws(logits, sampler_rows, range(len(rows)))
-        self._ahead = _Ahead(rows, places, batch.draws, draws, logits)
-
-    def adopt(self) -> list[Row]:
-        """Go on with the batch that was launched ahead. Branches that have ended since, and those that got another token than
-        was run, have no part in it: their position is not computed.
-
-        Returns its rows; none: there is no such batch, or nothing is left of it.
-        """
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return []
-        redrawn = set(ahead.drawn.redrawn)
-        kept = [
-            number
-            for number, (row, place) in enumerate(zip(ahead.rows, ahead.places, strict=True))
-            if row.branch.phase is not Phase.FINISHED and place not in redrawn
-        ]
-        rows = [ahead.rows[number] for number in kept]
-        if rows:
-            self._ran(rows)
-            drawing = [_Draw(number, row.branch) for number, row in zip(kept, rows, strict=True)]
-            self._batch = _Batch(rows, ahead.logits, self._clock(), drawing, ahead.draws, kept)
-        return rows
+        return _Batch(rows, logits, began_s, *drawn, given, ending, scored, scores, num_prefilled)
 
     def _ran(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -236,10 +228,11 @@ class BatchStep:
             return
         drawing = batch.drawing
         if batch.draws is None:
-            sampled = self._choose(batch.logits, drawing)
+            sampled, self._redrawn = self._choose(batch.logits, drawing), ()
         else:
-            tokens = batch.draws.tokens()
+            tokens, redrawn = batch.draws.tokens(), set(batch.draws.redrawn)
             sampled = [tokens[place] for place in batch.places]
+            self._redrawn = {draw.branch for draw, place in zip(drawing, batch.places, strict=True) if place in redrawn}
         scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
         if scores is not None:
@@ -373,8 +366,12 @@ class BatchStep:
             self._completed(generation)
 
 
+def _num_prefilled(rows: Sequence[Row]) -> int:
+    return sum(row.end - row.start for row in rows if row.branch.is_prefilling)
+
+
 def _sampler_rows(draws: Sequence[_Draw]) -> list[SamplerRow]:
-    return [draw.branch.generation.sampler_row(draw.branch) for draw in draws]
+    return [draw.branch.generation.sampler_row(draw.branch, draw.num_unread) for draw in draws]
 
 
 def _launch_draws(logits: Tensor, draws: Sequence[_Draw]) -> LaunchedDraws:
@@ -395,12 +392,10 @@ def _launch_scores(logits: Tensor, scored: Sequence[_Scored]) -> Callable[[], Sc
     return launch_scores(logits, rows, ids, num_top)
 
 
-def _forward_row(row: Row, place: int | None = None) -> ForwardRow:
-    """`place`: among the tokens on the device, of the one that the row runs; None: the row is of the history."""
+def _forward_row(row: Row, places: Mapping[Branch, int]) -> ForwardRow:
     branch, start, end = row
-    adapter = branch.generation.adapter
-    if place is not None:
-        return ForwardRow((place,), start, branch.block_table, branch.num_stored, 1, adapter)
-    tokens = branch.tokens[start:end]
+    tokens, adapter = branch.tokens[start:end], branch.generation.adapter
     tokens.extend(branch.draft)
+    if branch in places:
+        return ForwardRow((drawn_id(places[branch]),), start, branch.block_table, branch.num_stored, 1, adapter)
     return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.num_logits, adapter)

@@ -191,7 +191,7 @@ class Branch:
     def can_run_ahead(self) -> bool:
         """Whether the token that the running batch draws for it can be run before the host has read it."""
         has_room = self.phase is Phase.RUNNING and self.num_computed == len(self.tokens) < self.room
-        return has_room and not self.is_loading and not self.is_scored and self.generation.can_draw_ahead(self)
+        return has_room and not self.is_loading and self.generation.can_draw_ahead(self)
 
     @property
     def is_stuck(self) -> bool:

@@ -45,7 +45,7 @@ from radixkv.worker.model.model_facts import (
 )
 from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
-from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, step_inputs
+from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, step_inputs, with_drawn
 from radixkv.worker.model.shares import share_of
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
 
@@ -299,8 +299,8 @@ class ModelRunner:
 
         Args:
             rows: at least one.
-            drawn_ids: int64 token ids on the device, chosen by earlier work there. The `token_ids` of all rows are then indices
-                into them. Only if `takes_drawn_ids`.
+            drawn_ids: int64 token ids on the device, chosen by earlier work there; rows name them by `drawn_id`. Only if
+                `takes_drawn_ids`.
 
         Returns:
             float32 [sum of `num_logits`, vocab_size], in the order of `rows` and positions; valid until the next call.
@@ -323,11 +323,11 @@ class ModelRunner:
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it has no adapters
             if drawn_ids is not None:
-                inputs[0] = drawn_ids.numpy()[inputs[0]]
+                inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
             return self._native.forward(inputs, kept, self.pool, batch)
         ids, at, written = upload(inputs, self.device)
         if drawn_ids is not None:
-            ids = drawn_ids.index_select(0, ids)
+            ids = with_drawn(ids, drawn_ids)
         wanted = upload(kept, self.device, torch.int64)
         site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
         if self._steady is None or not kept:

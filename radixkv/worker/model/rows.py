@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-__all__ = ["ForwardRow", "cut_into_tiles", "step_inputs"]
+__all__ = ["ForwardRow", "cut_into_tiles", "drawn_id", "step_inputs", "with_drawn"]
 
 
 class ForwardRow(NamedTuple):
@@ -54,6 +56,16 @@ def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.i
             slots[first:end] = np.where(at < row.num_stored, -1, table * np.int64(block_size) + at % block_size)
         first = end
     return inputs
+
+
+def drawn_id(place: int) -> int:
+    """In a row's `token_ids`, the token at `place` among those that the device is choosing."""
+    return ~place
+
+
+def with_drawn(token_ids: Tensor, drawn_ids: Tensor) -> Tensor:
+    """The ids [T], with those of `drawn_ids` that `drawn_id` names; both int64, on one device that is not waited for."""
+    return torch.where(token_ids < 0, drawn_ids.index_select(0, torch.bitwise_not(token_ids).clamp_(min=0)), token_ids)
 
 
 def cut_into_tiles(rows: Sequence[ForwardRow], sizes: Sequence[int], block_size: int) -> list[list[ForwardRow]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from radixkv.generation.request import BACKGROUND_PRIORITY
-from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
-__all__ = ["Row", "choose_rows", "choose_rows_ahead", "without_background"]
+__all__ = ["Row", "choose_rows", "without_background"]
 
 
 class Row(NamedTuple):
@@ -53,15 +53,18 @@ def choose_rows(
     limits: SchedulerLimits,
     last_ran: Mapping[str, int],
     urgency: Callable[[Branch], tuple[float, ...]],
+    drawing: Container[Branch] = (),
 ) -> list[Row]:
-    """All decodes that can run, in order of arrival, then prefill chunks within the budget.
+    """All decodes that can run, in order of arrival, then prefill chunks within the budget. `drawing` count as decodes: the
+    running batch draws the tokens that they run.
 
     Prefill: owners take turns, least recent chunk by `last_ran` first; within an owner by `urgency`, smallest first. If more
     decodes are ready than the budget allows, the least recently run ones run, owners in turn. Chunks end at absolute multiples
     of the chunk size, so that their bounds do not depend on the cache, and before loaded blocks. Chunks of scored prompts end
     where `max_scored_tokens` positions of the batch have logits. O(n log n).
     """
-    ready = sorted((branch for branch in branches if branch.can_run), key=lambda branch: branch.order)
+    can_run = (branch for branch in branches if branch.can_run or branch in drawing)
+    ready = sorted(can_run, key=lambda branch: branch.order)
     decoding = [branch for branch in ready if not branch.is_prefilling]
     if len(decoding) > limits.max_batch_tokens:
         decoding = _in_turn(decoding, {}, lambda branch: (branch.last_ran,))[: limits.max_batch_tokens]
@@ -86,25 +89,6 @@ def choose_rows(
         if budget <= 0:
             break
     return rows
-
-
-def choose_rows_ahead(branches: Iterable[Branch], drawing: Container[Branch]) -> list[Row]:
-    """The batch after the running one, as far as `drawing`, whose tokens are still on the device, go on in it by their number
-    of tokens.
-
-    Empty if it has to wait for the tokens: a draw after it depends on them, or it would have other rows. O(n log n).
-    """
-    rows: list[Row] = []
-    for branch in branches:
-        end = len(branch.tokens) + 1
-        if branch not in drawing:
-            if branch.phase is Phase.OPENING or branch.can_run:
-                return []
-        elif end < branch.max_length:
-            if not branch.can_run_ahead:
-                return []
-            rows.append(Row(branch, end - 1, end))
-    return sorted(rows, key=lambda row: row.branch.order)
 
 
 def _in_turn(

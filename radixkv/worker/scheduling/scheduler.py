@@ -65,7 +65,7 @@ from radixkv.stores.host import HostLevel
 from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
-from radixkv.worker.scheduling.batch import Row, choose_rows, choose_rows_ahead, without_background
+from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
 from radixkv.worker.scheduling.length_estimate import LongestOutput, OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.preemption import Preemptor
@@ -280,14 +280,27 @@ class Scheduler:
 
     def plan_batch(self) -> list[Row]:
         """Rows of the next forward: the decodes that can run, then prefill chunks, the most wanted of each owner first."""
+        return self._choose_rows(())
+
+    def plan_ahead(self, drawing: Container[Branch]) -> list[Row]:
+        """The same before the tokens of the running forward are read, which `drawing` get. Those that end by their number of
+        tokens have no row. Empty if a row or a draw depends on these tokens, or a branch is about to run. O(running · log).
+        """
+        going = set()
+        for branch in self._running_set:
+            if branch.phase is Phase.OPENING or branch.is_scored:
+                return []
+            if branch in drawing and len(branch.tokens) + 1 < branch.max_length:
+                if not branch.can_run_ahead:
+                    return []
+                going.add(branch)
+        return self._choose_rows(going)
+
+    def _choose_rows(self, drawing: Container[Branch]) -> list[Row]:
         now_s = self._clock()
         urgency = self._admission.pending.urgency
         running = without_background(self._running_set, lambda branch: urgency(branch).priority)
-        return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order))
-
-    def plan_ahead(self, drawing: Container[Branch]) -> list[Row]:
-        """Rows of the forward after the running one, before its tokens are read; see `choose_rows_ahead`."""
-        return choose_rows_ahead(self._running_set, drawing)
+        return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order), drawing)
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""

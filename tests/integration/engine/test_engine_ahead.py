@@ -122,16 +122,17 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_read(
 def test_a_request_that_comes_begins_no_later_than_if_all_tokens_were_read_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Chunks of its prompt are launched ahead with the decodes beside them."""
     logs: list[list[str]] = []
     rows: list[list[tuple[int, int]]] = []
     for takes_drawn_ids in (False, True):
         cache, device = LateCache(64, 8), SimulatedDevice(64, 8, random.Random(0))
         monkeypatch.setattr(device, "takes_drawn_ids", takes_drawn_ids)
-        desk = device_desk(monkeypatch, cache, device, LIMITS)
-        desk.put([1, 2, 3], greedy(30))
+        desk = device_desk(monkeypatch, cache, device, SchedulerLimits(chunk_tokens=2))
+        desk.put([1, 2], greedy(30))
         for number in range(12):
             if number == 6:
-                desk.put([1, 2, 3, 4, 5], greedy(30))
+                desk.put([2, 1, 2, 3, 4, 5], greedy(30))
             desk.loop.run()
             cache.answer()
         device.wait_for_all()
@@ -139,7 +140,8 @@ def test_a_request_that_comes_begins_no_later_than_if_all_tokens_were_read_first
         rows.append(device.rows)
     assert rows[0] == rows[1]
     assert "ahead" not in logs[0]
-    assert logs[1] == ["launch", *["ahead", "read"] * 4, *["read", "launch"] * 2, *["ahead", "read"] * 4]
+    assert logs[1] == ["launch", *["ahead", "read"] * 4, "read", "launch", *["ahead", "read"] * 5]
+    assert rows[1][6:14] == [(7, 8), (0, 2), (8, 9), (2, 4), (9, 10), (4, 6), (10, 11), (6, 7)]
 
 
 def stopping_requests(max_tokens: int) -> Iterator[tuple[list[int], SamplingParams, int]]:
@@ -232,35 +234,40 @@ def _request(rng: random.Random, most: int) -> tuple[SamplingParams, dict[str, A
     return sampling, rules
 
 
+class UnsteadyCache(LateCache):
+    """Answers at once by chance, and ends sequences that the engine still has."""
+
+    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, answers_at_once: float) -> None:
+        super().__init__(num_blocks, block_size)
+        self._random, self._answers_at_once = rng, answers_at_once
+
+    def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
+        answer = super().submit(ops)
+        while self._random.random() < self._answers_at_once and self.answer():
+            pass
+        return answer
+
+    def lose_one(self) -> None:
+        while self.answer():
+            pass
+        if seq_ids := sorted(self._sequences):
+            lost = self._random.choice(seq_ids)
+            self.release(lost, keep=self._random.random() < 0.5)
+            self.told += [*super(LateCache, self).take_notices(), Notice("lost", lost, 0)]
+
+
 def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, int]:
     """Requests at random: they are forked, cancelled, preempted; sequences and leases are lost; answers come late."""
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([(6, 4), (12, 4), (20, 4), (60, 2), (60, 8)])
     capacity = num_blocks * block_size
-    answers_at_once = rng.choice([0.0, 0.5, 1.0])
-
-    class Cache(LateCache):
-        def submit(self, ops: Sequence[StepOp]) -> Future[list[StepResult]]:
-            answer = super().submit(ops)
-            while rng.random() < answers_at_once and self.answer():
-                pass
-            return answer
-
-    current = Cache(num_blocks, block_size)
+    sizes = num_blocks, block_size, rng, rng.choice([0.0, 0.5, 1.0])
+    current = UnsteadyCache(*sizes)
 
     def reattach() -> LateCache:
         nonlocal current
-        current = Cache(num_blocks, block_size)
+        current = UnsteadyCache(*sizes)
         return current
-
-    def lose_one() -> None:
-        """A sequence ends that the engine still has."""
-        while current.answer():
-            pass
-        if seq_ids := sorted(current._sequences):
-            lost = rng.choice(seq_ids)
-            current.release(lost, keep=rng.random() < 0.5)
-            current.told += [*super(LateCache, current).take_notices(), Notice("lost", lost, 0)]
 
     num_mishaps = 0
 
@@ -268,7 +275,7 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
         nonlocal num_mishaps
         if seed % 3 < 2 and num_mishaps < 8 and rng.random() < chance:
             num_mishaps += 1
-            lose_one() if seed % 3 else current.lose()
+            current.lose_one() if seed % 3 else current.lose()
 
     def meanwhile() -> None:
         if rng.random() < 0.1:
@@ -291,7 +298,7 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
         origin = None
         if running and rng.random() < 0.3:
             parent = rng.choice(running)
-            branch = rng.choice([branch for branch in parent.branches[: parent.sampling.n]])
+            branch = rng.choice(parent.branches[: parent.sampling.n])
             position = rng.randint(1, len(branch.tokens))
             if not parent.is_ranked and position < capacity - 2:
                 origin = Origin(parent.generation_id, branch.index, position)
@@ -307,16 +314,15 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
         mishap(0.2)
     while desk.loop.generations:
         advance(desk, lambda: current, rng)
-    num_ended_early = 0
     for generation, prompt, rules in wanted:
         assert told(generation) == alone(prompt, generation.sampling, **rules)
-        num_ended_early += sum(len(branch.tokens) < branch.max_length for branch in generation.branches)
     while desk.loop.run() or current.answer():
         pass
     current.check()
     assert current.stats().num_sequences == 0
     assert desk.scheduler.num_running == desk.scheduler.num_queued == 0
-    return device, num_ended_early
+    branches = [branch for generation, _, _ in wanted for branch in generation.branches]
+    return device, sum(len(branch.tokens) < branch.max_length for branch in branches)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

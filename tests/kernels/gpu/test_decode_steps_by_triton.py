@@ -67,10 +67,12 @@ class Branches:
         self.tables.append(table)
 
     def decode(self, *branches: int, is_drawn: bool = False) -> torch.Tensor:
-        """A step of these branches, each of which then has the most likely token more. `is_drawn`: the ids are on the device."""
+        """A step of these branches, each of which then has the most likely token more; `is_drawn`: ids on the device."""
         drawn_ids = torch.tensor([history[-1] for history in self.histories], device=DEVICE) if is_drawn else None
         rows = [
-            ForwardRow([b] if is_drawn else self.histories[b][-1:], len(self.histories[b]) - 1, self.tables[b], 0, True)
+            ForwardRow(
+                [~b] if is_drawn else self.histories[b][-1:], len(self.histories[b]) - 1, self.tables[b], 0, True
+            )
             for b in branches
         ]
         logits = self.runner.forward(rows, drawn_ids).cpu().clone()

@@ -35,7 +35,7 @@ from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.work_list import NO_WORK, WorkList
 from radixkv.worker.model.attention import AttentionSite
 from radixkv.worker.model.kv_pool import KVPool
-from radixkv.worker.model.rows import ForwardRow
+from radixkv.worker.model.rows import ForwardRow, with_drawn
 
 __all__ = ["BATCH_SIZES", "DecodeSteps", "is_decode", "padded_size"]
 
@@ -132,7 +132,7 @@ class DecodeSteps:
         Args:
             inputs: [3, B] of one token of each of B sequences, from 1 to the last of `BATCH_SIZES`: see `step_inputs`.
             batch: of the same sequences.
-            drawn_ids: token ids on the device; `inputs[0]` are then indices into them. None: `inputs[0]` are the ids.
+            drawn_ids: token ids on the device, which `inputs[0]` may name; see `with_drawn`.
 
         Returns:
             float32 [B, vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing was
@@ -156,10 +156,9 @@ class DecodeSteps:
         padded = np.zeros((3, size), dtype=np.int64)
         padded[2] = -1
         padded[:, :num_rows] = inputs
-        given = upload(padded, self.pool.device)
-        step.inputs.copy_(given, non_blocking=True)
+        step.inputs.copy_(upload(padded, self.pool.device), non_blocking=True)
         if drawn_ids is not None:
-            step.inputs[0, :num_rows] = drawn_ids.index_select(0, given[0, :num_rows])
+            step.inputs[0].copy_(with_drawn(step.inputs[0], drawn_ids))
         self._load_tables(batch)
         for kind in self._kinds.values():
             if not kind.is_loaded:
