@@ -70,11 +70,11 @@ class Stopwatch:
     def _of_forward(self, call: Callable[..., Any]) -> Callable[..., Any]:
         timed = self.timed(GLUE, call)
 
-        def run(runner: ModelRunner, rows: Sequence[ForwardRow]) -> Any:
+        def run(runner: ModelRunner, rows: Sequence[ForwardRow], *drawn: Any) -> Any:
             self._is_counted = len(rows) == self.num_chats and all(len(row.token_ids) == 1 for row in rows)
             if self._is_counted and self._was_counted:
                 self.num_context_tokens += sum(row.start + 1 for row in rows)
-            return timed(runner, rows)
+            return timed(runner, rows, *drawn)
 
         return run
 

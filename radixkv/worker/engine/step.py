@@ -157,7 +157,8 @@ class BatchStep:
         batch = self._batch
         assert batch is not None
         assert self._ahead is None, "one batch ahead"
-        places = {draw.branch: place for draw, place in zip(batch.drawing, batch.places, strict=True)}
+        place_of = {draw.branch: place for draw, place in zip(batch.drawing, batch.places, strict=True)}
+        places = {row.branch: place_of[row.branch] for row in rows if row.start == len(row.branch.tokens)}
         self._ahead = self._launch(rows, places, batch.draws.token_ids if batch.draws else None)
 
     def adopt(self) -> list[Row]:

@@ -223,9 +223,9 @@ def test_a_level_as_slow_as_computing_is_read_from_the_back_while_the_front_is_c
         time.sleep(0.04)  # by two readers
         return read(level, *arguments)
 
-    def compute_slowly(runner: HashRunner, rows: Any) -> Any:
+    def compute_slowly(runner: HashRunner, rows: Any, *drawn: Any) -> Any:
         time.sleep(0.005 * sum(len(row.token_ids) for row in rows))
-        return forward(runner, rows)
+        return forward(runner, rows, *drawn)
 
     monkeypatch.setattr(DiskLevel, "read", read_slowly)
     monkeypatch.setattr(HashRunner, "forward", compute_slowly)

@@ -47,10 +47,10 @@ def hold_after(num_requests: int, engine: Watched, runner: GibberishRunner) -> N
     """Have the model compute nothing more once so many requests have come."""
     forward = type(runner).forward
 
-    def forward_or_wait(rows: Any) -> Any:
+    def forward_or_wait(*given: Any) -> Any:
         if len(engine.prompts) >= num_requests:
             runner.gate.close()
-        return forward(runner, rows)
+        return forward(runner, *given)
 
     runner.forward = forward_or_wait  # type: ignore[method-assign]
 

@@ -48,7 +48,7 @@ def engine(worker: tuple[Engine, GibberishRunner]) -> Engine:
 def slowly(worker: tuple[Engine, GibberishRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token takes a twentieth of a second, so that thousands of them last for minutes."""
     forward = worker[1].forward
-    monkeypatch.setattr(worker[1], "forward", lambda rows: (time.sleep(0.05), forward(rows))[1])
+    monkeypatch.setattr(worker[1], "forward", lambda *given: (time.sleep(0.05), forward(*given))[1])
 
 
 @pytest.fixture(params=["in process", "over gRPC"])
