@@ -41,7 +41,7 @@ from radixkv.kernels.gpu.launch import (
 from radixkv.kernels.gpu.merge_parts import merge_parts
 from radixkv.kernels.gpu.tile import attend_tile
 from radixkv.kernels.kv.kv_format import KVFormat
-from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, chained, follow, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]
@@ -52,6 +52,9 @@ _FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8", torch.uint8: "int4"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _GRIDS = Grids()
+
+_ROUNDS = (1, 2)
+"""Of the programs of each form. Prompts' tiles differ in length, and the chip gives the second round's to those that end first."""
 
 
 @triton.jit
@@ -101,8 +104,86 @@ def _store_rows(
     tl.store(p_rows[:, None] + b_column[None, :], b_out.to(p_rows.dtype.element_ty), mask=m_stored)
 
 
+@triton.jit
+def _attend_keys(
+    b_acc,  # [M, BLOCK_DV]
+    b_max,  # [M]
+    b_sum,  # [M]
+    b_q,  # [M, BLOCK_D]
+    b_q_rest,  # [M, REST]
+    b_first,  # [M]
+    b_last,  # [M]
+    start,
+    begin,
+    end,
+    p_table,
+    p_k,
+    p_v,
+    p_k_scales,
+    p_v_scales,
+    kv_head,
+    num_kv_heads,
+    scale,
+    softcap,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    FORMAT: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    LATENT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Tiles from `start`, a multiple of BLOCK_N; without MASKED all of their keys, otherwise those in [begin, end)."""
+    for key in tl.range(start, end, BLOCK_N, disable_licm=True):
+        b_key = key + tl.arange(0, BLOCK_N)
+        m_key = b_key < end
+        if HAS_WINDOW:
+            m_key = m_key & (b_key >= begin)
+        b_acc, b_max, b_sum = attend_tile(
+            b_acc,
+            b_max,
+            b_sum,
+            b_q,
+            b_q_rest,
+            b_first,
+            b_last,
+            b_key,
+            m_key,
+            p_table,
+            p_k,
+            p_v,
+            p_k_scales,
+            p_v_scales,
+            kv_head,
+            num_kv_heads,
+            scale,
+            softcap,
+            D,
+            DV,
+            BLOCK_SIZE,
+            BLOCK_D,
+            REST,
+            BLOCK_DV,
+            FORMAT,
+            K_GROUP,
+            V_GROUP,
+            LATENT,
+            HAS_WINDOW,
+            HAS_SOFTCAP,
+            MASKED,
+        )
+    return b_acc, b_max, b_sum
+
+
 @triton.jit(do_not_specialize=["stride_table"])  # it differs by batch, and would be compiled for its multiples of 16
-def _attend_items_kernel(
+def _attend_items_kernel(  # noqa: PLR0915  # one launch
     p_out,  # [T, Hq, DV]
     p_parts,  # [P, Hq, DV] fp32
     p_lse,  # [P, Hq] fp32, base 2
@@ -125,14 +206,6 @@ def _attend_items_kernel(
     stride_q_t,
     stride_q_h,
     stride_table,
-    stride_k_b,
-    stride_k_h,
-    stride_v_b,
-    stride_v_h,
-    stride_k_scales_b,
-    stride_k_scales_h,
-    stride_v_scales_b,
-    stride_v_scales_h,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,  # of a chunk
@@ -152,7 +225,9 @@ def _attend_items_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     num_columns = num_heads // GROUP * CHUNKS
     first_unit = tl.load(p_counts + FORM) * num_columns
@@ -191,12 +266,12 @@ def _attend_items_kernel(
         b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         b_sum = tl.zeros([BLOCK_M], tl.float32)
         b_acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-        for start in tl.range(first_key + (begin - first_key) // BLOCK_N * BLOCK_N, end, BLOCK_N, disable_licm=True):
-            b_key = start + tl.arange(0, BLOCK_N)
-            m_key = b_key < end
-            if HAS_WINDOW:
-                m_key = m_key & (b_key >= begin)
-            b_acc, b_max, b_sum = attend_tile(
+        start = first_key + (begin - first_key) // BLOCK_N * BLOCK_N
+        whole = start
+        if FORM == 1 and not HAS_WINDOW:  # bound by instructions, and most of its tiles are seen by all rows
+            least = tl.min(tl.where(m_row, b_position, end), 0) + 1
+            whole += tl.maximum(tl.minimum(least, end) - start, 0) // BLOCK_N * BLOCK_N
+            b_acc, b_max, b_sum = _attend_keys(
                 b_acc,
                 b_max,
                 b_sum,
@@ -204,22 +279,22 @@ def _attend_items_kernel(
                 b_q_rest,
                 b_first,
                 tl.minimum(b_position, end - 1),
-                b_key,
-                m_key,
+                start,
+                begin,
+                whole,
                 p_tables + table,
-                p_k + kv_head * stride_k_h,
-                p_v + kv_head * stride_v_h,
-                p_k_scales + kv_head * stride_k_scales_h,
-                p_v_scales + kv_head * stride_v_scales_h,
-                stride_k_b,
-                stride_v_b,
-                stride_k_scales_b,
-                stride_v_scales_b,
+                p_k,
+                p_v,
+                p_k_scales,
+                p_v_scales,
+                kv_head,
+                num_heads // GROUP,
                 scale,
                 softcap,
                 D,
                 DV,
                 BLOCK_SIZE,
+                BLOCK_N,
                 BLOCK_D,
                 REST,
                 BLOCK_DV,
@@ -229,7 +304,43 @@ def _attend_items_kernel(
                 LATENT,
                 HAS_WINDOW,
                 HAS_SOFTCAP,
+                MASKED=False,
             )
+        b_acc, b_max, b_sum = _attend_keys(
+            b_acc,
+            b_max,
+            b_sum,
+            b_q,
+            b_q_rest,
+            b_first,
+            tl.minimum(b_position, end - 1),
+            whole,
+            begin,
+            end,
+            p_tables + table,
+            p_k,
+            p_v,
+            p_k_scales,
+            p_v_scales,
+            kv_head,
+            num_heads // GROUP,
+            scale,
+            softcap,
+            D,
+            DV,
+            BLOCK_SIZE,
+            BLOCK_N,
+            BLOCK_D,
+            REST,
+            BLOCK_DV,
+            FORMAT,
+            K_GROUP,
+            V_GROUP,
+            LATENT,
+            HAS_WINDOW,
+            HAS_SOFTCAP,
+            MASKED=True,
+        )
 
         if part < 0:
             if HAS_SINKS:
@@ -256,6 +367,9 @@ def layer_shape(q: Tensor, k_cache: Tensor, v_head_dim: int, *, is_latent: bool 
     """Shape of a layer with these queries and this head-major cache."""
     num_kv_heads, block_size = k_cache.shape[1:3]
     cache_format = _FORMATS.get(k_cache.dtype, "plain")
+    packs = q.is_cuda and q.dtype == torch.bfloat16 and launch_target(q.device) == "sm_90"
+    if packs and cache_format in ("int8", "fp8"):
+        cache_format += "x4"
     return LayerShape(
         q.shape[1] // num_kv_heads, q.shape[2], v_head_dim, block_size, q.element_size(), cache_format, is_latent
     )
@@ -301,7 +415,7 @@ def attend_by_work(
     if work.limits != limits:
         raise InvalidArgumentError("work.limits", work.limits, f"{limits}, those of this layer")
     target, num_heads = launch_target(q.device), q.shape[1]
-    if shape.cache_format == "fp8" and not has_fp8(q.device):
+    if shape.cache_format == "fp8x4" or (shape.cache_format == "fp8" and not has_fp8(q.device)):
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache if v_cache is None else v_cache.view(torch.uint8)
     values = k_cache if v_cache is None else v_cache
     scales = scales or KVScales(work.lse, work.lse)
@@ -328,10 +442,6 @@ def attend_by_work(
         q.stride(0),
         q.stride(1),
         block_tables.stride(0),
-        *k_cache.stride()[:2],
-        *values.stride()[:2],
-        *scales.k.stride()[:2],
-        *(scales.k if v_cache is None else scales.v).stride()[:2],
     )
     variants = {
         "HAS_WINDOW": spec.sliding_window is not None,
@@ -344,12 +454,13 @@ def attend_by_work(
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
         compiled_form = shape, config, form, *variants.values()
-        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device),)](
+        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device, _ROUNDS[form]),)](
             *arguments,
             FORM=form,
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
+            **chained(q.device),
             **config.options,
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
