@@ -12,10 +12,11 @@ later work in the device's stream reads it. Preemption, and forks that depend on
     host      launch 2 | read 1, emit, Step | launch 3 | read 2, emit, Step | launch 4
     device    ... 1 ........] [ 2 ...........................] [ 3 ..................
 
-While the same branches decode, the next batch is launched before the tokens that it runs are read, so that the device does not
-wait for the host. Tokens that end a branch leave one position behind that was computed in vain: it is neither counted nor
-reported, and its slot is written again only by later work in the stream. A round reads the tokens first if it has a prompt to
-run, a branch to start, or a draw that depends on the tokens before it by penalties, a grammar or bad words.
+The next batch is launched before the tokens of the running one are read, so that the device does not wait for the host: its
+decodes run these tokens where they lie on the device. If a token ends a branch, one position was computed in vain: it is not
+counted nor reported, and its slot is written again only by later work in the stream. A round reads the tokens first where the
+next batch depends on more than their number: a branch is being opened, a prompt is scored, beams advance, or a draw looks back
+at the tokens before it (penalties, a grammar, bad words).
 
 Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
 last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives

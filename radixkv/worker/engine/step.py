@@ -174,8 +174,10 @@ class BatchStep:
         if rows:
             places = [place for place, draw in enumerate(ahead.drawing) if self._goes_on(draw.branch)]
             drawing = [ahead.drawing[place] for place in places]
-            kept = {"rows": rows, "drawing": drawing, "places": places, "num_prefilled": _num_prefilled(rows)}
-            self._batch = ahead._replace(**kept, began_s=self._clock())
+            num_prefilled = _num_prefilled(rows)
+            self._batch = ahead._replace(
+                rows=rows, began_s=self._clock(), drawing=drawing, places=places, num_prefilled=num_prefilled
+            )
             self._ran(rows)
         return rows
 
