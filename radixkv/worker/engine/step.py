@@ -195,6 +195,10 @@ class BatchStep:
         scored: list[_Scored] = []
         num_logits = 0
         for row in rows:
+            if row.branch in places:
+                drawing.append(_Draw(num_logits, row.branch, num_unread=1))
+                num_logits += 1
+                continue
             generation = row.branch.generation
             generation.num_drafted_tokens += len(row.branch.draft)
             if row.num_scored:
@@ -202,9 +206,7 @@ class BatchStep:
                 token_ids = row.branch.tokens[start : start + row.num_scored]
                 scored.append(_Scored(generation, start, token_ids, num_logits))
             num_logits += row.num_logits
-            if row.branch in places:
-                drawing.append(_Draw(num_logits - 1, row.branch, num_unread=1))
-            elif row.wants_logits:
+            if row.wants_logits:
                 if generation.takes_logits and len(row.branch.tokens) >= generation.trunk_length:
                     given.append(_Draw(num_logits - 1, row.branch))
                 elif not generation.sampling.max_tokens:
@@ -397,8 +399,9 @@ def _launch_scores(logits: Tensor, scored: Sequence[_Scored]) -> Callable[[], Sc
 
 def _forward_row(row: Row, places: Mapping[Branch, int]) -> ForwardRow:
     branch, start, end = row
-    tokens, adapter = branch.tokens[start:end], branch.generation.adapter
+    adapter, place = branch.generation.adapter, places.get(branch)
+    if place is not None:
+        return ForwardRow((drawn_id(place),), start, branch.block_table, branch.num_stored, 1, adapter)
+    tokens = branch.tokens[start:end]
     tokens.extend(branch.draft)
-    if branch in places:
-        return ForwardRow((drawn_id(places[branch]),), start, branch.block_table, branch.num_stored, 1, adapter)
     return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.num_logits, adapter)

@@ -288,9 +288,10 @@ class Scheduler:
         """
         going = set()
         for branch in self._running_set:
-            if branch.phase is Phase.OPENING or branch.is_scored:
-                return []
-            if branch in drawing and len(branch.tokens) + 1 < branch.max_length:
+            if branch not in drawing:
+                if branch.phase is Phase.OPENING or branch.is_scored:
+                    return []
+            elif len(branch.tokens) + 1 < branch.max_length:
                 if not branch.can_run_ahead:
                     return []
                 going.add(branch)
