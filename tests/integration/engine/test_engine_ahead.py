@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from desk import Desk, LateCache, advance, greedy
 from simulated_device import SimulatedDevice, VariedRunner
 from tiny_models import save_wide
@@ -30,6 +31,7 @@ from radixkv.worker.sampling import device_sampler, sampler
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 LIMITS = SchedulerLimits()
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.fixture(autouse=True)
@@ -325,9 +327,11 @@ def _play(monkeypatch: pytest.MonkeyPatch, seed: int) -> tuple[SimulatedDevice, 
     return device, sum(len(branch.tokens) < branch.max_length for branch in branches)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("device", "quantization"), [("cpu", "none"), ("cpu", "int8"), pytest.param("cuda", "none", marks=CUDA)]
+)
 def test_a_model_that_reads_tokens_from_the_device_draws_the_same(
-    monkeypatch: pytest.MonkeyPatch, quantization: str, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, device: str, quantization: str, tmp_path: Path
 ) -> None:
     folder = save_wide("llama", tmp_path)
     replies: list[list[dict[int, list[object]]]] = []
@@ -342,7 +346,7 @@ def test_a_model_that_reads_tokens_from_the_device_draws_the_same(
     monkeypatch.setattr(ModelRunner, "forward", counting)
     for overlaps in (False, True):
         runner = ModelRunner(
-            folder, num_blocks=64, block_size=4, dtype="float32", device="cpu", quantization=quantization
+            folder, num_blocks=64, block_size=4, dtype="float32", device=device, quantization=quantization
         )
         cache = LateCache(64, 4)
         desk = Desk(cache, runner, LIMITS, overlaps=overlaps)  # type: ignore[arg-type]
