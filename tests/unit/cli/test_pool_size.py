@@ -112,8 +112,9 @@ def test_where_contexts_are_split_over_the_chip_the_longest_ones_are_measured(
     monkeypatch.setattr(runner, "forward", forward)
     monkeypatch.setattr(pool_size, "splits_contexts", lambda _: True)
     monkeypatch.setattr(pool_size, "peak_of", lambda run, _: run() or 0)
+    monkeypatch.setattr(pool_size, "STEP_SIZES", (1, 48))
     plan_pool(runner, PoolWish(), limits(), having(8000 * MIB, 7600 * MIB))
-    assert seen == [[(64, 64)], [(64, MODEL_LEN)], [(1, MODEL_LEN)] * 4]
+    assert seen == [[(1, MODEL_LEN)] * 4, [(48, MODEL_LEN)], [(64, MODEL_LEN)], [(64, 64)]]
 
 
 def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunner) -> None:
