@@ -44,15 +44,15 @@ MOST_ROWS = 256
 """Sequences of a step, and tokens with logits."""
 
 STEP_SIZES = (1, 2, 4, *range(8, MOST_ROWS + 1, 8), *range(384, 1025, 128))
-"""Tokens that steps are padded to. Past 256 the products are bound by arithmetic and take 128 rows at a time, so that padding to
-a multiple costs nothing. Longer steps run without graphs: they compute for longer than their launches take.
+"""Tokens that steps are padded to. Up to 256, products mostly wait for weights; larger ones take 128 rows or more at a time, so
+that padding costs little. Longer steps run without graphs: they compute for longer than their launches take.
 """
 
 _FIRST_CAPACITY = WorkCapacity(
-    entries=STEP_SIZES[-1], items=2048, merges=STEP_SIZES[-1], merge_parts=4096, part_rows=4096
+    entries=STEP_SIZES[-1], items=3072, merges=STEP_SIZES[-1], merge_parts=6144, part_rows=6144
 )
-"""Room for sixteen splits of each of 256 contexts, or for prompts of the largest size cut over a chip: as many parts as its wide
-programs have rows, and two for each token. A longer list rebuilds the buffers and all steps.
+"""Room for 24 splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token. A
+longer list rebuilds the buffers and all steps.
 """
 
 _LOG = logging.getLogger(__name__)
@@ -143,8 +143,8 @@ class DecodeSteps:
             kept: indices of the tokens with logits.
 
         Returns:
-            float32 [len(kept), vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing was
-            computed.
+            float32 [len(kept), vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing
+            was computed.
 
         Raises:
             InvalidArgumentError: a block id is outside the pool.
