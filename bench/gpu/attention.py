@@ -6,7 +6,8 @@
     prefill     2,048 new tokens after a history: share of the rate of a bf16 product
     peers       torch's SDPA and flex_attention, FlashInfer if it is installed, in turns with ours
     launches    a layer's call launched and replayed in a graph; planning on the host
-    cases       ten cases by some other launch parameters, and whether to use one of them
+    cases       twelve cases by some other launch parameters, and whether to use one of them
+    tiles       other rows of the table of tiles, likewise
 
 Every case's result is compared with float64 before timing, with outputs and parts NaN beforehand; a wrong one has no times.
 Times are medians on the device, of graphs replayed in turns, over input sets larger than the L2.
@@ -37,7 +38,7 @@ import torch  # noqa: E402
 from bench.common.report import RESULTS_DIR, Bar, Report, Table  # noqa: E402
 from bench.gpu.common.clock import Clock  # noqa: E402
 from bench.gpu.common.inputs import Pool  # noqa: E402
-from bench.gpu.launch import measure_cases, measure_launches, measure_planning  # noqa: E402
+from bench.gpu.launch import measure_cases, measure_launches, measure_planning, measure_tiles  # noqa: E402
 from bench.gpu.peers import FlashInferBuild  # noqa: E402
 from bench.gpu.run import FULL, QUICK, TINY_SIZES, DeadContextError, Run, device_record  # noqa: E402
 from bench.gpu.sections import (  # noqa: E402
@@ -52,7 +53,7 @@ from bench.gpu.sections import (  # noqa: E402
 from bench.gpu.workloads import blocks_of  # noqa: E402
 
 SEED = 0
-SECTIONS = ("decode", "trees", "formats", "latents", "prefill", "peers", "launches", "planning", "cases")
+SECTIONS = ("decode", "trees", "formats", "latents", "prefill", "peers", "launches", "planning", "cases", "tiles")
 FULL_S, QUICK_S = 0.12, 0.06
 """Seconds of timing per comparison."""
 
@@ -110,6 +111,7 @@ def measure(run: Run, names: list[str]) -> None:
             "launches": partial(measure_launches, run, pool),
             "planning": partial(measure_planning, run, pool),
             "cases": partial(measure_cases, run, pool),
+            "tiles": partial(measure_tiles, run),
         }
         if build is not None:
             sections["prefill"] = partial(measure_prefill, run, pool, build)

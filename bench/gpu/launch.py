@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,17 +15,18 @@ from unittest.mock import patch
 
 import torch
 
-from bench.common.report import Table
+from bench.common.report import Table, percentile
 from bench.gpu.common.clock import eager_us, host_us
 from bench.gpu.common.inputs import Case, Pool
 from bench.gpu.run import Run
-from bench.gpu.workloads import sequences
+from bench.gpu.workloads import BLOCK_SIZE, LATENTS, Layer, Tree, sequences
 from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.gpu.device_work import advance, work_limits
-from radixkv.kernels.gpu.launch import Forms, TileConfig
+from radixkv.kernels.gpu.launch import Forms, LayerShape, TileConfig
+from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.work_list import WorkLimits, make_work_list
 
-__all__ = ["VARIANTS", "Variant", "measure_cases", "measure_launches", "measure_planning"]
+__all__ = ["ROWS", "VARIANTS", "Variant", "measure_cases", "measure_launches", "measure_planning", "measure_tiles"]
 
 EAGER_CALLS = 100
 MIN_GAIN = 0.03
@@ -141,63 +145,154 @@ class Variant:
             yield
 
 
+def _tiles(narrow: str, wide: str) -> tuple[Variant, ...]:
+    """A variant per tile, written rows/keys/warps/stages."""
+    cells = [("narrow", cell) for cell in narrow.split()] + [("wide", cell) for cell in wide.split()]
+    return tuple(
+        Variant(f"{form} {cell}", **{form: TileConfig(*map(int, cell.split("/")))})  # type: ignore[arg-type]
+        for form, cell in cells
+    )
+
+
+AS_IT_IS = Variant("as it is")
 VARIANTS = (
-    Variant("as it is"),
-    Variant("one buffer", narrow=TileConfig(16, 64, 4, 3), wide=TileConfig(64, 64, 4, 3)),
-    Variant("2 programs", programs=2),
-    Variant("3 programs", programs=3),
-    Variant("4 programs", programs=4),
-    Variant("split 128", split_keys=128),
-    Variant("split 256", split_keys=256),
-    Variant("split 512", split_keys=512),
-    Variant("split 1024", split_keys=1024),
-    Variant("narrow 16/64/4/2", narrow=TileConfig(16, 64, 4, 2)),
-    Variant("narrow 16/32/4/5", narrow=TileConfig(16, 32, 4, 5)),
-    Variant("narrow 16/64/4/7", narrow=TileConfig(16, 64, 4, 7)),
-    Variant("wide 128/64/8/5", wide=TileConfig(128, 64, 8, 5)),
+    AS_IT_IS,
+    *(Variant(f"{count} programs", programs=count) for count in (1, 2, 3, 4)),
+    *(Variant(f"split {keys}", split_keys=keys) for keys in (128, 256, 512, 1024, 2048)),
+    *_tiles("16/64/4/3 16/64/4/5 16/32/4/2 16/128/4/2 16/128/8/2", "64/64/4/5 128/64/8/3 128/128/8/3 128/128/8/2"),
 )
-"""For plain caches of two bytes and heads of 128 columns on sm_90; all compile there without a spill."""
+"""For plain caches of two bytes and heads of 128 columns on sm_90."""
+
+ROWS = (
+    (Layer(32, 8, 64, 64), _tiles("16/64/4/2 16/128/4/2", "128/64/8/5 128/64/8/3 128/128/8/3")),
+    (Layer(16, 8, 256, 256), _tiles("16/32/4/2 16/64/4/2", "64/64/8/3 128/32/8/3 128/64/8/2")),
+    (Layer(32, 8, 128, 128, KVFormat.FP8), _tiles("16/32/4/2 16/64/4/2", "64/64/4/5 128/64/8/3 128/64/8/5")),
+    (Layer(32, 8, 128, 128, KVFormat.INT8), _tiles("16/32/4/2 16/64/4/2", "64/64/4/5 128/64/8/3 128/64/8/5")),
+    (Layer(32, 8, 128, 128, KVFormat.INT4), _tiles("16/32/4/2 16/64/4/2", "64/64/4/2 128/64/8/2 128/64/8/5")),
+    (LATENTS, _tiles("16/32/8/2 16/64/8/2", "64/32/8/3 64/64/8/2 64/64/8/3")),
+)
+"""Other rows of the table, and what might be better there."""
 
 
 def measure_cases(run: Run, pool: Pool) -> None:
     """Times of the variants over the current ones, and which of them to use."""
-    rows = []
-    ratios: dict[str, list[float]] = {variant.name: [] for variant in VARIANTS}
-    names, floors = [], []
     with run.section("cases", 0.9) as figures:
         for tree in run.trees("cases", run.sizes.cases):
-            times_us = _times_by_variant(run, pool, tree)
-            if VARIANTS[0].name not in times_us:
-                continue
-            names.append(tree.name)
-            base = times_us[VARIANTS[0].name]
-            for name, each in ratios.items():
-                each.append(times_us.get(name, math.nan) / base)
-            least = run.machine.roofline_us(tree, pool.layer)
-            figures.append({"levels": tree.levels, "queries": tree.queries, "roofline_us": least, "us": times_us})
-            floors.append((f"{base:.1f}", f"{least:.1f}", f"{least / base:.0%}"))
-    means = {}
-    for name, each in ratios.items():
-        known = [ratio for ratio in each if not math.isnan(ratio)]
-        means[name] = math.exp(sum(map(math.log, known)) / len(known)) if known else math.nan
-        rows.append((name, *(_ratio(ratio) for ratio in each), _ratio(means[name])))
-    best = min(means, key=lambda name: math.inf if math.isnan(means[name]) else means[name])
-    gains = {name: 1 - mean for name, mean in means.items() if 1 - mean > MIN_GAIN}
-    advice = "keep what is in force" if not gains else f"try {best}: {gains[best]:.0%} less time in the mean"
-    run.report.figures["advice"] = advice
+            figures.append(_case_figure(run, pool, tree, VARIANTS))
+    _tell(run, "", figures, VARIANTS)
+
+
+def measure_tiles(run: Run) -> None:
+    """As `measure_cases`, other rows of the table by their tiles."""
+    rows = ROWS if run.clock.is_real else ()
+    if rows:
+        _compile_beside(range(len(rows)))
+    with run.section("tiles", 0.9) as figures:
+        for layer, variants in rows:
+            pool = Pool(layer, 3 * max(tree.num_blocks for tree in run.sizes.tiled), run.clock.device)
+            both = AS_IT_IS, *variants
+            found = [_case_figure(run, pool, tree, both) for tree in run.trees(f"tiles {layer.name}", run.sizes.tiled)]
+            figures.extend(found)
+            _tell(run, f" {layer.name}", found, both)
+
+
+def _compile_beside(rows: Iterable[int]) -> None:
+    """Compile all variants of these rows, in as many processes as there are processors, into Triton's cache."""
+    jobs = [(row, number) for row in rows for number in range(len(ROWS[row][1]) + 1)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 2), spawn) as processes:
+        list(processes.map(_compile, jobs))
+
+
+def _compile(job: tuple[int, int]) -> None:
+    row, number = job
+    layer, variants = ROWS[row]
+    device = torch.device("cuda")
+    pool = Pool(layer, 64, device)
+    variant = (AS_IT_IS, *variants)[number]
+    with torch.inference_mode(), suppress(Exception), variant.applied(_layer_row(pool), device):
+        for tree in (sequences(2, 64), sequences(1, 128, 64)):
+            Case(pool, tree).error()
+
+
+def _case_figure(run: Run, pool: Pool, tree: Tree, variants: Sequence[Variant]) -> dict[str, Any]:
+    times_us = _times_by_variant(run, pool, tree, variants)
+    figure = {
+        "layer": pool.layer.name,
+        "levels": tree.levels,
+        "queries": tree.queries,
+        "name": tree.name,
+        "roofline_us": run.machine.roofline_us(tree, pool.layer),
+        "us": times_us,
+    }
+    with run.guarded(f"kernels of {tree.name}"):
+        figure["kernels_us"] = _kernels_us(run, pool, tree)
+    return figure
+
+
+def _kernels_us(run: Run, pool: Pool, tree: Tree) -> dict[str, float]:
+    """Each launch of a layer's attention alone, by the profiler."""
+    if not run.clock.is_real:
+        return {}
+    from torch.profiler import ProfilerActivity, profile
+
+    case = Case(pool, tree, num_sets=run.machine.num_sets(tree.num_bytes(pool.layer), 8))
+    for call in case.calls():
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for call in case.calls():
+            call()
+        torch.cuda.synchronize()
+    events = sorted(
+        (each for each in profiler.events() if each.device_type == torch.autograd.DeviceType.CUDA),
+        key=lambda each: each.time_range.start,
+    )
+    names = ("narrow", "wide", "merge")
+    kernels = [each for each in events if "_attend_items" in each.name or "_merge_parts" in each.name]
+    taken = {
+        name: [each.time_range.elapsed_us() for each in kernels[at :: len(names)]] for at, name in enumerate(names)
+    }
+    return {name: percentile(each, 0.5) for name, each in taken.items() if each}
+
+
+def _tell(run: Run, layer: str, figures: Sequence[dict[str, Any]], variants: Sequence[Variant]) -> None:
+    """Add the table of these figures, and what to try."""
+    known = [each for each in figures if AS_IT_IS.name in each["us"]]
+    rows = []
     for index, label in enumerate(("us as it is", "roofline us", "share of it")):
-        rows.insert(index, (label, *(each[index] for each in floors), ""))
-    run.report.tables.append(Table(f"time over that in force; {advice}", ("parameter", *names, "mean"), rows))
+        cells = [_floor_cells(each)[index] for each in known]
+        rows.append((label, *cells, ""))
+    for name in ("narrow", "wide", "merge"):
+        rows.append(
+            (f"{name} alone us", *(f"{each.get('kernels_us', {}).get(name, math.nan):.1f}" for each in known), "")
+        )
+    means = {}
+    for variant in variants:
+        ratios = [each["us"].get(variant.name, math.nan) / each["us"][AS_IT_IS.name] for each in known]
+        right = [ratio for ratio in ratios if not math.isnan(ratio)]
+        means[variant.name] = math.exp(sum(map(math.log, right)) / len(right)) if right else math.nan
+        rows.append((variant.name, *map(_ratio, ratios), _ratio(means[variant.name])))
+    gains = {name: 1 - mean for name, mean in means.items() if 1 - mean > MIN_GAIN}
+    best = max(gains, key=gains.__getitem__, default="")
+    advice = f"try {best}: {gains[best]:.0%} less time in the mean" if best else "keep what is in force"
+    run.report.figures[f"advice{layer}"] = advice
+    columns = ("parameter", *(each["name"] for each in known), "mean")
+    run.report.tables.append(Table(f"time over that in force{layer}; {advice}", columns, rows))
 
 
-def _times_by_variant(run: Run, pool: Pool, tree: Any) -> dict[str, float]:
+def _floor_cells(figure: dict[str, Any]) -> tuple[str, str, str]:
+    base, least = figure["us"][AS_IT_IS.name], figure["roofline_us"]
+    return f"{base:.1f}", f"{least:.1f}", f"{least / base:.0%}"
+
+
+def _times_by_variant(run: Run, pool: Pool, tree: Tree, variants: Sequence[Variant]) -> dict[str, float]:
     """Microseconds by variant, for those that run with right results."""
     device, calls = run.clock.device, {}
     sets = run.machine.num_sets(tree.num_bytes(pool.layer), 16)
-    shape = None
-    for variant in VARIANTS:
+    shape = _layer_row(pool)
+    for variant in variants:
         with run.guarded(f"{variant.name}, {tree.name}"):
-            shape = shape or _layer_row(pool)
             with variant.applied(shape, device):
                 case = Case(pool, tree, num_sets=sets)
                 if not run.is_right(f"{variant.name}, {tree.name}", case):
@@ -214,9 +309,17 @@ def _applied(variant: Variant, shape: Any, device: torch.device, call: Callable[
     return within
 
 
-def _layer_row(pool: Pool) -> launch.LayerShape:
+def _layer_row(pool: Pool) -> LayerShape:
     layer = pool.layer
-    return launch.LayerShape(layer.group, layer.head_dim, layer.v_head_dim, 16, 2, "plain", False)
+    return LayerShape(
+        layer.group,
+        layer.head_dim,
+        layer.v_head_dim,
+        BLOCK_SIZE,
+        2,
+        "plain" if layer.format is None else layer.format.value,
+        layer.is_latent,
+    )
 
 
 def _ratio(value: float) -> str:

@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, write_json  # noqa: E402
-from bench.gpu.common.clock import Clock  # noqa: E402
+from bench.gpu.common.clock import Clock, copy_bandwidth  # noqa: E402
 from bench.gpu.common.inputs import MAX_ERROR, relative_error  # noqa: E402
 from bench.gpu.model_cases import FULL, TINY, WARM_STEPS, Crowd, ModelSizes, make_model, time_ms  # noqa: E402
 from bench.gpu.run import DeadContextError, device_record  # noqa: E402
@@ -157,10 +157,7 @@ class ModelBench:
 
     def measure_copy(self) -> None:
         """Bandwidth, read and written."""
-        source = torch.empty(self.sizes.copy_bytes // 2, dtype=torch.bfloat16, device=self.device).normal_()
-        target = torch.empty_like(source)
-        time_us = self.clock.microseconds({"copy": [partial(target.copy_, source)]})["copy"].p50
-        self.bandwidth = 2 * self.sizes.copy_bytes / time_us * 1e6
+        self.bandwidth = copy_bandwidth(self.clock, self.sizes.copy_bytes)
         self.report.figures["copy_bandwidth"] = self.bandwidth
 
     def check_small(self) -> None:

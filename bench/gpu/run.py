@@ -51,6 +51,7 @@ class Sizes:
     launch_context: int
     planned: tuple[Tree, ...]
     cases: tuple[Tree, ...]
+    tiled: tuple[Tree, ...]
 
 
 def _grid(tokens: int) -> tuple[Tree, ...]:
@@ -103,6 +104,8 @@ FULL = Sizes(
         sequences(32, 4096),
         sequences(1, 4096),
         branches_of(32, 8192, 128),
+        branches_of(12, 8192, 128),
+        sequences(1, 1024),
         sequences(256, 4096),
         sequences(1, 32768),
         sequences(1, 34816, 2048),
@@ -111,6 +114,7 @@ FULL = Sizes(
         sequences(32, 32768),
         sequences(1, 2048, 2048),
     ),
+    tiled=(sequences(32, 4096), branches_of(32, 8192, 128), sequences(1, 10240, 2048)),
 )
 QUICK = Sizes(
     layer=LLAMA,
@@ -129,6 +133,7 @@ QUICK = Sizes(
     launch_context=2033,
     planned=(branches_of(64, 1024, 504),),
     cases=(ANCHORS[1],),
+    tiled=(ANCHORS[1],),
 )
 TINY_SIZES = Sizes(
     layer=TINY,
@@ -147,6 +152,7 @@ TINY_SIZES = Sizes(
     launch_context=33,
     planned=(branches_of(3, 160, 8),),
     cases=(branches_of(3, 160, 20),),
+    tiled=(),
 )
 SAVE_EVERY_S = 3.0
 FORMATS = tuple(KVFormat)

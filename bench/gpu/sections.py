@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bench.common.report import Bar, Table
-from bench.gpu.common.clock import Calls
+from bench.gpu.common.clock import Calls, copy_bandwidth
 from bench.gpu.common.inputs import Case, Pool
 from bench.gpu.peers import FlashInferBuild, PeerError, peer_calls
 from bench.gpu.run import FORMATS, Run
@@ -33,16 +33,12 @@ def measure_machine(run: Run) -> Machine:
     """Copy bandwidth, read and written, and the rate of a bf16 product of random matrices."""
     sizes, device = run.sizes, run.clock.device
     run.clock.begin_section(0.1)
-    source = torch.empty(sizes.copy_bytes // 2, dtype=DTYPE, device=device).normal_()
-    target = torch.empty_like(source)
+    copy = copy_bandwidth(run.clock, sizes.copy_bytes)
     a, b = (torch.randn(sizes.matmul_size, sizes.matmul_size, device=device).to(DTYPE) for _ in range(2))
     product = torch.empty_like(a)
-    times_us = run.clock.microseconds(
-        {"copy": [lambda: target.copy_(source)], "matmul": [lambda: torch.mm(a, b, out=product)]}
-    )
+    time_us = run.clock.microseconds({"matmul": [lambda: torch.mm(a, b, out=product)]})["matmul"].p50
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size if run.clock.is_real else 0
-    copy = 2 * sizes.copy_bytes / times_us["copy"].p50 * 1e6
-    matmul = 2 * sizes.matmul_size**3 / times_us["matmul"].p50 * 1e6
+    matmul = 2 * sizes.matmul_size**3 / time_us * 1e6
     run.machine = Machine(copy, matmul, l2_bytes)
     run.report.figures["ceilings"] = dataclasses.asdict(run.machine)
     rows = [("copy, read and written", f"{copy / 1e12:.2f} TB/s"), ("bf16 product", f"{matmul / 1e12:.0f} TFLOP/s")]

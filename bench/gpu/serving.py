@@ -1,16 +1,17 @@
 """The engine on a GPU: requests at once over the model of `bench.gpu.model`, and where the engine's thread spends its time.
 
-    decode      1 to 256 requests of a prompt of their own: milliseconds per step, beside the same steps replayed without an engine
-    fan-out     64 branches of one prompt
-    arrivals    32 requests decode while prompts come one after the other: the time between two tokens
+decode      1 to 256 requests, each of its own prompt: milliseconds per step, next to the same steps replayed without an engine
+fan-out     64 branches of one prompt
+arrivals    32 requests decode while prompts come one after the other: the time between two tokens
 
-    python -m bench.gpu.serving           a minute and a half
-    python -m bench.gpu.serving --tiny    all of its code on a tiny model and a CPU; no time means anything
+python -m bench.gpu.serving           a minute and a half
+python -m bench.gpu.serving --tiny    all of its code on a tiny model and a CPU; no time means anything
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import threading
 import time
@@ -21,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 _STARTED_S = time.monotonic()
 
@@ -93,7 +93,7 @@ class Served:
         return [
             (after - before) * 1e3
             for times in self.times_s.values()
-            for before, after in zip(times, times[1:], strict=False)
+            for before, after in itertools.pairwise(times)
             if first_s <= before and after <= last_s
         ]
 

@@ -32,8 +32,9 @@ __all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "
 SPLIT_KEYS = 1024
 """Items of steady work end at absolute multiples of it; otherwise a step's split length depends on the batch and the chip."""
 
-UNITS_PER_PROCESSOR = (8, 4)
-"""Programs' shares of work that a step is cut into, of the narrow and of the wide form: two to three rounds of a full chip."""
+UNITS_PER_PROCESSOR = (4, 1)
+"""Programs' shares of work that a step is cut into, of the narrow and of the wide form: about as many as run at once. In more
+rounds there are more parts to merge, and programs without work in the last one."""
 
 LEAST_SPLITS = (128, 256)
 """A wide item writes 64 rows of parts, as many bytes as 128 keys."""

@@ -28,20 +28,23 @@ __all__ = ["attend_tile", "load_columns"]
 
 @triton.jit
 def load_columns(
-    p_rows,  # [N] where the rows begin
+    p_rows,  # where row 0 begins
+    b_row,  # [N]
     m_row,  # [N]
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
     FORMAT: tl.constexpr,
     DTYPE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """Columns [FIRST, FIRST + BLOCK) of rows of WIDTH, [N, BLOCK] in DTYPE; 0 past WIDTH and in rows that are masked."""
+    """Columns [FIRST, FIRST + BLOCK) of rows of WIDTH, [N, BLOCK] in DTYPE; 0 past WIDTH, and with MASKED in other rows."""
     b_column = FIRST + tl.arange(0, BLOCK)
-    m_loaded = m_row[:, None]
-    if FIRST + BLOCK > WIDTH:
-        m_loaded = m_loaded & (b_column < WIDTH)[None, :]
-    b_loaded = tl.load(p_rows[:, None] + b_column[None, :], mask=m_loaded, other=0.0)
+    p_loaded = (p_rows + b_column)[None, :] + (b_row.to(tl.int64) * WIDTH)[:, None]
+    m_loaded = (b_column < WIDTH)[None, :]
+    if MASKED:
+        m_loaded = m_loaded & m_row[:, None]
+    b_loaded = tl.load(p_loaded, mask=m_loaded, other=0.0)
     if FORMAT == "fp8" and b_loaded.dtype == tl.uint8:  # of a chip without fp8
         # e4m3's bits, moved to fp32's exponent and mantissa, are the value times 2^-120, including subnormals.
         b_bits = b_loaded.to(tl.uint32)
@@ -52,8 +55,9 @@ def load_columns(
 
 @triton.jit
 def load_int4_columns(
-    p_rows,  # [N] where the rows begin
-    p_scales,  # [N] where the rows' steps begin, a lowest value after each, BLOCK_SIZE apart
+    p_rows,  # where row 0 begins
+    p_scales,  # where the scales of block 0 begin: steps, a lowest value after each, BLOCK_SIZE apart
+    b_row,  # [N]
     m_row,  # [N]
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
@@ -66,13 +70,17 @@ def load_int4_columns(
     b_column = FIRST + tl.arange(0, BLOCK)
     half: tl.constexpr = WIDTH // 2
     m_loaded = m_row[:, None] & (b_column < WIDTH)[None, :]
-    b_pair = tl.load(p_rows[:, None] + (b_column % half)[None, :], mask=m_loaded, other=0)
+    p_pair = (p_rows + b_column % half)[None, :] + (b_row.to(tl.int64) * half)[:, None]
+    b_pair = tl.load(p_pair, mask=m_loaded, other=0)
     b_code = (b_pair >> tl.where(b_column < half, 0, 4)[None, :].to(tl.uint8)) & 15
 
     num_groups: tl.constexpr = BLOCK // GROUP
     b_group = FIRST // GROUP + tl.arange(0, num_groups)
     m_group = m_row[:, None] & (b_group < WIDTH // GROUP)[None, :]
-    p_steps = p_scales[:, None] + (b_group * (2 * BLOCK_SIZE))[None, :]
+    num_scales: tl.constexpr = WIDTH // GROUP * 2
+    b_slot = b_row % BLOCK_SIZE
+    b_first = (b_row - b_slot).to(tl.int64) * num_scales + b_slot
+    p_steps = (p_scales + b_group * (2 * BLOCK_SIZE))[None, :] + b_first[:, None]
     b_step = tl.load(p_steps, mask=m_group, other=0.0).to(tl.float32)
     b_lowest = tl.load(p_steps + BLOCK_SIZE, mask=m_group, other=0.0).to(tl.float32)
     num_rows: tl.constexpr = b_code.shape[0]
@@ -92,14 +100,12 @@ def attend_tile(
     b_key,  # [N]
     m_key,  # [N] keys to load
     p_table,  # [max_blocks] of a row of block_tables
-    p_k,  # [num_blocks, Hkv, BLOCK_SIZE, D], at this head; D / 2 of int4
-    p_v,  # [num_blocks, Hkv, BLOCK_SIZE, DV], at this head; DV / 2 of int4; not read with LATENT
-    p_k_scales,  # [num_blocks, Hkv, scales, BLOCK_SIZE] bf16, at this head; not read with the plain FORMAT
+    p_k,  # [num_blocks, Hkv, BLOCK_SIZE, D]; D / 2 of int4
+    p_v,  # [num_blocks, Hkv, BLOCK_SIZE, DV]; DV / 2 of int4; not read with LATENT
+    p_k_scales,  # [num_blocks, Hkv, scales, BLOCK_SIZE] bf16; not read with the plain FORMAT
     p_v_scales,
-    stride_k_b,
-    stride_v_b,
-    stride_k_scales_b,
-    stride_v_scales_b,
+    kv_head,
+    num_kv_heads,
     scale,
     softcap,
     D: tl.constexpr,
@@ -114,51 +120,49 @@ def attend_tile(
     LATENT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,  # otherwise every row sees every key, and all are loaded
 ):
-    b_block = tl.load(p_table + b_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
-    b_slot = b_key % BLOCK_SIZE
+    p_block = p_table + b_key.to(tl.uint32) // BLOCK_SIZE
+    b_block = tl.load(p_block, mask=m_key, other=0) if MASKED else tl.load(p_block)
+    b_row = (b_block * num_kv_heads + kv_head) * BLOCK_SIZE + b_key % BLOCK_SIZE  # of the cache's rows, of all heads
 
-    p_key_scales = p_k_scales + b_block * stride_k_scales_b + b_slot
     if FORMAT == "int4":
-        p_keys = p_k + b_block * stride_k_b + b_slot * (D // 2)
-        b_k = load_int4_columns(p_keys, p_key_scales, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)
+        b_k = load_int4_columns(p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)
     else:
-        p_keys = p_k + b_block * stride_k_b + b_slot * D
-        b_k = load_columns(p_keys, m_key, D, 0, BLOCK_D, FORMAT, b_q.dtype)  # [N, D]
+        b_k = load_columns(p_k, b_row, m_key, D, 0, BLOCK_D, FORMAT, b_q.dtype, MASKED)  # [N, D]
     b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [M, N]
     if REST > 0:
         if FORMAT == "int4":
-            b_k_rest = load_int4_columns(p_keys, p_key_scales, m_key, D, BLOCK_D, REST, K_GROUP, BLOCK_SIZE, b_q.dtype)
+            b_k_rest = load_int4_columns(
+                p_k, p_k_scales, b_row, m_key, D, BLOCK_D, REST, K_GROUP, BLOCK_SIZE, b_q.dtype
+            )
         else:
-            b_k_rest = load_columns(p_keys, m_key, D, BLOCK_D, REST, FORMAT, b_q.dtype)
+            b_k_rest = load_columns(p_k, b_row, m_key, D, BLOCK_D, REST, FORMAT, b_q.dtype, MASKED)
         b_score = tl.dot(b_q_rest, tl.trans(b_k_rest), b_score, input_precision="ieee")
     if FORMAT != "plain" and FORMAT != "int4":
-        b_score *= tl.load(p_key_scales, mask=m_key, other=0.0).to(tl.float32)[None, :]
+        b_score *= tl.load(p_k_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
+    to_base_2 = scale * LOG2_E
     if HAS_SOFTCAP:
-        b_score = 1.0 - 2.0 / (1.0 + tl.exp2(b_score * (scale * LOG2_E * 2.0 / softcap)))  # tanh
-        b_score *= softcap * LOG2_E
-    else:
-        b_score *= scale * LOG2_E
+        b_score = 1.0 - 2.0 / (1.0 + tl.exp2(b_score * (to_base_2 * 2.0 / softcap)))  # tanh
+        to_base_2 = softcap * LOG2_E
+    if MASKED:
+        m_seen = b_key[None, :] <= b_last[:, None]
+        if HAS_WINDOW:
+            m_seen = m_seen & (b_key[None, :] >= b_first[:, None])
+        b_score = tl.where(m_seen, b_score, float("-inf"))
 
-    m_seen = b_key[None, :] <= b_last[:, None]
-    if HAS_WINDOW:
-        m_seen = m_seen & (b_key[None, :] >= b_first[:, None])
-    b_score = tl.where(m_seen, b_score, float("-inf"))
-
-    b_new_max = tl.maximum(b_max, tl.max(b_score, 1))
+    b_new_max = tl.maximum(b_max, tl.max(b_score, 1) * to_base_2)
     b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
-    b_p = tl.exp2(b_score - b_shift[:, None])  # [M, N]
+    b_p = tl.exp2(b_score * to_base_2 - b_shift[:, None])  # [M, N]
     b_decay = tl.exp2(b_max - b_shift)
     b_sum = b_sum * b_decay + tl.sum(b_p, 1)
 
-    p_value_scales = p_v_scales + b_block * stride_v_scales_b + b_slot
     if FORMAT != "plain" and FORMAT != "int4":
-        b_p *= tl.load(p_value_scales, mask=m_key, other=0.0).to(tl.float32)[None, :]
+        b_p *= tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
     b_v = b_k  # [N, DV]
     if FORMAT == "int4":
-        p_values = p_v + b_block * stride_v_b + b_slot * (DV // 2)
-        b_v = load_int4_columns(p_values, p_value_scales, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)
+        b_v = load_int4_columns(p_v, p_v_scales, b_row, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)
     elif not LATENT:
-        b_v = load_columns(p_v + b_block * stride_v_b + b_slot * DV, m_key, DV, 0, BLOCK_DV, FORMAT, b_q.dtype)
+        b_v = load_columns(p_v, b_row, m_key, DV, 0, BLOCK_DV, FORMAT, b_q.dtype, MASKED)
     b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
     return b_acc, b_new_max, b_sum

@@ -101,8 +101,86 @@ def _store_rows(
     tl.store(p_rows[:, None] + b_column[None, :], b_out.to(p_rows.dtype.element_ty), mask=m_stored)
 
 
+@triton.jit
+def _attend_keys(
+    b_acc,  # [M, BLOCK_DV]
+    b_max,  # [M]
+    b_sum,  # [M]
+    b_q,  # [M, BLOCK_D]
+    b_q_rest,  # [M, REST]
+    b_first,  # [M]
+    b_last,  # [M]
+    start,
+    begin,
+    end,
+    p_table,
+    p_k,
+    p_v,
+    p_k_scales,
+    p_v_scales,
+    kv_head,
+    num_kv_heads,
+    scale,
+    softcap,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    FORMAT: tl.constexpr,
+    K_GROUP: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    LATENT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Tiles from `start`, a multiple of BLOCK_N; without MASKED all of their keys, otherwise those in [begin, end)."""
+    for key in tl.range(start, end, BLOCK_N, disable_licm=True):
+        b_key = key + tl.arange(0, BLOCK_N)
+        m_key = b_key < end
+        if HAS_WINDOW:
+            m_key = m_key & (b_key >= begin)
+        b_acc, b_max, b_sum = attend_tile(
+            b_acc,
+            b_max,
+            b_sum,
+            b_q,
+            b_q_rest,
+            b_first,
+            b_last,
+            b_key,
+            m_key,
+            p_table,
+            p_k,
+            p_v,
+            p_k_scales,
+            p_v_scales,
+            kv_head,
+            num_kv_heads,
+            scale,
+            softcap,
+            D,
+            DV,
+            BLOCK_SIZE,
+            BLOCK_D,
+            REST,
+            BLOCK_DV,
+            FORMAT,
+            K_GROUP,
+            V_GROUP,
+            LATENT,
+            HAS_WINDOW,
+            HAS_SOFTCAP,
+            MASKED,
+        )
+    return b_acc, b_max, b_sum
+
+
 @triton.jit(do_not_specialize=["stride_table"])  # it differs by batch, and would be compiled for its multiples of 16
-def _attend_items_kernel(
+def _attend_items_kernel(  # noqa: PLR0915  # one launch
     p_out,  # [T, Hq, DV]
     p_parts,  # [P, Hq, DV] fp32
     p_lse,  # [P, Hq] fp32, base 2
@@ -125,14 +203,6 @@ def _attend_items_kernel(
     stride_q_t,
     stride_q_h,
     stride_table,
-    stride_k_b,
-    stride_k_h,
-    stride_v_b,
-    stride_v_h,
-    stride_k_scales_b,
-    stride_k_scales_h,
-    stride_v_scales_b,
-    stride_v_scales_h,
     FORM: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,  # of a chunk
@@ -191,12 +261,12 @@ def _attend_items_kernel(
         b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         b_sum = tl.zeros([BLOCK_M], tl.float32)
         b_acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-        for start in tl.range(first_key + (begin - first_key) // BLOCK_N * BLOCK_N, end, BLOCK_N, disable_licm=True):
-            b_key = start + tl.arange(0, BLOCK_N)
-            m_key = b_key < end
-            if HAS_WINDOW:
-                m_key = m_key & (b_key >= begin)
-            b_acc, b_max, b_sum = attend_tile(
+        start = first_key + (begin - first_key) // BLOCK_N * BLOCK_N
+        whole = start
+        if FORM == 1 and not HAS_WINDOW:  # bound by instructions, and most of its tiles are seen by all rows
+            least = tl.min(tl.where(m_row, b_position, end), 0) + 1
+            whole += tl.maximum(tl.minimum(least, end) - start, 0) // BLOCK_N * BLOCK_N
+            b_acc, b_max, b_sum = _attend_keys(
                 b_acc,
                 b_max,
                 b_sum,
@@ -204,22 +274,22 @@ def _attend_items_kernel(
                 b_q_rest,
                 b_first,
                 tl.minimum(b_position, end - 1),
-                b_key,
-                m_key,
+                start,
+                begin,
+                whole,
                 p_tables + table,
-                p_k + kv_head * stride_k_h,
-                p_v + kv_head * stride_v_h,
-                p_k_scales + kv_head * stride_k_scales_h,
-                p_v_scales + kv_head * stride_v_scales_h,
-                stride_k_b,
-                stride_v_b,
-                stride_k_scales_b,
-                stride_v_scales_b,
+                p_k,
+                p_v,
+                p_k_scales,
+                p_v_scales,
+                kv_head,
+                num_heads // GROUP,
                 scale,
                 softcap,
                 D,
                 DV,
                 BLOCK_SIZE,
+                BLOCK_N,
                 BLOCK_D,
                 REST,
                 BLOCK_DV,
@@ -229,7 +299,43 @@ def _attend_items_kernel(
                 LATENT,
                 HAS_WINDOW,
                 HAS_SOFTCAP,
+                MASKED=False,
             )
+        b_acc, b_max, b_sum = _attend_keys(
+            b_acc,
+            b_max,
+            b_sum,
+            b_q,
+            b_q_rest,
+            b_first,
+            tl.minimum(b_position, end - 1),
+            whole,
+            begin,
+            end,
+            p_tables + table,
+            p_k,
+            p_v,
+            p_k_scales,
+            p_v_scales,
+            kv_head,
+            num_heads // GROUP,
+            scale,
+            softcap,
+            D,
+            DV,
+            BLOCK_SIZE,
+            BLOCK_N,
+            BLOCK_D,
+            REST,
+            BLOCK_DV,
+            FORMAT,
+            K_GROUP,
+            V_GROUP,
+            LATENT,
+            HAS_WINDOW,
+            HAS_SOFTCAP,
+            MASKED=True,
+        )
 
         if part < 0:
             if HAS_SINKS:
@@ -328,10 +434,6 @@ def attend_by_work(
         q.stride(0),
         q.stride(1),
         block_tables.stride(0),
-        *k_cache.stride()[:2],
-        *values.stride()[:2],
-        *scales.k.stride()[:2],
-        *(scales.k if v_cache is None else scales.v).stride()[:2],
     )
     variants = {
         "HAS_WINDOW": spec.sliding_window is not None,

@@ -15,7 +15,7 @@ import torch
 
 from bench.common.report import Summary, percentile, summarise
 
-__all__ = ["Calls", "Clock", "eager_us", "host_us"]
+__all__ = ["Calls", "Clock", "copy_bandwidth", "eager_us", "host_us"]
 
 Calls = Sequence[Callable[[], Any]]
 """The same work over one input set after another."""
@@ -62,6 +62,14 @@ class Clock:
             name: summarise([_elapsed_us(each[name]) / graph.num_calls for each in events])
             for name, graph in graphs.items()
         }
+
+
+def copy_bandwidth(clock: Clock, num_bytes: int) -> float:
+    """Bytes read and written per second by the fastest copy of `num_bytes`; a graph's own copies are slower than a kernel's."""
+    source = torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=clock.device).normal_()
+    target = torch.empty_like(source)
+    copies = {"copy": [lambda: target.copy_(source)], "kernel": [lambda: torch.neg(source, out=target)]}
+    return 2 * num_bytes / min(each.p50 for each in clock.microseconds(copies).values()) * 1e6
 
 
 Events = tuple[torch.cuda.Event, torch.cuda.Event]

@@ -97,6 +97,17 @@ class ShapeProbe:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         return self._note(layer, LayerShape(key.shape[1], key.shape[2], value.shape[2]), query, spec)
 
+    def attend_unembedded(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        how: HeadEmbedding,  # noqa: ARG002  # of a model that another runner has fused
+        spec: AttentionSpec,
+    ) -> Tensor:
+        return self.attend(layer, query, key, value, spec)
+
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         return self._note(layer, LayerShape(1, latents.shape[1], value_dim, is_latent=True), query, spec)
 
