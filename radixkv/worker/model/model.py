@@ -265,6 +265,11 @@ class ModelRunner:
         return KVPool(*sizes, **format)
 
     @property
+    def num_uncaptured_sizes(self) -> int:
+        """Sizes of steps that could not be captured as CUDA graphs."""
+        return len(self._steps.failed_sizes) if self._steps else 0
+
+    @property
     def fault(self) -> str:
         """Why it cannot go on; empty while it can."""
         return ""
