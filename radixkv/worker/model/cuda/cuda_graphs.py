@@ -49,9 +49,9 @@ that padding costs little. Longer steps run without graphs: they compute for lon
 """
 
 _FIRST_CAPACITY = WorkCapacity(
-    entries=STEP_SIZES[-1], items=3072, merges=STEP_SIZES[-1], merge_parts=6144, part_rows=6144
+    entries=STEP_SIZES[-1], items=2048, merges=STEP_SIZES[-1], merge_parts=4096, part_rows=4096
 )
-"""Room for 24 splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token. A
+"""Room for sixteen splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token. A
 longer list rebuilds the buffers and all steps.
 """
 
@@ -239,6 +239,8 @@ class DecodeSteps:
                 if not self._captures:
                     raise
                 self.failed_sizes.add(size)
+                if not self._steps:
+                    self._graph_memory = None  # torch rejects a handle without graphs
                 torch.cuda.empty_cache()
                 _LOG.warning("steps of %d tokens run without a CUDA graph: %s", size, error)
                 return None
@@ -289,7 +291,7 @@ class DecodeSteps:
         if self._captures:
             torch.cuda.synchronize(self.pool.device)  # a running graph must not be destroyed
         self._steps.clear()
-        self._graph_memory = None  # torch rejects a handle whose graphs are all gone
+        self._graph_memory = None
 
 
 class _Site:
