@@ -29,7 +29,7 @@ from radixkv.worker.model.batch_invariant import (
     use_steady_experts,
 )
 from radixkv.worker.model.cuda.capturable_experts import reads_group_sizes, use_capturable_experts
-from radixkv.worker.model.cuda.cuda_graphs import DecodeSteps, fits_steps
+from radixkv.worker.model.cuda.cuda_graphs import StaticSteps, fits_steps
 from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
@@ -152,7 +152,7 @@ class ModelRunner:
         self.weight_bytes = sum(share_of(tensor).nbytes for tensor in tensors) + self._adapters.nbytes
         self._shares_reads = not deterministic
         self._uses_steps = cuda_graphs and not deterministic
-        self._steps: DecodeSteps | None = None
+        self._steps: StaticSteps | None = None
         if deterministic and (self._native is None or self._adapters.names):
             self._native = None
             self._tile_sizes = self._find_tile_sizes()
@@ -340,13 +340,13 @@ class ModelRunner:
             before=before,
         )
 
-    def _take_steps(self) -> DecodeSteps | None:
+    def _take_steps(self) -> StaticSteps | None:
         """Static steps over the current pool; None if its caches are not for the device's kernels."""
         if not self._uses_steps or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
             return None
         if self._steps is None or self._steps.pool is not self.pool:
             sizes = {"vocab_size": self.vocab_size, "max_model_len": self.max_model_len}
-            self._steps = DecodeSteps(self.pool, self._answer, **sizes)
+            self._steps = StaticSteps(self.pool, self._answer, **sizes)
         return self._steps
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:

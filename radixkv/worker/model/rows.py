@@ -28,11 +28,6 @@ class ForwardRow(NamedTuple):
     num_logits: int
     adapter: str = ""
 
-    @property
-    def wants_logits(self) -> bool:
-        """Whether any logits are returned."""
-        return self.num_logits > 0
-
 
 def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.int64]:
     """[3, T] of the rows' T tokens: ids, positions, and slots for their K and V, -1 for those stored. O(T), without an object

@@ -38,7 +38,7 @@ from radixkv.worker.model.attention import AttentionSite
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.rows import ForwardRow
 
-__all__ = ["MOST_ROWS", "STEP_SIZES", "DecodeSteps", "fits_steps", "padded_size"]
+__all__ = ["MOST_ROWS", "STEP_SIZES", "StaticSteps", "fits_steps", "padded_size"]
 
 MOST_ROWS = 256
 """Sequences of a step, and tokens with logits."""
@@ -51,8 +51,8 @@ that padding costs little. Longer steps run without graphs: they compute for lon
 _FIRST_CAPACITY = WorkCapacity(
     entries=STEP_SIZES[-1], items=2048, merges=STEP_SIZES[-1], merge_parts=4096, part_rows=4096
 )
-"""Room for sixteen splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token. A
-longer list rebuilds the buffers and all steps.
+"""Room for sixteen splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token.
+A longer list rebuilds the buffers and all steps.
 """
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class _Step:
     run: Callable[[], None]
 
 
-class DecodeSteps:
+class StaticSteps:
     """Steps of up to the largest of `STEP_SIZES` tokens over one pool of head-major caches. For one thread.
 
     Attributes:
@@ -297,7 +297,7 @@ class DecodeSteps:
 class _Site:
     """Receiver of the layers' calls of a static step. `slots` [size] int64."""
 
-    def __init__(self, steps: DecodeSteps, slots: Tensor) -> None:
+    def __init__(self, steps: StaticSteps, slots: Tensor) -> None:
         self._steps = steps
         self._slots = slots
 
