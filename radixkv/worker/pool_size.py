@@ -328,7 +328,7 @@ def _profile(runner: ModelRunner, limits: SchedulerLimits) -> None:
     runner.forward([_row(runner, longest - 1, longest)] * limits.max_running)
     for each in sorted({min(length, STEP_SIZES[-1]), length}):
         runner.forward([_row(runner, longest - each, longest)])
-    runner.forward(prompts)  # beside the memory that graphs have taken
+    runner.forward(prompts)  # next to the memory that graphs have taken
 
 
 def splits_contexts(device: torch.device) -> bool:
