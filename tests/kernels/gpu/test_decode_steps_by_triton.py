@@ -21,7 +21,7 @@ from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.worker.model import model
 from radixkv.worker.model.cuda import cuda_graphs as decode_steps
 from radixkv.worker.model.cuda.capturable_experts import use_capturable_experts
-from radixkv.worker.model.cuda.cuda_graphs import STEP_SIZES, padded_size
+from radixkv.worker.model.cuda.cuda_graphs import STEP_SIZES, fits_steps, padded_size
 from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner
@@ -265,9 +265,19 @@ def test_quantised_caches_give_what_a_step_planned_for_itself_gives(kv_dtype: st
 
 
 def test_steps_are_padded_to_the_next_size() -> None:
-    for count, size in ((1, 1), (3, 4), (5, 8), (9, 16), (65, 72), (256, 256)):
+    for count, size in ((1, 1), (3, 4), (5, 8), (9, 16), (65, 72), (256, 256), (257, 384), (1024, 1024)):
         assert padded_size(count) == size
     assert padded_size(0) is padded_size(STEP_SIZES[-1] + 1) is None
+
+
+def test_steps_hold_what_their_buffers_do() -> None:
+    def row(num_tokens: int, num_logits: int = 1, adapter: str = "") -> ForwardRow:
+        return ForwardRow([3] * num_tokens, 0, array("i"), 0, num_logits, adapter)
+
+    for rows in ([row(1)] * 256, [row(1024)], [row(769), *[row(1)] * 255], [row(300, 256)], [row(9, 0)]):
+        assert fits_steps(rows)
+    for rows in ([row(1)] * 257, [row(1025)], [row(300, 257)], [row(300, 256), row(1)], [row(1), row(1, 1, "a")]):
+        assert not fits_steps(rows)
 
 
 @pytest.mark.gpu
