@@ -6,7 +6,7 @@
     prefill     2,048 new tokens after a history: share of the rate of a bf16 product
     peers       torch's SDPA and flex_attention, FlashInfer if it is installed, in turns with ours
     launches    a layer's call launched and replayed in a graph; planning on the host
-    cases       twelve cases by some other launch parameters, and whether to use one of them
+    cases       thirteen cases by some other launch parameters, and whether to use one of them
     tiles       other rows of the table of tiles, likewise
 
 Every case's result is compared with float64 before timing, with outputs and parts NaN beforehand; a wrong one has no times.

@@ -6,9 +6,9 @@
     python -m bench.gpu.compile_gate --also PYTHON             and again by another interpreter, with its version of Triton
 
 A configuration is a row of `kernels/gpu/launch.py`'s table in one form, at a layer of a known model. It fails the gate, exit
-code 1, if it spills or uses the stack, needs more shared memory than the chip has, multiplies 16-bit matrices without matrix
-instructions, or is of the wide form and reaches sm_90 without `wgmma`; and on NVIDIA's chips if K and V of 16-bit queries have
-one buffer, or every wait is for all copies under way: then nothing is loaded while a tile is computed.
+code 1, if it spills, on NVIDIA's chips in its loop over tiles, needs more shared memory than the chip has, multiplies 16-bit
+matrices without matrix instructions, or is of the wide form and reaches sm_90 without `wgmma`; and on NVIDIA's chips if nothing
+is loaded while a tile is computed: K and V of 16-bit queries have one buffer, and fewer than four programs share a processor.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ __all__ = ["Configuration", "faults", "main"]
 NUM_PROCESSES = 2
 FORMS = ("narrow", "wide")
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+ENOUGH_PROGRAMS = 4
+"""Of a processor: on an H200 so many with one buffer each read no slower than three with two."""
 CACHE_TYPES = {"int8": "i8", "fp8": "fp8e4nv", "int4": "u8"}
 
 
@@ -68,17 +70,18 @@ class Configuration:
         more = (" variants" if self.has_variants else "") + (" steady" if self.is_steady else "")
         return f"{self.layer} {self.dtype}{cache} {self.form or 'merge'}{more}"
 
-    @property
-    def shape(self) -> LayerShape:
+    def shape(self, target: str) -> LayerShape:
         """Parameters that the kernels are compiled for."""
         group, head_dim, v_head_dim = self.heads
         element_size = ELEMENT_BYTES[self.dtype]
-        return LayerShape(group, head_dim, v_head_dim, self.block_size, element_size, self.cache, self.is_latent)
+        packs = self.cache in ("int8", "fp8") and self.dtype == "bf16" and target == "sm_90"
+        cache = self.cache + "x4" if packs else self.cache
+        return LayerShape(group, head_dim, v_head_dim, self.block_size, element_size, cache, self.is_latent)
 
     def is_offered(self, target: str) -> bool:
         """Whether the table has it for this target."""
         try:
-            self.shape.forms(target)
+            self.shape(target).forms(target)
         except InvalidArgumentError:
             return False
         return True
@@ -86,22 +89,28 @@ class Configuration:
     def compile_for(self, target: str) -> Measured:
         """Compile it as launched on this target."""
         if self.form is not None:
-            return self.compile_with(self.shape.forms(target)[FORMS.index(self.form)], target)
+            return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
         width = next_power_of_2(self.heads[2])
         sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width, is_steady=self.is_steady)}
-        constants = {**sizes, "HAS_SINKS": self.has_variants}
+        constants = {**sizes, "HAS_SINKS": self.has_variants, "PDL": False}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
     def compile_with(self, tile: TileConfig, target: str) -> Measured:
         """Compile the item kernel with this tile, instead of the table's."""
         assert self.form is not None, "the merge has no tile"
         flags = {f"HAS_{name}": self.has_variants for name in ("WINDOW", "SOFTCAP", "SINKS")}
-        constants = {**self.shape.constants(tile), **flags, "FORM": FORMS.index(self.form), "UPCAST": False}
+        constants = {
+            **self.shape(target).constants(tile),
+            **flags,
+            "FORM": FORMS.index(self.form),
+            "UPCAST": False,
+            "PDL": False,
+        }
         return measure(_attend_items_kernel, target, self._types(target), constants, tile.options)
 
     def _types(self, target: str) -> dict[str, str]:
         cache = self.dtype if self.cache == "plain" else CACHE_TYPES[self.cache]
-        if self.cache == "fp8" and target == "sm_80":
+        if self.cache == "fp8" and (target == "sm_80" or self.shape(target).cache_format == "fp8x4"):
             cache = "u8"
         types = {f"p_{name}": f"*{self.dtype}" for name in ("out", "q", "sinks")}
         types |= {"p_parts": "*fp32", "p_lse": "*fp32", "p_k_scales": "*bf16", "p_v_scales": "*bf16"}
@@ -145,8 +154,10 @@ FULL = [
 def faults(configuration: Configuration, target: str, measured: Measured) -> list[str]:
     """Faults of a compiled configuration; empty if there are none."""
     found = []
-    if measured.spills or measured.stack_bytes:
-        found.append(f"{measured.spills} registers spilled, {measured.stack_bytes} bytes of stack")
+    is_nvidia = target.startswith("sm_")
+    if measured.loop_spills if is_nvidia and measured.loop_instructions else measured.spills or measured.stack_bytes:
+        spilled = measured.loop_spills or measured.spills
+        found.append(f"{spilled} registers spilled, {measured.stack_bytes} bytes of stack")
     if measured.shared_bytes > SHARED_LIMITS[target]:
         found.append(f"{measured.shared_bytes} bytes of shared memory, the chip has {SHARED_LIMITS[target]}")
     multiplies_16_bit = configuration.form is not None and ELEMENT_BYTES[configuration.dtype] == 2
@@ -160,8 +171,8 @@ def faults(configuration: Configuration, target: str, measured: Measured) -> lis
     ):
         found.append("no wgmma")
     is_kept = not (configuration.is_latent and configuration.cache != "plain")  # the worker keeps latents unrounded
-    is_checked = multiplies_16_bit and is_kept and target.startswith("sm_")
-    if is_checked and (measured.buffers < 2 or not measured.waits):
+    overlaps = measured.buffers >= 2 and (measured.waits or configuration.form == "wide")
+    if multiplies_16_bit and is_kept and is_nvidia and not overlaps and measured.programs < ENOUGH_PROGRAMS:
         found.append(f"{measured.buffers} buffers, waits for all but {measured.waits}: loads do not overlap")
     return found
 

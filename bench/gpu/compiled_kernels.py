@@ -63,8 +63,8 @@ class Measured(NamedTuple):
     """A compiled kernel; `registers` and `stack_bytes` of a thread.
 
     `spills`: vector registers stored on the stack, on AMD; on NVIDIA only the stack shows them. `scalar_spills`: AMD's scalar
-    registers stored in lanes of vector registers, which costs no memory. `programs`, `buffers`, `waits`, `loop_instructions`:
-    of NVIDIA's chips.
+    registers stored in lanes of vector registers, which costs no memory. `programs`, `buffers`, `waits`, `loop_instructions`,
+    `loop_spills` (of the stack, in that loop): of NVIDIA's chips.
     """
 
     registers: int
@@ -78,6 +78,7 @@ class Measured(NamedTuple):
     buffers: int = 0
     waits: int = 0
     loop_instructions: int = 0
+    loop_spills: int = 0
 
     @property
     def num_matrix_instructions(self) -> int:
@@ -119,7 +120,7 @@ def measure(
         widths = [constants[name] for name in ("BLOCK_D", "REST", "BLOCK_DV") if constants.get(name)]
         overlap = _overlap(compiled.asm["ttgir"], compiled.asm["ptx"], widths)
         figures = registers, stack_bytes, 0, 0, shared_bytes, _count(compiled.asm["ptx"]), seconds
-        return Measured(*figures, programs, *overlap, _loop_instructions(compiled.asm["cubin"]))
+        return Measured(*figures, programs, *overlap, *_loop(compiled.asm["cubin"]))
     text = compiled.asm["amdgcn"]
     return Measured(
         registers=_amd_figure(text, "vgpr_count"),
@@ -147,7 +148,8 @@ def _overlap(ttgir: str, ptx: str, widths: list[int]) -> tuple[int, int]:
     return buffers, max((int(wait, 0) for wait in waits), default=0)
 
 
-def _loop_instructions(cubin: bytes) -> int:
+def _loop(cubin: bytes) -> tuple[int, int]:
+    """Instructions of the shortest loop with a matrix instruction, and those among them that use the stack."""
     code = {
         int(address, 16): text
         for address, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", _dump(cubin, "-sass"))
@@ -159,8 +161,8 @@ def _loop_instructions(cubin: bytes) -> int:
         if target and int(target[1], 16) < address:
             body = [each for each in addresses if int(target[1], 16) <= each <= address]
             if any("MMA" in code[each] for each in body):
-                loops.append(len(body))
-    return min(loops, default=0)
+                loops.append((len(body), sum(bool(re.search(r"\b(LDL|STL)\b", code[each])) for each in body)))
+    return min(loops, default=(0, 0))
 
 
 def _dump(cubin: bytes, option: str) -> str:

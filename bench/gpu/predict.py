@@ -85,7 +85,9 @@ class Prediction(NamedTuple):
 
 def predict_case(tree: Tree, layer: Layer, forms: tuple[Form, Form], chip: Assumptions) -> Prediction:
     """One layer's attention of a step, as replayed in a graph."""
-    shape = Configuration(CONFIGURATION, "bf16", (layer.group, layer.head_dim, layer.v_head_dim), FORMS[0]).shape
+    shape = Configuration(CONFIGURATION, "bf16", (layer.group, layer.head_dim, layer.v_head_dim), FORMS[0]).shape(
+        chip.target
+    )
     limits = form_limits(shape, CPU)
     rows = [np.ascontiguousarray(row) for row in numbered_tables(tree)]
     lens = [tree.queries] * tree.branches, [tree.context] * tree.branches
@@ -149,7 +151,7 @@ def compiled_forms(layer: Layer, chip: Assumptions) -> tuple[Form, Form]:
     """Both forms of a layer, compiled for the chip."""
     heads = layer.group, layer.head_dim, layer.v_head_dim
     both = [Configuration(CONFIGURATION, "bf16", heads, form) for form in FORMS]
-    narrow, wide = both[0].shape.forms(chip.target)
+    narrow, wide = both[0].shape(chip.target).forms(chip.target)
     return Form(narrow, both[0].compile_for(chip.target)), Form(wide, both[1].compile_for(chip.target))
 
 

@@ -106,6 +106,7 @@ FULL = Sizes(
         branches_of(32, 8192, 128),
         branches_of(12, 8192, 128),
         sequences(1, 1024),
+        sequences(256, 1024),
         sequences(256, 4096),
         sequences(1, 32768),
         sequences(1, 34816, 2048),

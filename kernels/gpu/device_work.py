@@ -23,7 +23,7 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.gpu.launch import num_processors
-from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, chained, follow, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.work_list import SplitRule, WorkLimits, WorkList, make_work_list
 
@@ -212,7 +212,9 @@ def _advance_kernel(
     sliding_window,
     BLOCK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     num_entries = tl.load(p_num_entries)
     b_entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_entry = b_entry < num_entries
@@ -236,6 +238,7 @@ def advance(work: DeviceWork, spec: AttentionSpec) -> None:
             spec.sliding_window or 0,
             BLOCK=_ADVANCE_ENTRIES,
             HAS_WINDOW=spec.sliding_window is not None,
+            **chained(work.device),
             **PLAIN_OPTIONS,
         )
 

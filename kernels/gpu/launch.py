@@ -86,27 +86,29 @@ class Forms(NamedTuple):
 
 
 _TABLE = """
-#                  sm_80, sm_120       sm_90               sm_100              gfx942              gfx1201
-# cache   q  head  narrow    wide      narrow    wide      narrow    wide      narrow    wide      narrow    wide
-  plain   2    64  16/32/4/5 64/32/4/5 16/64/4/5 64/64/4/5 16/64/4/5 64/64/4/5 16/64/4/2 64/64/4/2 16/32/4/2 64/32/4/2
-  plain   2   128  16/32/4/5 64/32/8/5 16/64/4/2 128/64/8/5 16/64/4/5 64/64/4/5 16/64/4/2 64/64/4/2 16/32/4/2 64/32/8/2
-  plain   2   256  16/16/4/5 64/16/8/5 16/32/4/5 64/32/4/5 16/16/4/5 64/32/8/5 16/32/4/2 64/32/8/1 16/16/4/2 64/16/8/1
-  plain   2   576  16/16/8/5 32/16/8/5 16/32/8/5 64/32/8/5 16/32/8/5 32/32/8/5 16/16/8/1 64/16/8/1 16/16/8/1 32/16/16/1
-  scaled  2    64  16/64/4/5 64/32/4/5 16/64/4/5 64/64/4/5 16/32/4/5 64/64/4/5 16/64/4/2 64/64/4/2 16/32/4/2 64/32/8/2
-  scaled  2   128  16/32/4/5 64/32/8/5 16/32/4/5 64/32/4/5 16/32/4/5 64/32/4/5 16/32/4/2 64/64/4/2 16/16/4/2 64/16/8/1
-  scaled  2   256  16/32/4/5 64/32/8/5 16/32/4/5 64/32/4/5 16/32/4/5 64/32/8/5 16/32/4/2 64/16/8/1 16/16/4/2 64/16/8/1
-  scaled  2   576  16/16/8/5 32/16/8/5 16/16/8/5 64/16/8/5 16/16/8/5 16/16/8/5 16/16/8/1 32/16/8/1 -         -
-  int4    2   128  16/32/8/5 64/32/8/5 16/32/4/5 64/64/4/5 16/32/4/5 64/64/4/5 16/32/4/2 64/64/4/2 16/16/4/2 64/16/8/1
-  plain   4    64  16/32/4/2 32/32/8/2 16/32/8/2 32/32/8/2 16/32/8/2 32/32/8/2 16/32/4/2 32/32/8/1 16/16/8/1 32/16/8/1
-  plain   4   128  16/32/8/2 16/16/4/1 16/32/8/2 32/16/8/1 16/32/8/2 32/16/8/1 16/32/8/1 32/16/8/1 16/16/8/1 16/16/8/1
-  plain   4   256  16/32/8/2 32/16/8/1 16/32/8/2 32/16/8/1 16/32/8/2 32/16/8/1 16/16/8/1 32/16/8/1 -         -
-  plain   4   576  16/16/8/1 16/16/8/1 16/16/8/2 16/16/8/2 16/16/8/2 16/16/8/2 16/16/4/1 16/16/4/1 -         -
+#                 sm_80, sm_120         sm_90                 sm_100                gfx942                gfx1201
+# cache   q  head  narrow     wide       narrow     wide       narrow     wide       narrow     wide       narrow     wide
+  plain   2    64  16/32/4/5  64/32/4/5  16/64/4/5  128/64/8/5 16/64/4/5  64/64/4/5  16/64/4/2  64/64/4/2  16/32/4/2  64/32/4/2
+  plain   2   128  16/32/4/5  64/32/8/5  16/64/4/2  128/64/8/5 16/64/4/5  64/64/4/5  16/64/4/2  64/64/4/2  16/32/4/2  64/32/8/2
+  plain   2   256  16/16/4/5  64/16/8/5  16/32/4/5  128/64/8/2 16/16/4/5  64/32/8/5  16/32/4/2  64/32/8/1  16/16/4/2  64/16/8/1
+  plain   2   576  16/16/8/5  32/16/8/5  16/32/8/5  64/64/8/2  16/32/8/5  32/32/8/5  16/16/8/1  64/16/8/1  16/16/16/1 32/16/16/1
+  scaled  2    64  16/64/4/5  64/32/4/5  16/64/4/5  64/64/4/5  16/32/4/5  64/64/4/5  16/64/4/2  64/64/4/2  16/32/4/2  64/32/8/2
+  scaled  2   128  16/32/4/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
+  scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/4/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/4/2  32/16/8/1
+  scaled  2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/5  16/16/8/5  16/16/8/5  16/16/8/1  16/16/8/1  -          -
+  int4    2   128  16/32/8/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/64/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
+  plain   4    64  16/32/4/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/4/2  32/32/8/1  16/16/8/1  32/16/8/1
+  plain   4   128  16/32/8/2  16/16/4/1  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/32/8/1  32/16/8/1  16/16/8/1  16/16/8/1
+  plain   4   256  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/16/8/1  32/16/8/1  -          -
+  plain   4   576  16/16/8/1  16/16/8/1  16/16/8/2  16/16/8/2  16/16/8/2  16/16/8/2  16/16/4/1  16/16/4/1  -          -
 """
 """Tiles, rows/keys/warps/stages, in both forms. `q`: bytes of a query's element. `head`: the widest head of the row. `scaled`:
 int8, fp8, and int4 without a row of its own; with fp32 queries all take the plain row. -: every tile spills on that target.
 
 The block table makes a key's load depend on another load. Triton then gives each of the two half of the stages less 2: with 5,
 K and V have two buffers or more, and a tile is loaded while another is computed; with 3 and 4 they have one, and it is not.
+Where registers allow four programs or more per processor, one buffer is as good: on an H200, `bench.gpu.attention --only
+cases,tiles` measured the column of sm_90.
 sm_120, like the smaller chips of sm_80's kind, has 99 KiB of shared memory per program.
 """
 
@@ -141,7 +143,8 @@ def key_columns(head_dim: int) -> KeyColumns:
 class LayerShape:
     """Parameters that the item kernel is compiled for, apart from the target and the variants of `spec`.
 
-    `group`: query heads per kv head. `element_size`: bytes of q's elements. `cache_format`: "plain", "int8", "fp8" or "int4".
+    `group`: query heads per kv head. `element_size`: bytes of q's elements. `cache_format`: "plain", "int8", "fp8" or "int4";
+    "int8x4" or "fp8x4" where codes become numbers four at a time, for bf16 queries on sm_90.
     """
 
     group: int
@@ -256,10 +259,10 @@ class Grids:
     def __init__(self) -> None:
         self._programs: dict[Hashable, int] = {}
 
-    def size(self, form: Hashable, num_units: int, device: torch.device) -> int:
-        """Programs for a list of up to `num_units`."""
+    def size(self, form: Hashable, num_units: int, device: torch.device, rounds: int = 1) -> int:
+        """Programs for a list of up to `num_units`, in so many rounds."""
         per_processor = 1 if device.type == "cpu" else self._programs.get((form, device), _FIRST_PROGRAMS_PER_PROCESSOR)
-        return max(1, min(num_units, num_processors(device) * per_processor))
+        return max(1, min(num_units, num_processors(device) * per_processor * rounds))
 
     def learn(self, form: Hashable, compiled: Any, num_warps: int, device: torch.device) -> None:
         """Note what a launch of this form returned; the interpreter returns nothing."""

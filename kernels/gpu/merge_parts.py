@@ -18,15 +18,15 @@ from torch import Tensor
 
 from radixkv.kernels.gpu.device_work import DeviceWork
 from radixkv.kernels.gpu.launch import Grids
-from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, chained, follow, next_power_of_2, tl, triton
 from radixkv.kernels.work_list import WorkList
 
 __all__ = ["merge_parts", "merge_parts_reference", "step_parts"]
 
 _GRIDS = Grids()
 
-_STEP_ELEMENTS = 2048
-"""Of the parts read in one step of a program; at most 16 parts."""
+_STEP_ELEMENTS = 4096
+"""Of the parts read in one step of a program; at most 32 parts."""
 
 
 def merge_parts_reference(work_list: WorkList, parts: Tensor, lse: Tensor, sinks: Tensor | None, out: Tensor) -> None:
@@ -56,7 +56,9 @@ def _merge_parts_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_P: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     b_column = tl.arange(0, BLOCK_DV)
     past_unit = tl.load(p_num_merges) * num_heads
     for unit in range(tl.program_id(0), past_unit, tl.num_programs(0)):
@@ -94,7 +96,7 @@ def _merge_parts_kernel(
 
 def step_parts(block_dv: int, *, is_steady: bool = False) -> int:
     """Parts read in one step of the kernel."""
-    return 1 if is_steady else max(2, min(16, _STEP_ELEMENTS // block_dv))
+    return 1 if is_steady else max(2, min(32, _STEP_ELEMENTS // block_dv))
 
 
 def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
@@ -117,6 +119,7 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
         BLOCK_DV=block_dv,
         BLOCK_P=step_parts(block_dv, is_steady=work.limits.is_steady),
         HAS_SINKS=sinks is not None,
+        **chained(out.device),
         **PLAIN_OPTIONS,
     )
     _GRIDS.learn(form, compiled, int(PLAIN_OPTIONS["num_warps"]), out.device)

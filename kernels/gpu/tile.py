@@ -10,8 +10,9 @@ Columns: a head is the first BLOCK_D columns, a power of two, and REST more, a p
 128 + 64, 80 is 64 + 16, a latent's 576 is 512 + 64. Values alone are padded to the next power of two.
 Formats of a cache, FORMAT: "plain", the queries' own dtype; "int8" and "fp8" (e4m3), whose values the queries' dtype holds
 exactly, with one bfloat16 scale per slot and kv head. A key's scale multiplies its score after the dot, a value's its
-probability before, where an fp16 product under 6e-5 loses bits: such small values need bf16 queries. "int4": a byte holds a
-column and the one half a head further on, GROUP columns of a row share a step and a lowest value, and codes become numbers
+probability before, where an fp16 product under 6e-5 loses bits: such small values need bf16 queries. "int8x4" and "fp8x4": the
+same, but four codes at once become bf16, and before they are laid out for a dot, by instructions of sm_90. "int4": a byte holds
+a column and the one half a head further on, GROUP columns of a row share a step and a lowest value, and codes become numbers
 before the dot.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -24,6 +25,62 @@ from __future__ import annotations
 from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 
 __all__ = ["attend_tile", "load_columns"]
+
+
+@triton.jit
+def _bf16_of_fp8(b_code):
+    """e4m3's bits, moved to bfloat16's exponent and mantissa, are the value times 2^-120, including subnormals."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 low, high, sign, factor, none;
+        mov.b32 factor, 0x7b807b80;
+        mov.b32 none, 0x80008000;
+        prmt.b32 low, $2, 0, 0x1404;
+        prmt.b32 high, $2, 0, 0x3424;
+        and.b32 sign, low, 0x80008000;
+        shr.u32 low, low, 4;
+        and.b32 low, low, 0x07f007f0;
+        or.b32 low, low, sign;
+        and.b32 sign, high, 0x80008000;
+        shr.u32 high, high, 4;
+        and.b32 high, high, 0x07f007f0;
+        or.b32 high, high, sign;
+        fma.rn.bf16x2 $0, low, factor, none;
+        fma.rn.bf16x2 $1, high, factor, none;
+        }""",
+        "=r,=r,r",
+        [b_code],
+        dtype=tl.bfloat16,
+        is_pure=False,
+        pack=4,
+    )
+
+
+@triton.jit
+def _bf16_of_int8(b_code):
+    """In bfloat16, 128 with a code's low seven bits as its mantissa, less 128, or 256 if the code is negative."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 low, high, less, one, bits, base, below;
+        mov.b32 one, 0x3f803f80;
+        mov.b32 bits, 0x007f007f;
+        mov.b32 base, 0x43004300;
+        mov.b32 below, 0xc300c300;
+        prmt.b32 low, $2, 0, 0x4140;
+        prmt.b32 high, $2, 0, 0x4342;
+        lop3.b32 less, low, 0x00800080, below, 0xea;
+        lop3.b32 low, low, bits, base, 0xea;
+        fma.rn.bf16x2 $0, low, one, less;
+        lop3.b32 less, high, 0x00800080, below, 0xea;
+        lop3.b32 high, high, bits, base, 0xea;
+        fma.rn.bf16x2 $1, high, one, less;
+        }""",
+        "=r,=r,r",
+        [b_code],
+        dtype=tl.bfloat16,
+        is_pure=False,
+        pack=4,
+    )
 
 
 @triton.jit
@@ -45,6 +102,10 @@ def load_columns(
     if MASKED:
         m_loaded = m_loaded & m_row[:, None]
     b_loaded = tl.load(p_loaded, mask=m_loaded, other=0.0)
+    if FORMAT == "fp8x4":
+        return _bf16_of_fp8(b_loaded)
+    if FORMAT == "int8x4":
+        return _bf16_of_int8(b_loaded)
     if FORMAT == "fp8" and b_loaded.dtype == tl.uint8:  # of a chip without fp8
         # e4m3's bits, moved to fp32's exponent and mantissa, are the value times 2^-120, including subnormals.
         b_bits = b_loaded.to(tl.uint32)

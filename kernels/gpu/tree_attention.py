@@ -41,7 +41,7 @@ from radixkv.kernels.gpu.launch import (
 from radixkv.kernels.gpu.merge_parts import merge_parts
 from radixkv.kernels.gpu.tile import attend_tile
 from radixkv.kernels.kv.kv_format import KVFormat
-from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, chained, follow, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]
@@ -52,6 +52,9 @@ _FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8", torch.uint8: "int4"}
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 _GRIDS = Grids()
+
+_ROUNDS = (1, 2)
+"""Of the programs of each form. Prompts' tiles differ in length, and the chip gives the second round's to those that end first."""
 
 
 @triton.jit
@@ -222,7 +225,9 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     num_columns = num_heads // GROUP * CHUNKS
     first_unit = tl.load(p_counts + FORM) * num_columns
@@ -362,6 +367,9 @@ def layer_shape(q: Tensor, k_cache: Tensor, v_head_dim: int, *, is_latent: bool 
     """Shape of a layer with these queries and this head-major cache."""
     num_kv_heads, block_size = k_cache.shape[1:3]
     cache_format = _FORMATS.get(k_cache.dtype, "plain")
+    packs = q.is_cuda and q.dtype == torch.bfloat16 and launch_target(q.device) == "sm_90"
+    if packs and cache_format in ("int8", "fp8"):
+        cache_format += "x4"
     return LayerShape(
         q.shape[1] // num_kv_heads, q.shape[2], v_head_dim, block_size, q.element_size(), cache_format, is_latent
     )
@@ -407,7 +415,7 @@ def attend_by_work(
     if work.limits != limits:
         raise InvalidArgumentError("work.limits", work.limits, f"{limits}, those of this layer")
     target, num_heads = launch_target(q.device), q.shape[1]
-    if shape.cache_format == "fp8" and not has_fp8(q.device):
+    if shape.cache_format == "fp8x4" or (shape.cache_format == "fp8" and not has_fp8(q.device)):
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache if v_cache is None else v_cache.view(torch.uint8)
     values = k_cache if v_cache is None else v_cache
     scales = scales or KVScales(work.lse, work.lse)
@@ -446,12 +454,13 @@ def attend_by_work(
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
         compiled_form = shape, config, form, *variants.values()
-        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device),)](
+        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device, _ROUNDS[form]),)](
             *arguments,
             FORM=form,
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
+            **chained(q.device),
             **config.options,
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)

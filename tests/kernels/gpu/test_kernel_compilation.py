@@ -85,7 +85,7 @@ def test_one_fault_fails_the_gate(outcome: Measured | str, monkeypatch: pytest.M
 def test_the_full_gate_has_every_row_of_the_table_in_both_forms() -> None:
     rows = {(kind, size, width) for target in launch.TARGETS for kind, size, width in launch._forms(target)}
     assert 2 * len(rows) <= 40
-    compiled = {(each.shape.row, each.form) for each in FULL if each.form is not None}
+    compiled = {(each.shape(TARGETS[0]).row, each.form) for each in FULL if each.form is not None}
     assert compiled == {(row, form) for row in rows for form in compile_gate.FORMS}
 
 
@@ -134,13 +134,22 @@ def test_batches_of_any_number_of_blocks_are_one_compiled_kernel() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_block_movement_and_advance_compile(target: str) -> None:
     element = dict.fromkeys(("p_k", "p_v", "p_k_cache", "p_v_cache"), "*bf16")
-    shape = {"HKV": 8, "D": 128, "DV": 128, "BLOCK_SIZE": 16, "BLOCK_H": 8, "BLOCK_D": 128, "SCALES": False}
+    shape = {
+        "HKV": 8,
+        "D": 128,
+        "DV": 128,
+        "BLOCK_SIZE": 16,
+        "BLOCK_H": 8,
+        "BLOCK_D": 128,
+        "SCALES": False,
+        "PDL": False,
+    }
     ids = dict.fromkeys(("p_tensors", "p_runs", "p_widths", "p_src", "p_dst", "p_num_tokens"), "*i64")
     kernels: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
         (kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, shape),
         (kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, {**shape, "D": 16, "DV": 16, "SCALES": True}),
         (block_copy._copy_blocks_kernel, {**ids, "p_element": "*i16"}, {"HKV": 8, "BLOCK_SIZE": 16, "RUN": 1024}),
-        (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True}),
+        (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True, "PDL": False}),
     ]
     for kernel, types, constants in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
@@ -158,5 +167,6 @@ def test_kernels_between_products_compile(target: str) -> None:
     ]
     for kernel, constants, ids in kernels:
         types = {name: "*i64" if name in ids else "*bf16" for name in kernel.arg_names if name.startswith("p_")}
+        constants["PDL"] = target in ("sm_90", "sm_100", "sm_120")
         measured = measure(kernel, target, {**types, "epsilon": "fp32"}, constants, {**PLAIN_OPTIONS, "num_warps": 8})
         assert faults(MERGE, target, measured) == []
