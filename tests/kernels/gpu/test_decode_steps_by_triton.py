@@ -196,7 +196,7 @@ THOROUGH = [("llama", False), ("gemma3", False), ("qwen3_moe", False), ("gpt_oss
     ("family", "is_fused", "num_rounds"),
     [
         *(("gpt_oss", False, 1), ("deepseek_v3", False, 1), ("llama", True, 1)),
-        *(pytest.param(*each, 6, marks=pytest.mark.thorough) for each in THOROUGH),
+        *(pytest.param(*each, 3, marks=pytest.mark.thorough) for each in THOROUGH),
     ],
 )
 def test_steps_of_prompts_and_decodes_give_what_steps_planned_for_themselves_give(
