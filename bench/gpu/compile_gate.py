@@ -92,7 +92,7 @@ class Configuration:
             return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
         width = next_power_of_2(self.heads[2])
         sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width, is_steady=self.is_steady)}
-        constants = {**sizes, "HAS_SINKS": self.has_variants, "PDL": False}
+        constants = {**sizes, "HAS_SINKS": self.has_variants}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
     def compile_with(self, tile: TileConfig, target: str) -> Measured:
@@ -104,7 +104,6 @@ class Configuration:
             **flags,
             "FORM": FORMS.index(self.form),
             "UPCAST": False,
-            "PDL": False,
         }
         return measure(_attend_items_kernel, target, self._types(target), constants, tile.options)
 

@@ -20,7 +20,7 @@ from bench.gpu.common.clock import eager_us, host_us
 from bench.gpu.common.inputs import Case, Pool
 from bench.gpu.run import Run
 from bench.gpu.workloads import BLOCK_SIZE, LATENTS, Layer, Tree, sequences
-from radixkv.kernels.gpu import device_work, launch, merge_parts, tree_attention
+from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.gpu.device_work import advance, work_limits
 from radixkv.kernels.gpu.launch import Forms, LayerShape, TileConfig
 from radixkv.kernels.kv.kv_format import KVFormat
@@ -124,19 +124,15 @@ class Variant:
     split_keys: int | None = None
     narrow: TileConfig | None = None
     wide: TileConfig | None = None
-    is_chained: bool = True
 
     @contextmanager
     def applied(self, case_layer: Any, device: torch.device) -> Iterator[None]:
         """Within the context, plans and launches use these."""
         with ExitStack() as stack:
-            if not self.is_chained:
-                for module in (tree_attention, merge_parts):
-                    stack.enter_context(patch.object(module, "chained", lambda _: {"PDL": False}))
             if self.programs is not None:
                 most = launch.num_processors(device) * self.programs
                 stack.enter_context(
-                    patch.object(launch.Grids, "size", lambda _, __, units, ___, ____=1: max(1, min(units, most)))
+                    patch.object(launch.Grids, "size", lambda _, __, units, *___, **____: max(1, min(units, most)))
                 )
             if self.split_keys is not None:
                 stack.enter_context(patch.object(device_work, "LEAST_SPLITS", (self.split_keys,) * 2))
@@ -161,7 +157,6 @@ def _tiles(narrow: str, wide: str) -> tuple[Variant, ...]:
 AS_IT_IS = Variant("as it is")
 VARIANTS = (
     AS_IT_IS,
-    Variant("not chained", is_chained=False),
     *(Variant(f"{count} programs", programs=count) for count in (2, 4)),
     *(Variant(f"split {keys}", split_keys=keys) for keys in (128, 256, 512, 1024)),
     *_tiles("16/64/4/1 16/32/4/2 16/64/4/5", "64/64/4/5 128/64/8/3"),

@@ -23,18 +23,18 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.gpu.launch import num_processors
-from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, chained, follow, tl, triton
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.work_list import SplitRule, WorkLimits, WorkList, make_work_list
 
-__all__ = ["DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work", "work_limits"]
+__all__ = ["UNITS_PER_PROCESSOR", "DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work", "work_limits"]
 
 SPLIT_KEYS = 1024
 """Items of steady work end at absolute multiples of it; otherwise a step's split length depends on the batch and the chip."""
 
 UNITS_PER_PROCESSOR = (4, 1)
 """Programs' shares of work that a step is cut into, of the narrow and of the wide form: about as many as run at once. In more
-rounds there are more parts to merge, and programs without work in the last one."""
+rounds there would be more parts to merge, and programs without work in the last one."""
 
 LEAST_SPLITS = (128, 256)
 """A wide item writes 64 rows of parts, as many bytes as 128 keys."""
@@ -212,9 +212,7 @@ def _advance_kernel(
     sliding_window,
     BLOCK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     num_entries = tl.load(p_num_entries)
     b_entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_entry = b_entry < num_entries
@@ -238,7 +236,6 @@ def advance(work: DeviceWork, spec: AttentionSpec) -> None:
             spec.sliding_window or 0,
             BLOCK=_ADVANCE_ENTRIES,
             HAS_WINDOW=spec.sliding_window is not None,
-            **chained(work.device),
             **PLAIN_OPTIONS,
         )
 

@@ -25,7 +25,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.kv_write import write_kv
-from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, chained, follow, next_power_of_2, tl, triton
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2, tl, triton
 
 __all__ = ["HeadEmbedding", "add_norm", "embed_heads", "gate"]
 
@@ -45,9 +45,7 @@ def _add_norm_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_DELTA: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     first = tl.program_id(0).to(tl.int64) * WIDTH
     b_column = tl.arange(0, BLOCK)
     m_column = b_column < WIDTH
@@ -121,9 +119,7 @@ def _embed_heads_kernel(
     BLOCK_DV: tl.constexpr,
     HAS_NORM: tl.constexpr,
     WRITES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     b_column = tl.arange(0, BLOCK_HALF)
@@ -181,9 +177,7 @@ def _gate_kernel(
     stride_up_t,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     b_column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_column = b_column < WIDTH
@@ -239,7 +233,6 @@ def add_norm(hidden: Tensor, delta: Tensor | None, weight: Tensor, epsilon: floa
             WIDTH=width,
             BLOCK=next_power_of_2(width),
             HAS_DELTA=delta is not None,
-            **chained(hidden.device),
             **{**PLAIN_OPTIONS, "num_warps": 4 if width < _WIDE_ROW else 8},
         )
     return out
@@ -304,7 +297,6 @@ def embed_heads(q: Tensor, k: Tensor, v: Tensor, how: HeadEmbedding, cache: KVCa
             BLOCK_DV=next_power_of_2(cache.v_head_dim),
             HAS_NORM=how.q_weight is not None,
             WRITES=writes,
-            **chained(device),
             **PLAIN_OPTIONS,
         )
     if not writes:
@@ -331,7 +323,6 @@ def gate(gates: Tensor, ups: Tensor) -> Tensor:
             ups.stride(0),
             WIDTH=width,
             BLOCK=_GATE_COLUMNS,
-            **chained(gates.device),
             **PLAIN_OPTIONS,
         )
     return out

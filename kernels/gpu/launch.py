@@ -27,6 +27,7 @@ __all__ = [
     "Processor",
     "TileConfig",
     "has_fp8",
+    "holds_latents",
     "key_columns",
     "launch_target",
     "num_processors",
@@ -137,6 +138,11 @@ def key_columns(head_dim: int) -> KeyColumns:
     """Split of a key's columns: 128 is 128 + 0, 80 is 64 + 16, 576 is 512 + 64; a dot has 16 or more."""
     first = max(16, 1 << (head_dim.bit_length() - 1))
     return KeyColumns(first, 0 if head_dim <= first else max(16, next_power_of_2(head_dim - first)))
+
+
+def holds_latents(rank: int, rest: int) -> bool:
+    """Whether the kernels read latents of `rank` columns that are also values, and `rest` more."""
+    return rank + rest <= MAX_LATENT_DIM and key_columns(rank + rest).first == rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +265,10 @@ class Grids:
     def __init__(self) -> None:
         self._programs: dict[Hashable, int] = {}
 
-    def size(self, form: Hashable, num_units: int, device: torch.device, rounds: int = 1) -> int:
-        """Programs for a list of up to `num_units`, in so many rounds."""
+    def size(self, form: Hashable, num_units: int, device: torch.device, *, rounds: int = 1, most: int = 32) -> int:
+        """Programs for a list of up to `num_units`, in so many rounds of up to `most` per processor."""
         per_processor = 1 if device.type == "cpu" else self._programs.get((form, device), _FIRST_PROGRAMS_PER_PROCESSOR)
-        return max(1, min(num_units, num_processors(device) * per_processor * rounds))
+        return max(1, min(num_units, num_processors(device) * min(per_processor, most) * rounds))
 
     def learn(self, form: Hashable, compiled: Any, num_warps: int, device: torch.device) -> None:
         """Note what a launch of this form returned; the interpreter returns nothing."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from radixkv.kernels.gpu.device_work import DeviceWork
 from radixkv.kernels.gpu.launch import Grids
-from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, chained, follow, next_power_of_2, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
 from radixkv.kernels.work_list import WorkList
 
 __all__ = ["merge_parts", "merge_parts_reference", "step_parts"]
@@ -56,9 +56,7 @@ def _merge_parts_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_P: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     b_column = tl.arange(0, BLOCK_DV)
     past_unit = tl.load(p_num_merges) * num_heads
     for unit in range(tl.program_id(0), past_unit, tl.num_programs(0)):
@@ -119,7 +117,6 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
         BLOCK_DV=block_dv,
         BLOCK_P=step_parts(block_dv, is_steady=work.limits.is_steady),
         HAS_SINKS=sinks is not None,
-        **chained(out.device),
         **PLAIN_OPTIONS,
     )
     _GRIDS.learn(form, compiled, int(PLAIN_OPTIONS["num_warps"]), out.device)

@@ -13,7 +13,7 @@ and for all items where rows must be the same in every batch (`FormLimits.is_ste
 rows is cut into equal chunks. Nothing is hoisted out of the loops: keeping it through a tile costs more registers than it
 saves instructions. Dtypes: q and o fp32, fp16 or bf16; caches alike, or int8, fp8 or int4 with scales (see `tile`); scores,
 sums and parts in fp32; fp32 products are exact (no tf32).
-Limits: head widths up to 256, latents up to 576, powers of two or not; block ids and strides within a block fit 32 bits.
+Limits: head widths up to 256, latents up to 576, powers of two or not; a cache's rows, blocks x heads x slots, fit 31 bits.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803, N806
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.gpu.device_work import DeviceWork, FormLimits
+from radixkv.kernels.gpu.device_work import UNITS_PER_PROCESSOR, DeviceWork, FormLimits
 from radixkv.kernels.gpu.launch import (
     MAX_HEAD_DIM,
     MAX_LATENT_DIM,
@@ -41,7 +41,7 @@ from radixkv.kernels.gpu.launch import (
 from radixkv.kernels.gpu.merge_parts import merge_parts
 from radixkv.kernels.gpu.tile import attend_tile
 from radixkv.kernels.kv.kv_format import KVFormat
-from radixkv.kernels.runtime.triton_port import LOG2_E, chained, follow, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]
@@ -51,10 +51,12 @@ _FORMATS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8", torch.uint8: "int4"}
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+_MOST_ROWS = 2**31 - 1
+
 _GRIDS = Grids()
 
 _ROUNDS = (1, 2)
-"""Of the programs of each form. Prompts' tiles differ in length, and the chip gives the second round's to those that end first."""
+"""Of programs, by form. Prompts' tiles differ in length: the chip starts the second round's as those of the first end."""
 
 
 @triton.jit
@@ -225,9 +227,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     num_columns = num_heads // GROUP * CHUNKS
     first_unit = tl.load(p_counts + FORM) * num_columns
@@ -454,13 +454,12 @@ def attend_by_work(
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
         compiled_form = shape, config, form, *variants.values()
-        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device, _ROUNDS[form]),)](
+        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)](
             *arguments,
             FORM=form,
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
-            **chained(q.device),
             **config.options,
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
@@ -498,9 +497,14 @@ def _check(
     limit = MAX_LATENT_DIM if v_cache is None else MAX_HEAD_DIM
     if max(head_dim, v_head_dim) > limit:
         raise InvalidArgumentError("head_dim", max(head_dim, v_head_dim), f"at most {limit} on this device")
-    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+    given_scales = (None, None) if scales is None else (scales.k, None if v_cache is None else scales.v)
+    names = "k_cache", "v_cache", "scales.k", "scales.v"
+    for name, tensor in zip(names, (k_cache, v_cache, *given_scales), strict=True):
         if tensor is not None and not tensor.is_contiguous():
             raise InvalidArgumentError(f"{name}.stride()", tensor.stride(), "contiguous")
+    if k_cache.shape[0] * num_kv_heads * k_cache.shape[2] > _MOST_ROWS:
+        bound = f"at most {_MOST_ROWS // (num_kv_heads * k_cache.shape[2])}, whose slots 32 bits number for each head"
+        raise InvalidArgumentError("k_cache.shape[0]", k_cache.shape[0], bound)
     if (scales is None) != (k_cache.dtype == q.dtype):
         raise InvalidArgumentError("scales", scales, f"{'none' if scales else 'some'} for caches of {k_cache.dtype}")
     for name, scale, width in zip(("scales.k", "scales.v"), scales or (), (head_dim, v_head_dim), strict=False):

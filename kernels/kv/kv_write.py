@@ -28,7 +28,7 @@ from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.native_cache import NativeKVCache
 from radixkv.kernels.kv.rotation import rotate
 from radixkv.kernels.runtime.native_build import native_library
-from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, chained, follow, next_power_of_2, tl, triton
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2, tl, triton
 
 __all__ = ["write_kv", "write_kv_reference", "write_latents"]
 
@@ -63,9 +63,7 @@ def _write_kv_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SCALES: tl.constexpr,  # the caches are [num_blocks, Hkv, D, block_size]
-    PDL: tl.constexpr,
 ):
-    follow(PDL)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + token).to(tl.int64)
     if (slot >= 0) & (slot < num_slots):
@@ -181,7 +179,6 @@ def _write_by_triton(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: 
             BLOCK_H=block_h,
             BLOCK_D=block_d,
             SCALES=first > 0,
-            **chained(cache.device),
             **PLAIN_OPTIONS,
         )
 

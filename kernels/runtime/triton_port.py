@@ -4,20 +4,13 @@ A machine without a GPU needs no Triton: the torch path never launches a kernel.
 before this module is imported, Triton runs the kernels on CPU tensors, which the tests use.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803
-# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
-
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NoReturn
-
-import torch
 
 from radixkv.core.errors import RadixKVError
 
-__all__ = ["LOG2_E", "PLAIN_OPTIONS", "chained", "follow", "next_power_of_2", "tl", "triton"]
+__all__ = ["LOG2_E", "PLAIN_OPTIONS", "next_power_of_2", "tl", "triton"]
 
 PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
 """Compiler options of a launch without a tile. Fused multiply-adds are explicit: Triton's default differs by version."""
@@ -51,22 +44,3 @@ except ImportError:
     LOG2_E: Any = None  # type: ignore[no-redef]
     triton: Any = _MissingTriton()  # type: ignore[no-redef]  # the stand-in has the one name that imports use
     tl: Any = None  # type: ignore[no-redef]
-
-
-@triton.jit
-def follow(PDL: tl.constexpr):
-    """The first call of a kernel: lets the next one begin, and waits for the end of the one before."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@cache
-def chained(device: torch.device) -> dict[str, bool]:
-    """Arguments of a launch whose kernel calls `follow`: with PDL (programmatic dependent launch), where the chip has it, its
-    programs are in place when the kernel before it ends.
-    """
-    has_pdl = (
-        device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-    )
-    return {"PDL": True, "launch_pdl": True} if has_pdl else {"PDL": False}

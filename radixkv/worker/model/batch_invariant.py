@@ -115,7 +115,7 @@ def use_steady_experts(model: Any) -> None:
     Raises:
         ModelError: some experts cannot be.
     """
-    experts = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+    experts = [module for module in model.modules() if hasattr(module, "is_transposed")]
     if not experts:
         return
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radixkv.kernels.gpu.launch import holds_latents
 from radixkv.worker.model.shares import share_of
 
 __all__ = ["LatentHeads", "absorb_latents", "latent_heads_of"]
@@ -74,7 +75,7 @@ def absorb_latents(model: torch.nn.Module) -> int:
     """Make every known latent attention return rows as its keys, with its heads absorbed by queries and output.
 
     Takes as much memory as the matrices it replaces, plus one layer's meanwhile. They keep their dtype, even if other layers
-    are rounded later. Unknown attention still expands its latents.
+    are rounded later. Unknown attention still expands its latents, and so does one on a GPU whose rank its kernels do not take.
 
     Returns:
         The number of changed modules.
@@ -101,6 +102,8 @@ def _is_known(module: Any) -> bool:
     if not hasattr(module, "expand_kv") or type(module.kv_b_proj) is not torch.nn.Linear:
         return False  # an earlier transformers, or weights quantised when loaded
     num_heads, rank, key_dim, value_dim = _sizes(module)
+    if module.kv_b_proj.weight.is_cuda and not holds_latents(rank, int(module.qk_rope_head_dim)):
+        return False
     return module.kv_b_proj.bias is None and module.kv_b_proj.weight.shape == (num_heads * (key_dim + value_dim), rank)
 
 

@@ -28,7 +28,7 @@ WIDE = Configuration("D 128", "bf16", LLAMA, "wide")
 NARROW = Configuration("D 128", "bf16", LLAMA, "narrow")
 MERGE = Configuration("D 128", "bf16", LLAMA, None)
 EXACT = Configuration("D 128", "fp32", LLAMA, "wide")
-GOOD = Measured(128, 0, 0, 0, 1024, {"wgmma": 4}, 1.0, programs=3, buffers=2, waits=3)
+GOOD = Measured(128, 0, 0, 0, 1024, {"wgmma": 4}, 1.0, programs=3, buffers=2, waits=3, loop_instructions=400)
 
 
 @pytest.fixture(autouse=True)
@@ -40,14 +40,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("configuration", "target", "flaw", "fault"),
     [
-        (WIDE, "sm_90", {"stack_bytes": 8}, "8 bytes of stack"),
+        (WIDE, "sm_90", {"stack_bytes": 8, "loop_spills": 2}, "2 registers spilled, 8 bytes of stack"),
         (WIDE, "gfx942", {"spills": 3}, "3 registers spilled"),
-        (MERGE, "sm_80", {"stack_bytes": 4}, "4 bytes of stack"),
+        (MERGE, "sm_80", {"stack_bytes": 4, "loop_instructions": 0}, "4 bytes of stack"),
         *((WIDE, target, {"shared_bytes": limit + 1}, "shared memory") for target, limit in SHARED_LIMITS.items()),
         (WIDE, "sm_90", {"instructions": {"mma.sync": 64}}, "no wgmma"),
         (NARROW, "gfx1201", {"instructions": {}}, "no matrix instruction"),
         (NARROW, "sm_90", {"buffers": 1}, "1 buffers"),
-        (WIDE, "sm_120", {"waits": 0}, "waits for all but 0"),
+        (NARROW, "sm_120", {"waits": 0}, "waits for all but 0"),
+        (WIDE, "sm_120", {"buffers": 1}, "1 buffers"),
     ],
 )
 def test_a_flaw_is_a_fault(configuration: Configuration, target: str, flaw: dict[str, Any], fault: str) -> None:
@@ -67,13 +68,15 @@ def test_a_flaw_is_a_fault(configuration: Configuration, target: str, flaw: dict
         (EXACT, "sm_90", GOOD._replace(instructions={}, buffers=1, waits=0)),
         (WIDE, "gfx942", GOOD._replace(buffers=0, waits=0)),
         (MERGE, "sm_90", GOOD._replace(instructions={}, buffers=0)),
+        (WIDE, "sm_90", GOOD._replace(stack_bytes=8, waits=0)),
+        (NARROW, "sm_90", GOOD._replace(instructions={"mma.sync": 16}, programs=4, buffers=1, waits=0)),
     ],
 )
 def test_what_is_as_it_should_be_is_none(configuration: Configuration, target: str, measured: Measured) -> None:
     assert faults(configuration, target, measured) == []
 
 
-@pytest.mark.parametrize("outcome", [GOOD._replace(stack_bytes=8), "CompilationError: no such type"])
+@pytest.mark.parametrize("outcome", [GOOD._replace(loop_spills=1), "CompilationError: no such type"])
 def test_one_fault_fails_the_gate(outcome: Measured | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_gate, "_compile_all", lambda *_: [GOOD, outcome])
     report = make_report([WIDE, NARROW], ["sm_90"])
@@ -142,14 +145,13 @@ def test_block_movement_and_advance_compile(target: str) -> None:
         "BLOCK_H": 8,
         "BLOCK_D": 128,
         "SCALES": False,
-        "PDL": False,
     }
     ids = dict.fromkeys(("p_tensors", "p_runs", "p_widths", "p_src", "p_dst", "p_num_tokens"), "*i64")
     kernels: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
         (kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, shape),
         (kv_write._write_kv_kernel, {**element, "p_slots": "*i64"}, {**shape, "D": 16, "DV": 16, "SCALES": True}),
         (block_copy._copy_blocks_kernel, {**ids, "p_element": "*i16"}, {"HKV": 8, "BLOCK_SIZE": 16, "RUN": 1024}),
-        (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True, "PDL": False}),
+        (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True}),
     ]
     for kernel, types, constants in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
@@ -167,6 +169,5 @@ def test_kernels_between_products_compile(target: str) -> None:
     ]
     for kernel, constants, ids in kernels:
         types = {name: "*i64" if name in ids else "*bf16" for name in kernel.arg_names if name.startswith("p_")}
-        constants["PDL"] = target in ("sm_90", "sm_100", "sm_120")
         measured = measure(kernel, target, {**types, "epsilon": "fp32"}, constants, {**PLAIN_OPTIONS, "num_warps": 8})
         assert faults(MERGE, target, measured) == []

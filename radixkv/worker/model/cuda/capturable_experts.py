@@ -27,7 +27,7 @@ def reads_group_sizes(device: torch.device, dtype: torch.dtype) -> bool:
 
 def use_capturable_experts(model: Any) -> None:
     """Have stacked experts that transformers can run in several ways run by `_run_experts`."""
-    if not any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
+    if not any(hasattr(module, "is_transposed") for module in model.modules()):
         return
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
