@@ -46,8 +46,10 @@ from radixkv.worker.sampling.sampler import Sampler, SamplerRow  # noqa: E402
 SEED = 0
 DEAD_CONTEXT = 3
 MOST_OF_FLOOR = 1.3
-MAX_TREE_ERROR = 3e-2
-"""Of logits after tens of layers in bfloat16, whose attention or products were summed in two orders."""
+MAX_TREE_ERROR = 8e-2
+"""Of logits after 32 layers in bfloat16, whose attention or products were summed in two orders; `bench.gpu.attention` checks
+attention alone.
+"""
 FREE_SHARE = 0.85
 """Share of the memory left by the weights that goes to the pool."""
 

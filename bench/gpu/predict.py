@@ -1,10 +1,10 @@
 """A model of the time of attention and of a whole step, from the compiled code and the work lists, next to measurements.
 
-    tile      with two buffers and more: max(latency / (buffers - 1), instructions); with one: their sum
-              instructions: of the inner loop x warps x programs per processor / issued per second
+    tile      with two buffers and more: max(latency / (buffers - 1), work); with one: their sum
+              work: instructions of the inner loop x warps x programs per processor / issued per second, and its products
     form      the slowest program's units: tiles, and a latency each for what is loaded before and stored after them; at least
               the keys and values that it reads over the L2's bandwidth
-    case      both forms, the merge of parts, and a launch for each; at least the distinct bytes over the copy's bandwidth
+    case      both forms, at least the distinct bytes over the copy's bandwidth; the merge of parts; and a launch for each
     step      layers x (case + launches + weights over the bandwidth) + head + draw
 
     python -m bench.gpu.predict                     of a chip in the table of assumptions, by kernels compiled here for it
@@ -69,11 +69,13 @@ class Form(NamedTuple):
 
     def tile_us(self, chip: Assumptions) -> tuple[float, str]:
         """Time of a tile of keys in one of the programs of a full processor, and what bounds it."""
-        work = self.measured.loop_instructions * self.tile.num_warps * self.measured.programs / chip.issued * 1e6
+        issued_s = self.measured.loop_instructions * self.tile.num_warps / chip.issued
+        products_s = 4 * self.tile.block_m * self.tile.block_n * LLAMA.head_dim * chip.processors / chip.matmul
+        work = (issued_s + products_s) * self.measured.programs * 1e6
         if self.measured.buffers < 2:
-            return work + chip.latency_us, "latency and instructions"
+            return work + chip.latency_us, "latency and work"
         ahead = chip.latency_us / (self.measured.buffers - 1)
-        return max(work, ahead), "instructions" if work > ahead else "latency"
+        return max(work, ahead), "work" if work > ahead else "latency"
 
 
 class Prediction(NamedTuple):
@@ -98,15 +100,16 @@ def predict_case(tree: Tree, layer: Layer, forms: tuple[Form, Form], chip: Assum
     last = np.maximum.reduceat(np.append(work.positions, 0), items[:, 0]) if len(items) else items[:, 0]
     keys = np.minimum(items[:, 4], last + 1) - items[:, 3]
     is_wide = items[:, 1] - items[:, 0] > limits.narrow_entries
-    total_us, longest = 0.0, Prediction(0.0, "")
+    forms_us, longest = 0.0, Prediction(0.0, "")
     for form, chosen in zip(forms, (~is_wide, is_wide), strict=True):
         found = _form_us(np.repeat(keys[chosen], layer.num_kv_heads), form, layer, chip)
-        total_us += found.us + chip.launch_us
+        forms_us += found.us
         longest = max(longest, found)
     least_us = tree.num_bytes(layer) / chip.copy * 1e6
     part_bytes = 2 * 4 * work.num_part_rows * layer.num_heads * (layer.v_head_dim + 1)
-    total_us += part_bytes / chip.l2 * 1e6 + chip.launch_us
-    return Prediction(least_us, "bandwidth") if least_us > total_us else Prediction(total_us, longest.bound)
+    more_us = part_bytes / chip.l2 * 1e6 + 3 * chip.launch_us
+    bound = "bandwidth" if least_us > forms_us else longest.bound
+    return Prediction(max(least_us, forms_us) + more_us, bound)
 
 
 def _array(row: Any) -> Any:
