@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ForwardRow", "cut_into_tiles", "step_inputs"]
+__all__ = ["ForwardRow", "cut_into_tiles", "kept_tokens", "step_inputs"]
 
 
 class ForwardRow(NamedTuple):
@@ -26,11 +27,6 @@ class ForwardRow(NamedTuple):
     num_stored: int
     num_logits: int
     adapter: str = ""
-
-    @property
-    def wants_logits(self) -> bool:
-        """Whether any logits are returned."""
-        return self.num_logits > 0
 
 
 def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.int64]:
@@ -54,6 +50,12 @@ def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.i
             slots[first:end] = np.where(at < row.num_stored, -1, table * np.int64(block_size) + at % block_size)
         first = end
     return inputs
+
+
+def kept_tokens(rows: Sequence[ForwardRow]) -> list[int]:
+    """Indices of the tokens whose logits are returned, among those of all rows. O(rows + logits)."""
+    ends = accumulate(len(row.token_ids) for row in rows)
+    return [at for row, end in zip(rows, ends, strict=True) for at in range(end - row.num_logits, end)]
 
 
 def cut_into_tiles(rows: Sequence[ForwardRow], sizes: Sequence[int], block_size: int) -> list[list[ForwardRow]]:
