@@ -16,9 +16,9 @@ a column and the one half a head further on, GROUP columns of a row share a step
 before the dot.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, PLR1714
+# ruff: noqa: N803, PLR0912, PLR1714
 # Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped, and it
-# has no sets.
+# has no sets. Branches on constants are taken when a kernel is compiled.
 
 from __future__ import annotations
 
@@ -193,7 +193,9 @@ def attend_keys(
             m_key = m_key & (b_key >= begin)
         p_block = p_table + b_key.to(tl.uint32) // BLOCK_SIZE
         b_block = tl.load(p_block, mask=m_key, other=0) if MASKED else tl.load(p_block)
-        b_row = (b_block * num_kv_heads + kv_head) * BLOCK_SIZE + b_key % BLOCK_SIZE  # of the cache's rows, of all heads
+        b_row = (
+            b_block * num_kv_heads + kv_head
+        ) * BLOCK_SIZE + b_key % BLOCK_SIZE  # of the cache's rows, of all heads
 
         if FORMAT == "int4":
             b_k = load_int4_columns(p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)

@@ -376,7 +376,9 @@ def attend_by_work(
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
         compiled_form = shape, config, form, *variants.values()
-        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)](
+        compiled = _attend_items_kernel[
+            (_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)
+        ](
             *arguments,
             FORM=form,
             **shape.constants(config),
