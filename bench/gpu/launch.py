@@ -158,7 +158,7 @@ AS_IT_IS = Variant("as it is")
 VARIANTS = (
     AS_IT_IS,
     *(Variant(f"{count} programs", programs=count) for count in (2, 4)),
-    *(Variant(f"split {keys}", split_keys=keys) for keys in (128, 256, 512, 1024)),
+    *(Variant(f"split {keys}", split_keys=keys) for keys in (256, 512, 1024)),
     *_tiles("16/64/4/1 16/32/4/2 16/64/4/5", "64/64/4/5 128/64/8/3"),
 )
 """For plain caches of two bytes and heads of 128 columns on sm_90."""
@@ -166,10 +166,10 @@ VARIANTS = (
 ROWS = (
     (Layer(32, 8, 64, 64), _tiles("16/64/4/2 16/128/4/2", "64/64/4/5 128/128/8/3")),
     (Layer(16, 8, 256, 256), _tiles("16/32/4/2 16/64/4/2", "64/32/4/5 64/64/8/3")),
-    (Layer(32, 8, 128, 128, KVFormat.FP8), _tiles("16/64/4/1 16/32/4/2 16/32/4/5", "64/64/4/5 128/64/8/2")),
-    (Layer(32, 8, 128, 128, KVFormat.INT8), _tiles("16/64/4/1 16/32/4/2 16/32/4/5", "64/64/4/5 128/64/8/2")),
+    (Layer(32, 8, 128, 128, KVFormat.FP8), _tiles("16/64/4/1 16/128/4/2 16/128/8/2", "64/64/4/5 128/64/8/2")),
+    (Layer(32, 8, 128, 128, KVFormat.INT8), _tiles("16/64/4/1 16/128/4/2 16/128/8/2", "64/64/4/5 128/64/8/2")),
     (Layer(32, 8, 128, 128, KVFormat.INT4), _tiles("16/64/4/1 16/64/8/2", "64/64/4/5 128/64/8/2")),
-    (LATENTS, _tiles("", "64/32/8/5 32/64/8/2 64/64/8/3")),
+    (LATENTS, _tiles("", "64/32/8/5 64/64/8/3")),
 )
 """Other rows of the table, and what might be better there."""
 

@@ -2,6 +2,7 @@
 
     check         a small model against transformers in fp32; a replayed graph against the same step launched; draws
     steps         1 to 256 sequences of 1k tokens: with and without graphs, and served, with tokens drawn and read each step
+    prompts       a prompt next to 31 decodes in one step, with and without a graph
     fan-out       64 branches on a prefix of 8k and of 32k: the prefix read once for all of them, and once for each
     breakdown     device time of products, attention and the rest, by torch's profiler
     transformers  its own attention over its dynamic and its static cache, with the same weights
@@ -46,7 +47,9 @@ SEED = 0
 DEAD_CONTEXT = 3
 MOST_OF_FLOOR = 1.3
 MAX_TREE_ERROR = 8e-2
-"""Of logits after 32 layers in bfloat16, whose attention was summed in two orders; `bench.gpu.attention` checks each alone."""
+"""Of logits after 32 layers in bfloat16, whose attention or products were summed in two orders; `bench.gpu.attention` checks
+attention alone.
+"""
 FREE_SHARE = 0.85
 """Share of the memory left by the weights that goes to the pool."""
 
@@ -85,6 +88,7 @@ class ModelBench:
         self.allocate()
         self.section("check", self.check)
         self.section("steps", self.measure_steps)
+        self.section("prompts", self.measure_prompts)
         self.section("fan-out", self.measure_fan_out)
         self.section("breakdown", self.measure_breakdown)
         for runner in {self.graphs, self.eager}:
@@ -222,6 +226,24 @@ class ModelBench:
         found["eager"], found["eager_host"] = time_ms(partial(crowd.forward, self.eager), count, self.device)
         found["served"], _ = time_ms(serve, count, self.device)
         return found
+
+    def measure_prompts(self) -> None:
+        """A prompt next to decodes, replayed and launched: compare it and the decodes after it, and time both."""
+        batch, count, rows = min(32, max(self.batches)), self.sizes.steps, []
+        figures = self.report.figures["prompts"] = {}
+        crowd = Crowd(self.graphs, batch, 0, self.sizes.context, WARM_STEPS + count)
+        for length in self.sizes.prompts:
+            for step, prompt in enumerate((length, 0, 0)):
+                replayed = crowd.forward(self.graphs, step, prompt).clone()
+                error = relative_error(replayed, crowd.forward(self.eager, step, prompt))
+                self._judge(f"step {step} from a prompt of {length} on", error, MAX_TREE_ERROR)
+            found = figures[length] = {}
+            for name, runner in (("graph", self.graphs), ("eager", self.eager)):
+                forward = partial(crowd.forward, runner, prompt=length)
+                found[name], found[f"{name}_host"] = time_ms(forward, count, self.device)
+            rows.append((str(length), *(f"{ms:.2f}" for ms in found.values())))
+        columns = ("prompt", "graph", "its host", "launched", "its host")
+        self.report.tables.append(Table(f"a prompt next to {batch - 1} decodes, ms", columns, rows))
 
     def floor_ms(self, num_tokens: int) -> float:
         """Time to read weights and so many tokens' KV once."""

@@ -21,7 +21,9 @@ WARM_STEPS = 3
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The model's shape, and its measurements. `steps`: timed per case; `context` and they stay within one split."""
+    """The model's shape, and its measurements. `steps`: timed per case; `context` and they stay within one split. `prompts`:
+    lengths of at most `context`.
+    """
 
     hidden: int
     ffn: int
@@ -36,6 +38,7 @@ class ModelSizes:
     branches: int
     own: int
     prefixes: tuple[int, ...]
+    prompts: tuple[int, ...]
     steps: int
     profiled: tuple[int, ...]
     copy_bytes: int
@@ -55,6 +58,7 @@ FULL = ModelSizes(
     branches=64,
     own=128,
     prefixes=(8192, 32768),
+    prompts=(32, 224, 480, 960),
     steps=20,
     profiled=(1, 64, 256),
     copy_bytes=4 << 30,
@@ -73,6 +77,7 @@ TINY = ModelSizes(
     branches=4,
     own=8,
     prefixes=(64,),
+    prompts=(5, 40),
     steps=3,
     profiled=(2,),
     copy_bytes=1 << 16,
@@ -124,18 +129,21 @@ class Crowd:
         """Number of distinct tokens, before the first step."""
         return self.prefix + self.count * self.own
 
-    def rows(self, step: int) -> list[ForwardRow]:
-        """One more token for every branch."""
+    def rows(self, step: int, prompt: int = 0) -> list[ForwardRow]:
+        """One more token for every branch; or of the last one so many tokens from its start, with the logits of the last."""
         position = self.prefix + self.own + step
         vocab = self.runner.vocab_size
-        return [
+        rows = [
             ForwardRow([(7 * index + step) % vocab], position, table, 0, True)
             for index, table in enumerate(self._tables)
         ]
+        if prompt:
+            rows[-1] = rows[-1]._replace(token_ids=[(11 * at + step) % vocab for at in range(prompt)], start=0)
+        return rows
 
-    def forward(self, runner: ModelRunner, step: int) -> Tensor:
+    def forward(self, runner: ModelRunner, step: int, prompt: int = 0) -> Tensor:
         """Logits of a runner over the same pool."""
-        return runner.forward(self.rows(step))
+        return runner.forward(self.rows(step, prompt))
 
 
 def time_ms(step: Callable[[int], object], count: int, device: torch.device) -> tuple[float, float]:

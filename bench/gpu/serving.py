@@ -123,7 +123,7 @@ class ServingBench:
         lengths = self.sizes.context + 4 * self.sizes.steps
         self.num_blocks = 2 * max(batches) * -(-lengths // BLOCK_SIZE) + max(self.sizes.prefixes) // BLOCK_SIZE
         self.runner.allocate_pool(self.num_blocks, BLOCK_SIZE)
-        self.runner.prepare(max(batches))
+        self.runner.prepare(LIMITS.max_batch_tokens)
         found = {"model_s": made_s - started_s, "prepare_s": time.monotonic() - made_s}
         self.report.figures |= found
         print(", ".join(f"{name} {value:.1f}" for name, value in found.items()), file=sys.stderr, flush=True)

@@ -77,7 +77,7 @@ def _checked_runner(load: Load) -> Any:
             load.num_steps += 1
             for row in rows:
                 load.num_computed += len(row.token_ids)
-                if row.wants_logits:
+                if row.num_logits:
                     room = len(row.block_table) * self.pool.block_size
                     load.max_empty = max(load.max_empty, room - row.start - len(row.token_ids))
             return super().forward(rows, drawn_ids)

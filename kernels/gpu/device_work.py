@@ -27,7 +27,16 @@ from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.work_list import SplitRule, WorkLimits, WorkList, make_work_list
 
-__all__ = ["UNITS_PER_PROCESSOR", "DeviceWork", "FormLimits", "WorkCapacity", "advance", "plan_work", "take_device_work", "work_limits"]
+__all__ = [
+    "UNITS_PER_PROCESSOR",
+    "DeviceWork",
+    "FormLimits",
+    "WorkCapacity",
+    "advance",
+    "plan_work",
+    "take_device_work",
+    "work_limits",
+]
 
 SPLIT_KEYS = 1024
 """Items of steady work end at absolute multiples of it; otherwise a step's split length depends on the batch and the chip."""

@@ -100,7 +100,9 @@ def _merge_parts_kernel(
 
 def step_sizes(num_heads: int, block_dv: int, *, is_steady: bool = False) -> dict[str, int]:
     """The kernel's sizes: heads of a unit, and parts read in one step of it."""
-    heads = next(count for count in (4, 2, 1) if num_heads % count == 0 and (count * block_dv <= _HEADS_ELEMENTS or count == 1))
+    heads = next(
+        count for count in (4, 2, 1) if num_heads % count == 0 and (count * block_dv <= _HEADS_ELEMENTS or count == 1)
+    )
     return {"HEADS": heads, "BLOCK_P": 1 if is_steady else max(2, min(16, _STEP_ELEMENTS // (heads * block_dv)))}
 
 

@@ -1,4 +1,4 @@
-"""One tile of keys, folded into a running softmax: the inner step of `tree_attention`.
+"""Tiles of keys, folded into a running softmax: the inner loop of `tree_attention`.
 
     new_max = max(old_max, max_n s)      p = 2^(s - new_max)      a = 2^(old_max - new_max)
     sum <- a sum + sum_n p               acc <- a acc + p v       scores s are in base 2, already times log2(e)
@@ -16,15 +16,15 @@ a column and the one half a head further on, GROUP columns of a row share a step
 before the dot.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, PLR1714
+# ruff: noqa: N803, PLR0912, PLR1714
 # Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped, and it
-# has no sets.
+# has no sets. Branches on constants are taken when a kernel is compiled.
 
 from __future__ import annotations
 
 from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 
-__all__ = ["attend_tile", "load_columns"]
+__all__ = ["attend_keys"]
 
 
 @triton.jit
@@ -150,7 +150,7 @@ def load_int4_columns(
 
 
 @triton.jit
-def attend_tile(
+def attend_keys(
     b_acc,  # [M, BLOCK_DV] fp32
     b_max,  # [M] fp32, base 2
     b_sum,  # [M] fp32
@@ -158,8 +158,9 @@ def attend_tile(
     b_q_rest,  # [M, REST], read with REST
     b_first,  # [M] first key that a row sees, read with HAS_WINDOW
     b_last,  # [M] last key that a row sees
-    b_key,  # [N]
-    m_key,  # [N] keys to load
+    start,  # first key of a tile
+    begin,
+    end,
     p_table,  # [max_blocks] of a row of block_tables
     p_k,  # [num_blocks, Hkv, BLOCK_SIZE, D]; D / 2 of int4
     p_v,  # [num_blocks, Hkv, BLOCK_SIZE, DV]; DV / 2 of int4; not read with LATENT
@@ -172,6 +173,7 @@ def attend_tile(
     D: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     REST: tl.constexpr,
     BLOCK_DV: tl.constexpr,
@@ -181,49 +183,58 @@ def attend_tile(
     LATENT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,  # otherwise every row sees every key, and all are loaded
+    MASKED: tl.constexpr,
 ):
-    p_block = p_table + b_key.to(tl.uint32) // BLOCK_SIZE
-    b_block = tl.load(p_block, mask=m_key, other=0) if MASKED else tl.load(p_block)
-    b_row = (b_block * num_kv_heads + kv_head) * BLOCK_SIZE + b_key % BLOCK_SIZE  # of the cache's rows, of all heads
-
-    if FORMAT == "int4":
-        b_k = load_int4_columns(p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)
-    else:
-        b_k = load_columns(p_k, b_row, m_key, D, 0, BLOCK_D, FORMAT, b_q.dtype, MASKED)  # [N, D]
-    b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [M, N]
-    if REST > 0:
-        if FORMAT == "int4":
-            b_k_rest = load_int4_columns(
-                p_k, p_k_scales, b_row, m_key, D, BLOCK_D, REST, K_GROUP, BLOCK_SIZE, b_q.dtype
-            )
-        else:
-            b_k_rest = load_columns(p_k, b_row, m_key, D, BLOCK_D, REST, FORMAT, b_q.dtype, MASKED)
-        b_score = tl.dot(b_q_rest, tl.trans(b_k_rest), b_score, input_precision="ieee")
-    if FORMAT != "plain" and FORMAT != "int4":
-        b_score *= tl.load(p_k_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
-    to_base_2 = scale * LOG2_E
-    if HAS_SOFTCAP:
-        b_score = 1.0 - 2.0 / (1.0 + tl.exp2(b_score * (to_base_2 * 2.0 / softcap)))  # tanh
-        to_base_2 = softcap * LOG2_E
-    if MASKED:
-        m_seen = b_key[None, :] <= b_last[:, None]
+    """Fold in tiles from `start`: with MASKED the keys in [begin, end), otherwise all of them, which every row sees."""
+    for key in tl.range(start, end, BLOCK_N, disable_licm=True):
+        b_key = key + tl.arange(0, BLOCK_N)  # [N]
+        m_key = b_key < end
         if HAS_WINDOW:
-            m_seen = m_seen & (b_key[None, :] >= b_first[:, None])
-        b_score = tl.where(m_seen, b_score, float("-inf"))
+            m_key = m_key & (b_key >= begin)
+        p_block = p_table + b_key.to(tl.uint32) // BLOCK_SIZE
+        b_block = tl.load(p_block, mask=m_key, other=0) if MASKED else tl.load(p_block)
+        b_row = (
+            b_block * num_kv_heads + kv_head
+        ) * BLOCK_SIZE + b_key % BLOCK_SIZE  # of the cache's rows, of all heads
 
-    b_new_max = tl.maximum(b_max, tl.max(b_score, 1) * to_base_2)
-    b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
-    b_p = tl.exp2(b_score * to_base_2 - b_shift[:, None])  # [M, N]
-    b_decay = tl.exp2(b_max - b_shift)
-    b_sum = b_sum * b_decay + tl.sum(b_p, 1)
+        if FORMAT == "int4":
+            b_k = load_int4_columns(p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)
+        else:
+            b_k = load_columns(p_k, b_row, m_key, D, 0, BLOCK_D, FORMAT, b_q.dtype, MASKED)  # [N, D]
+        b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [M, N]
+        if REST > 0:
+            if FORMAT == "int4":
+                b_k_rest = load_int4_columns(
+                    p_k, p_k_scales, b_row, m_key, D, BLOCK_D, REST, K_GROUP, BLOCK_SIZE, b_q.dtype
+                )
+            else:
+                b_k_rest = load_columns(p_k, b_row, m_key, D, BLOCK_D, REST, FORMAT, b_q.dtype, MASKED)
+            b_score = tl.dot(b_q_rest, tl.trans(b_k_rest), b_score, input_precision="ieee")
+        if FORMAT != "plain" and FORMAT != "int4":
+            b_score *= tl.load(p_k_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
+        to_base_2 = scale * LOG2_E
+        if HAS_SOFTCAP:
+            b_score = 1.0 - 2.0 / (1.0 + tl.exp2(b_score * (to_base_2 * 2.0 / softcap)))  # tanh
+            to_base_2 = softcap * LOG2_E
+        if MASKED:
+            m_seen = b_key[None, :] <= b_last[:, None]
+            if HAS_WINDOW:
+                m_seen = m_seen & (b_key[None, :] >= b_first[:, None])
+            b_score = tl.where(m_seen, b_score, float("-inf"))
 
-    if FORMAT != "plain" and FORMAT != "int4":
-        b_p *= tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
-    b_v = b_k  # [N, DV]
-    if FORMAT == "int4":
-        b_v = load_int4_columns(p_v, p_v_scales, b_row, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)
-    elif not LATENT:
-        b_v = load_columns(p_v, b_row, m_key, DV, 0, BLOCK_DV, FORMAT, b_q.dtype, MASKED)
-    b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
-    return b_acc, b_new_max, b_sum
+        b_new_max = tl.maximum(b_max, tl.max(b_score, 1) * to_base_2)
+        b_shift = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
+        b_p = tl.exp2(b_score * to_base_2 - b_shift[:, None])  # [M, N]
+        b_decay = tl.exp2(b_max - b_shift)
+        b_sum = b_sum * b_decay + tl.sum(b_p, 1)
+
+        if FORMAT != "plain" and FORMAT != "int4":
+            b_p *= tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
+        b_v = b_k  # [N, DV]
+        if FORMAT == "int4":
+            b_v = load_int4_columns(p_v, p_v_scales, b_row, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)
+        elif not LATENT:
+            b_v = load_columns(p_v, b_row, m_key, DV, 0, BLOCK_DV, FORMAT, b_q.dtype, MASKED)
+        b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
+        b_max = b_new_max
+    return b_acc, b_max, b_sum

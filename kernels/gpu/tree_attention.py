@@ -39,7 +39,7 @@ from radixkv.kernels.gpu.launch import (
     launch_target,
 )
 from radixkv.kernels.gpu.merge_parts import merge_parts
-from radixkv.kernels.gpu.tile import attend_tile
+from radixkv.kernels.gpu.tile import attend_keys
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 from radixkv.kernels.spec import AttentionSpec
@@ -104,84 +104,6 @@ def _store_rows(
     b_out = b_acc / tl.where(b_sum > 0.0, b_sum, 1.0)[:, None]
     m_stored = m_row[:, None] & (b_column < DV)[None, :]
     tl.store(p_rows[:, None] + b_column[None, :], b_out.to(p_rows.dtype.element_ty), mask=m_stored)
-
-
-@triton.jit
-def _attend_keys(
-    b_acc,  # [M, BLOCK_DV]
-    b_max,  # [M]
-    b_sum,  # [M]
-    b_q,  # [M, BLOCK_D]
-    b_q_rest,  # [M, REST]
-    b_first,  # [M]
-    b_last,  # [M]
-    start,
-    begin,
-    end,
-    p_table,
-    p_k,
-    p_v,
-    p_k_scales,
-    p_v_scales,
-    kv_head,
-    num_kv_heads,
-    scale,
-    softcap,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    REST: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    FORMAT: tl.constexpr,
-    K_GROUP: tl.constexpr,
-    V_GROUP: tl.constexpr,
-    LATENT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Tiles from `start`, a multiple of BLOCK_N; without MASKED all of their keys, otherwise those in [begin, end)."""
-    for key in tl.range(start, end, BLOCK_N, disable_licm=True):
-        b_key = key + tl.arange(0, BLOCK_N)
-        m_key = b_key < end
-        if HAS_WINDOW:
-            m_key = m_key & (b_key >= begin)
-        b_acc, b_max, b_sum = attend_tile(
-            b_acc,
-            b_max,
-            b_sum,
-            b_q,
-            b_q_rest,
-            b_first,
-            b_last,
-            b_key,
-            m_key,
-            p_table,
-            p_k,
-            p_v,
-            p_k_scales,
-            p_v_scales,
-            kv_head,
-            num_kv_heads,
-            scale,
-            softcap,
-            D,
-            DV,
-            BLOCK_SIZE,
-            BLOCK_D,
-            REST,
-            BLOCK_DV,
-            FORMAT,
-            K_GROUP,
-            V_GROUP,
-            LATENT,
-            HAS_WINDOW,
-            HAS_SOFTCAP,
-            MASKED,
-        )
-    return b_acc, b_max, b_sum
 
 
 @triton.jit(do_not_specialize=["stride_table"])  # it differs by batch, and would be compiled for its multiples of 16
@@ -271,7 +193,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
         if FORM == 1 and not HAS_WINDOW:  # bound by instructions, and most of its tiles are seen by all rows
             least = tl.min(tl.where(m_row, b_position, end), 0) + 1
             whole += tl.maximum(tl.minimum(least, end) - start, 0) // BLOCK_N * BLOCK_N
-            b_acc, b_max, b_sum = _attend_keys(
+            b_acc, b_max, b_sum = attend_keys(
                 b_acc,
                 b_max,
                 b_sum,
@@ -306,7 +228,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
                 HAS_SOFTCAP,
                 MASKED=False,
             )
-        b_acc, b_max, b_sum = _attend_keys(
+        b_acc, b_max, b_sum = attend_keys(
             b_acc,
             b_max,
             b_sum,
@@ -454,7 +376,9 @@ def attend_by_work(
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
         compiled_form = shape, config, form, *variants.values()
-        compiled = _attend_items_kernel[(_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)](
+        compiled = _attend_items_kernel[
+            (_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)
+        ](
             *arguments,
             FORM=form,
             **shape.constants(config),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from radixkv.planner.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from radixkv.worker.run import Worker, WorkerConfig
-    from radixkv.worker.scheduling.limits import SchedulerLimits
+    from radixkv.worker.scheduling.limits import LimitsWish
 
 __all__ = ["add_model_flags", "describe", "worker_config"]
 
@@ -87,8 +86,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--no-cuda-graphs",
         action="store_true",
-        help="on a GPU, launch every decode step's kernels one by one instead of replaying a graph captured per batch size: "
-        "slower, but errors then name their place",
+        help="on a GPU, launch every step's kernels one by one instead of replaying a graph captured per number of tokens, up "
+        "to 1024: slower, but errors then name their place",
     )
     flags.add_argument(
         "--max-model-len",
@@ -159,15 +158,14 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
 def _add_scheduling(command: argparse.ArgumentParser) -> None:
     flags = command.add_argument_group("scheduling and sharing")
     flags.add_argument(
-        "--max-num-seqs", type=int, default=64, metavar="N", help="branches that run at once (default %(default)s)"
+        "--max-num-seqs", type=int, metavar="N", help="branches that run at once (default 64, on a GPU 256)"
     )
     flags.add_argument(
         "--max-batch-tokens",
         type=int,
-        default=320,
         metavar="TOKENS",
         help="positions per forward, decodes and prompt chunks together: more computes prompts faster, fewer keeps the gaps "
-        "between the tokens of running replies short (default %(default)s)",
+        "between the tokens of running replies short (default 320, on a GPU 8192)",
     )
     flags.add_argument(
         "--max-wait",
@@ -321,23 +319,20 @@ def _unshared(namespaces: Sequence[str]) -> frozenset[str]:
     return frozenset(namespaces)
 
 
-def _limits(options: argparse.Namespace) -> SchedulerLimits:
-    from radixkv.worker.scheduling.limits import SchedulerLimits
+def _limits(options: argparse.Namespace) -> LimitsWish:
+    from radixkv.worker.scheduling.limits import LimitsWish
 
     for flag, value in (("--max-num-seqs", options.max_num_seqs), ("--max-batch-tokens", options.max_batch_tokens)):
-        if value < 1:
+        if value is not None and value < 1:
             raise InvalidArgumentError(flag, value, "at least 1")
     if options.admission == "worst-case" and options.preemption == "swap":
         bound = "recompute with --admission worst-case, by which nothing is preempted"
         raise InvalidArgumentError("--preemption", options.preemption, bound)
     if not 0 <= options.max_wait < float("inf"):
         raise InvalidArgumentError("--max-wait", options.max_wait, "at least 0 and finite")
-    usual = SchedulerLimits()
-    return replace(
-        usual,
+    return LimitsWish(
         max_running=options.max_num_seqs,
         max_batch_tokens=options.max_batch_tokens,
-        chunk_tokens=min(usual.chunk_tokens, options.max_batch_tokens),
         max_wait_s=options.max_wait,
         preemption=options.preemption,
         admission=options.admission,

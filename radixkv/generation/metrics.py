@@ -20,6 +20,7 @@ _GAUGES = (
     ("num_requests_swapped", "num_parked_branches", "Branches whose blocks are in host memory"),
     ("num_lines", "num_lines", "Histories that lie in spans of their own, outside of the pool's blocks"),
     ("store_unsaved_blocks", "num_store_unsaved_blocks", "Blocks of the pool that wait to be saved in the block store"),
+    ("uncaptured_step_sizes", "num_uncaptured_sizes", "Sizes of steps that run without a CUDA graph: capture failed"),
 )
 _COUNTERS = (
     ("num_preemptions", "num_preemptions", "Times that a branch had to give up its blocks"),

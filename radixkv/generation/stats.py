@@ -56,6 +56,7 @@ class EngineStats(NamedTuple):
         drafted_tokens, accepted_tokens: guessed by speculation, and of these drawn, by source.
         drafted_by_depth, accepted_by_depth: the same by their place in a draft, up to the 16th; later ones count there.
         draft_s: time spent on drafts, in seconds.
+        num_uncaptured_sizes: sizes of steps that could not be captured as CUDA graphs and run without, a gauge.
     """
 
     num_generations: int
@@ -93,6 +94,7 @@ class EngineStats(NamedTuple):
     drafted_by_depth: tuple[int, ...] = ()
     accepted_by_depth: tuple[int, ...] = ()
     draft_s: float = 0.0
+    num_uncaptured_sizes: int = 0
 
 
 class WorkerStats(NamedTuple):

@@ -143,6 +143,7 @@ class HashRunner:
         self.pool = HashPool(num_blocks, block_size, [_GARBAGE] * (num_blocks * block_size))
         self.gate = Gate()
         self.rows: list[tuple[int, int]] = []
+        self.num_uncaptured_sizes = 0
         self._slots = self.pool.slots
 
     def carry_out(self, ops: Sequence[Copy]) -> None:

@@ -24,6 +24,7 @@ import torch
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.planner import PlanError, check_fit, count_blocks, format_bytes
 from radixkv.worker.memory import DeviceMemory, device_memory, host_memory, peak_of
+from radixkv.worker.model.cuda.cuda_graphs import STEP_SIZES
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.sampling.score_logits import SLICE_BYTES
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -293,8 +294,9 @@ def _workspace_bytes(runner: ModelRunner, limits: SchedulerLimits) -> int:
 
 
 def _measure_activations(runner: ModelRunner, block_size: int, limits: SchedulerLimits) -> int:
-    """Peak bytes of a forward: one of prompts with `max_batch_tokens` positions, one of `max_running` decodes. The rows use a
-    pool of one block, named by every entry of their tables, and write nothing.
+    """Peak bytes of a forward: one of prompts with `max_batch_tokens` positions, one of `max_running` decodes; on CUDA next to
+    the memory of graphs, and with long contexts. The rows use a pool of one block, named by every entry of their tables, and
+    write nothing.
     """
     if runner.device.type == "cpu" and (runner.is_native or runner.weight_bytes > _PROFILED_ON_CPU_BYTES):
         return _estimate_activations(runner, limits)
@@ -318,12 +320,15 @@ def _profile(runner: ModelRunner, limits: SchedulerLimits) -> None:
         length = min(left, runner.max_model_len)
         prompts.append(_row(runner, 0, length))
         left -= length
-    runner.forward(prompts)
-    start = 0
-    if splits_contexts(runner.device):  # with memory for the parts; on a CPU a short context shows the whole peak
-        start = runner.max_model_len - 1
-        runner.forward([_row(runner, runner.max_model_len - len(prompts[0].token_ids), runner.max_model_len)])
-    runner.forward([_row(runner, start, start + 1)] * limits.max_running)
+    if not splits_contexts(runner.device):  # a short context shows the whole peak
+        runner.forward(prompts)
+        runner.forward([_row(runner, 0, 1)] * limits.max_running)
+        return
+    longest, length = runner.max_model_len, len(prompts[0].token_ids)
+    runner.forward([_row(runner, longest - 1, longest)] * limits.max_running)
+    for each in sorted({min(length, STEP_SIZES[-1]), length}):
+        runner.forward([_row(runner, longest - each, longest)])
+    runner.forward(prompts)  # next to the memory that graphs have taken
 
 
 def splits_contexts(device: torch.device) -> bool:

@@ -44,9 +44,10 @@ from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import DEFAULT_MODEL, SMOLLM2_135M, resolve_model
 from radixkv.worker.loading.model_clearing import clear_models
 from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.placement import choose_device
 from radixkv.worker.pool_size import PoolPlan, PoolWish, plan_pool
 from radixkv.worker.scheduling.arena import Arena
-from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.limits import LimitsWish, SchedulerLimits
 from radixkv.worker.server import GenerationServer
 from radixkv.worker.speculation.comparison import rows_agree
 from radixkv.worker.speculation.settings import DEFAULT_BYTES, DEFAULT_TOKENS, SPECULATIONS, SpeculationSettings
@@ -87,10 +88,10 @@ class WorkerConfig:
         advertise: address at which routers reach the Generation service; None: that of `listen`.
         adapters: folders of low-rank adapters, by the name used in requests.
         deterministic: whether replies are bitwise independent of the batch and the cache; see `ModelRunner`.
-        cuda_graphs: whether decode steps on CUDA are captured, at the start, and replayed.
+        cuda_graphs: whether steps of up to 1,024 tokens on CUDA are captured, at the start, and replayed.
         tensor_parallel: ranks that share the model and the pool, each a process; see `parallel`.
         max_model_len: longest sequence served, in tokens; the pool must hold one. None: the model's bound, or the pool's.
-        limits: bounds of a round. Its `swap_blocks` follow from `host_bytes`.
+        limits: bounds of a round; unset ones by the device, see `LimitsWish`. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.sizing.lines`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
@@ -130,7 +131,7 @@ class WorkerConfig:
     tensor_parallel: int = 1
     max_model_len: int | None = None
     sampling: SamplingDefaults = NO_DEFAULTS
-    limits: SchedulerLimits = field(default_factory=SchedulerLimits)
+    limits: LimitsWish = field(default_factory=LimitsWish)
     layout: str = "auto"
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
@@ -220,12 +221,13 @@ class Worker:
             raise InvalidArgumentError("tensor_parallel", config.tensor_parallel, "1 with a block store")
         prices = read_prices(config.prices_file) if config.prices_file is not None else None
         bounds = _draft_bounds(config)
+        limits = config.limits.fill(choose_device(config.device).type)
         model = str(resolve_model(config.model, progress=config.show_progress))
         clear_models(Path(model), cache_folder())
         config.on_stage("weights and tokenizer")
         with ThreadPoolExecutor(1, thread_name_prefix="radixkv-text") as beside:
             reading = beside.submit(_load_text, model)
-            self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config))
+            self.runner, self.plan = run_on_passing_thread(lambda: _load_runner(model, config, limits))
         stack.callback(self.runner.close)
         _LOG.info("%s: %s", model, self.plan)
         plan = self.plan
@@ -233,7 +235,7 @@ class Worker:
         is_default = config.model in (None, DEFAULT_MODEL)
         store = self._open_store(stack, Path(model))
         if store is None and config.store is not None:
-            self.runner.pool.shrink_host(plan.num_host_blocks if config.limits.preemption == "swap" else 0)
+            self.runner.pool.shrink_host(plan.num_host_blocks if limits.preemption == "swap" else 0)
         lease = self._lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
@@ -245,7 +247,7 @@ class Worker:
             num_parameters=self.runner.num_parameters,
             adapters=self.runner.adapter_names,
             sampling=config.sampling.over(SMOLLM2_135M.sampling if is_default else self.runner.sampling_defaults),
-            limits=replace(config.limits, swap_blocks=plan.num_host_blocks),
+            limits=replace(limits, swap_blocks=plan.num_host_blocks),
             unshared_namespaces=config.unshared_namespaces if config.share_prefixes else None,
             reattach=lease.reattach if config.service else None,
             overlaps=self.runner.device.type == "cuda",
@@ -332,7 +334,7 @@ def run_worker(
             _LOG.warning("what still runs after %g s is ended with an error", config.drain_s)
 
 
-def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPlan]:
+def _load_runner(model: str, config: WorkerConfig, limits: SchedulerLimits) -> tuple[ModelRunner, PoolPlan]:
     """The model with its pool."""
     if config.layout not in LAYOUTS:
         raise InvalidArgumentError("layout", config.layout, ", ".join(LAYOUTS))
@@ -349,7 +351,7 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
         has_lines=has_lines,
         has_store=config.store is not None and config.tensor_parallel == 1,
     )
-    wish.check(config.limits)  # before the long work of loading a model
+    wish.check(limits)  # before the long work of loading a model
     options: dict[str, Any] = {
         "dtype": config.dtype,
         "device": config.device,
@@ -368,21 +370,23 @@ def _load_runner(model: str, config: WorkerConfig) -> tuple[ModelRunner, PoolPla
     else:
         runner = ModelRunner(model, num_blocks=None, **options)
     try:
-        plan = _allocate(runner, wish, config)
+        plan = _allocate(runner, wish, limits, config.on_stage)
     except BaseException:
         runner.close()
         raise
     return runner, plan
 
 
-def _allocate(runner: ModelRunner, wish: PoolWish, config: WorkerConfig) -> PoolPlan:
+def _allocate(
+    runner: ModelRunner, wish: PoolWish, limits: SchedulerLimits, on_stage: Callable[[str], None]
+) -> PoolPlan:
     """Size and make the pool."""
-    config.on_stage("memory that a step takes")
-    plan = plan_pool(runner, wish, config.limits)
-    config.on_stage("KV pool")
+    on_stage("memory that a step takes")
+    plan = plan_pool(runner, wish, limits)
+    on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
     runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
-    runner.prepare(config.limits.max_running)
+    runner.prepare(limits.max_batch_tokens)
     return plan
 
 

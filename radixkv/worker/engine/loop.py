@@ -236,6 +236,7 @@ class EngineLoop:
             num_saved_blocks=swapped.num_saved,
             num_loaded_blocks=swapped.num_loaded,
             num_store_unsaved_blocks=self.stored.num_unsaved if self.stored else 0,
+            num_uncaptured_sizes=self._runner.num_uncaptured_sizes,
             **counters.told(),
         )
 

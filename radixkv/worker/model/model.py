@@ -29,7 +29,7 @@ from radixkv.worker.model.batch_invariant import (
     use_steady_experts,
 )
 from radixkv.worker.model.cuda.capturable_experts import reads_group_sizes, use_capturable_experts
-from radixkv.worker.model.cuda.cuda_graphs import DecodeSteps, is_decode
+from radixkv.worker.model.cuda.cuda_graphs import StaticSteps, fits_steps
 from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
@@ -45,7 +45,7 @@ from radixkv.worker.model.model_facts import (
 )
 from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
-from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, step_inputs, with_drawn
+from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, kept_tokens, step_inputs, with_drawn
 from radixkv.worker.model.shares import share_of
 from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
 
@@ -110,7 +110,7 @@ class ModelRunner:
             adapters: folders of low-rank adapters by name; they are not rounded.
             deterministic: whether logits are bitwise independent of the rest of a step, of the cuts of a prompt, and of the
                 cached part of it. With adapters the native decoder is then not used.
-            cuda_graphs: on CUDA, whether decode steps are captured as graphs and replayed; see `cuda_graphs`. Not with
+            cuda_graphs: on CUDA, whether steps of few tokens are captured as graphs and replayed; see `cuda_graphs`. Not with
                 `deterministic`, whose steps are cut into tiles.
             progress: show a progress bar on standard error while reading a GGUF file's weights.
             num_ranks: processes that share the model, this one included; see `parallel`.
@@ -152,7 +152,7 @@ class ModelRunner:
         self.weight_bytes = sum(share_of(tensor).nbytes for tensor in tensors) + self._adapters.nbytes
         self._shares_reads = not deterministic
         self._uses_steps = cuda_graphs and not deterministic
-        self._steps: DecodeSteps | None = None
+        self._steps: StaticSteps | None = None
         if deterministic and (self._native is None or self._adapters.names):
             self._native = None
             self._tile_sizes = self._find_tile_sizes()
@@ -265,6 +265,11 @@ class ModelRunner:
         return KVPool(*sizes, **format)
 
     @property
+    def num_uncaptured_sizes(self) -> int:
+        """Sizes of steps that could not be captured as CUDA graphs."""
+        return len(self._steps.failed_sizes) if self._steps else 0
+
+    @property
     def fault(self) -> str:
         """Why it cannot go on; empty while it can."""
         return ""
@@ -281,13 +286,13 @@ class ModelRunner:
         self._batch = self._steps = None
         del self.pool
 
-    def prepare(self, num_rows: int) -> None:
-        """Capture the CUDA graphs for decoding up to so many rows at once now, not at first use, and compile for prompts."""
+    def prepare(self, num_tokens: int) -> None:
+        """Capture the CUDA graphs of steps of up to so many tokens now, not at first use, and compile for longer ones."""
         if steps := self._take_steps():
-            steps.prepare(num_rows)
+            steps.prepare(num_tokens)
             length = min(_WARM_TOKENS, self.max_model_len)
             table = array("i", bytes(4 * -(-length // self.pool.block_size)))
-            self.forward([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
+            self._step([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
 
     @property
     def takes_drawn_ids(self) -> bool:
@@ -308,18 +313,18 @@ class ModelRunner:
         if self._steady is not None:
             tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
             return torch.cat([self._step(tile) for tile in tiles])
-        steps = self._take_steps() if is_decode(rows) else None
+        steps = self._take_steps() if fits_steps(rows) else None
         logits = None
         if steps is not None:
-            logits = steps.run(step_inputs(rows, self.pool.block_size), self._plan(rows, None), drawn_ids)
+            inputs, kept = step_inputs(rows, self.pool.block_size), kept_tokens(rows)
+            logits = steps.run(inputs, self._plan(rows, None), kept, drawn_ids)
         return self._step(rows, drawn_ids) if logits is None else logits
 
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
-        ends = batch.host_query_starts[1:]
-        kept = [at for row, end in zip(rows, ends, strict=True) for at in range(end - row.num_logits, end)]
+        kept = kept_tokens(rows)
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it has no adapters
             if drawn_ids is not None:
@@ -350,13 +355,13 @@ class ModelRunner:
             before=before,
         )
 
-    def _take_steps(self) -> DecodeSteps | None:
+    def _take_steps(self) -> StaticSteps | None:
         """Static steps over the current pool; None if its caches are not for the device's kernels."""
         if not self._uses_steps or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
             return None
         if self._steps is None or self._steps.pool is not self.pool:
             sizes = {"vocab_size": self.vocab_size, "max_model_len": self.max_model_len}
-            self._steps = DecodeSteps(self.pool, self._answer, **sizes)
+            self._steps = StaticSteps(self.pool, self._answer, **sizes)
         return self._steps
 
     def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:

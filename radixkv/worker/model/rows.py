@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["ForwardRow", "cut_into_tiles", "drawn_id", "step_inputs", "with_drawn"]
+__all__ = ["ForwardRow", "cut_into_tiles", "drawn_id", "kept_tokens", "step_inputs", "with_drawn"]
 
 
 class ForwardRow(NamedTuple):
@@ -28,11 +29,6 @@ class ForwardRow(NamedTuple):
     num_stored: int
     num_logits: int
     adapter: str = ""
-
-    @property
-    def wants_logits(self) -> bool:
-        """Whether any logits are returned."""
-        return self.num_logits > 0
 
 
 def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.int64]:
@@ -56,6 +52,12 @@ def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.i
             slots[first:end] = np.where(at < row.num_stored, -1, table * np.int64(block_size) + at % block_size)
         first = end
     return inputs
+
+
+def kept_tokens(rows: Sequence[ForwardRow]) -> list[int]:
+    """Indices of the tokens whose logits are returned, among those of all rows. O(rows + logits)."""
+    ends = accumulate(len(row.token_ids) for row in rows)
+    return [at for row, end in zip(rows, ends, strict=True) for at in range(end - row.num_logits, end)]
 
 
 def drawn_id(place: int) -> int:

@@ -122,9 +122,9 @@ class ParallelRunner(RankRunner):
         self._ranks.send("release_pool")
         super().release_pool()
 
-    def prepare(self, num_rows: int) -> None:
-        self._ranks.send("prepare", num_rows)
-        super().prepare(num_rows)
+    def prepare(self, num_tokens: int) -> None:
+        self._ranks.send("prepare", num_tokens)
+        super().prepare(num_tokens)
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         self._ranks.send("carry_out", ops)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["ADMISSIONS", "SchedulerLimits"]
+__all__ = ["ADMISSIONS", "LimitsWish", "SchedulerLimits"]
 
 ADMISSIONS = ("estimate", "worst-case")
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of a round.
+class LimitsWish:
+    """Bounds of a round, as a user sets them.
 
     max_running: sequences held at once by admission, including a generation's coming forks. One generation may exceed it, and
-        an owner that holds less than an equal part of it may start one more.
+        an owner that holds less than an equal part of it may start one more. None: 64, on CUDA 256.
     max_batch_tokens: positions per forward, decodes and prefill chunks together; decodes first, and at least one chunk. It
-        bounds the time between two tokens of a branch: by default that of a chunk and 64 decodes.
-    chunk_tokens: prefill chunks end at multiples of it.
+        bounds the time between two tokens of a branch: by default on a CPU that of a chunk and 64 decodes. None: 320, on CUDA
+        8,192.
+    chunk_tokens: prefill chunks end at multiples of it. None: 256, on CUDA 2,048, and at most `max_batch_tokens`.
     max_scored_tokens: positions of a forward whose logits score prompts; each has the vocabulary's width.
     max_wait_s: after this wait no request of its owner overtakes a request.
     preemption: ``"recompute"`` or ``"swap"``.
@@ -31,9 +32,9 @@ class SchedulerLimits:
         InvalidArgumentError: another admission.
     """
 
-    max_running: int = 64
-    max_batch_tokens: int = 320
-    chunk_tokens: int = 256
+    max_running: int | None = None
+    max_batch_tokens: int | None = None
+    chunk_tokens: int | None = None
     max_scored_tokens: int = 256
     max_wait_s: float = 10.0
     preemption: str = "recompute"
@@ -43,3 +44,24 @@ class SchedulerLimits:
     def __post_init__(self) -> None:
         if self.admission not in ADMISSIONS:
             raise InvalidArgumentError("admission", self.admission, f"one of {', '.join(ADMISSIONS)}")
+
+    def fill(self, device_type: str) -> SchedulerLimits:
+        """These bounds, with the defaults for a device of this type where they are None."""
+        usual = _CUDA_LIMITS if device_type == "cuda" else SchedulerLimits()
+        filled = replace(usual, **{name: value for name, value in asdict(self).items() if value is not None})
+        if self.chunk_tokens is None:
+            return replace(filled, chunk_tokens=min(filled.chunk_tokens, filled.max_batch_tokens))
+        return filled
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits(LimitsWish):
+    """Bounds of a round, all of them set; by default those of a CPU."""
+
+    max_running: int = 64
+    max_batch_tokens: int = 320
+    chunk_tokens: int = 256
+
+
+_CUDA_LIMITS = SchedulerLimits(max_running=256, max_batch_tokens=8192, chunk_tokens=2048)
+"""A GPU computes hundreds of positions in the time in which it reads the weights once."""

@@ -105,6 +105,11 @@ class StoringRunner:
         self._runner = runner
         self._overwritten = overwritten
 
+    @property
+    def num_uncaptured_sizes(self) -> int:
+        """Of the runner."""
+        return self._runner.num_uncaptured_sizes
+
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out block copies."""
         self._overwritten([op.dst for op in ops])

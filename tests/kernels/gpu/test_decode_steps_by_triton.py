@@ -21,7 +21,7 @@ from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.worker.model import model
 from radixkv.worker.model.cuda import cuda_graphs as decode_steps
 from radixkv.worker.model.cuda.capturable_experts import use_capturable_experts
-from radixkv.worker.model.cuda.cuda_graphs import BATCH_SIZES, padded_size
+from radixkv.worker.model.cuda.cuda_graphs import STEP_SIZES, fits_steps, padded_size
 from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner
@@ -103,14 +103,8 @@ def fuse(runner: ModelRunner, *, joins: bool = True) -> bool:
 
 @pytest.fixture
 def only_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding is not to fall back to a step planned for itself."""
-    planned = model.StepAttention
-
-    def refuse(pool: Any, batch: Any, slots: Any) -> Any:
-        assert batch.host_prefill_rows or batch.num_tokens == 1, "a decode was not run by a static step"
-        return planned(pool, batch, slots)
-
-    monkeypatch.setattr(model, "StepAttention", refuse)
+    """No step is to be planned for itself."""
+    monkeypatch.setattr(model, "StepAttention", lambda *_: pytest.fail("it was not run by a static step"))
 
 
 @pytest.mark.usefixtures("only_steps")
@@ -129,6 +123,7 @@ def test_branches_that_come_and_go_get_what_transformers_answers(family: str, is
     for _ in range(3):
         branches.decode(0, 1, 2)
     branches.begin(5)  # a prompt between the steps
+    branches.decode(0, 1, 2)
     branches.decode(0, 1, 2, 3)
     branches.decode(3, 0, 2, is_drawn=True)  # another order
     branches.decode(2)
@@ -147,6 +142,87 @@ def test_lists_are_made_anew_where_items_end_and_buffers_where_they_are_outgrown
         branches.begin(own_tokens)
     for _ in range(8):
         branches.decode(0, 1)
+
+
+class Mixes:
+    """Random steps of prompts, decodes and both, of branches that share prefixes, run by two runners with a pool each."""
+
+    def __init__(self, static: ModelRunner, planned: ModelRunner, seed: int) -> None:
+        self.runners = static, planned
+        self.random = random.Random(seed)
+        self.free = list(range(NUM_BLOCKS))
+        self.random.shuffle(self.free)
+        self.sequences: list[tuple[list[int], array[int], int]] = []  # ids, blocks, computed
+        for runner in self.runners:
+            for cache in runner.pool.caches:
+                for tensor in cache.tensors:
+                    tensor.fill_(torch.nan)
+
+    def begin(self, num_tokens: int) -> None:
+        """A sequence of new tokens after some of the computed blocks of another."""
+        ids, table, computed = self.random.choice(self.sequences) if self.sequences else ([], array("i"), 0)
+        shared = self.random.randint(computed // BLOCK_SIZE // 2, computed // BLOCK_SIZE)
+        length = shared * BLOCK_SIZE + num_tokens
+        own = array("i", [self.free.pop() for _ in range(-(-(length + 6) // BLOCK_SIZE) - shared)])
+        new_ids = ids[: shared * BLOCK_SIZE] + self.random.choices(range(3, VOCAB_SIZE), k=num_tokens)
+        self.sequences.append((new_ids, table[:shared] + own, shared * BLOCK_SIZE))
+
+    def step(self, most_tokens: int, most_logits: int) -> None:
+        """Some of the next tokens of some sequences, with the logits of some."""
+        rows, chosen, tokens_left, logits_left = [], [], most_tokens, most_logits
+        for index in self.random.sample(range(len(self.sequences)), len(self.sequences)):
+            ids, table, computed = self.sequences[index]
+            count = min(len(ids) - computed, self.random.choice((3, most_tokens)), tokens_left)
+            if count:
+                num_logits = min(logits_left, self.random.choice((0, 1, count)))
+                num_logits = max(num_logits, int(computed + count == len(ids) and logits_left > 0))
+                rows.append(ForwardRow(ids[computed : computed + count], computed, table, 0, num_logits))
+                chosen.append(index)
+                tokens_left, logits_left = tokens_left - count, logits_left - num_logits
+        found, expected = (runner.forward(rows).cpu().clone() for runner in self.runners)
+        assert found.shape == (most_logits - logits_left, VOCAB_SIZE)
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+        assert torch.equal(found.argmax(-1), expected.argmax(-1))
+        past = 0
+        for index, row in zip(chosen, rows, strict=True):
+            ids, table, computed = self.sequences[index]
+            past += row.num_logits
+            computed += len(row.token_ids)
+            if row.num_logits and computed == len(ids) < len(table) * BLOCK_SIZE:
+                ids.append(int(found[past - 1].argmax()))
+            self.sequences[index] = ids, table, computed
+
+
+THOROUGH = [("llama", False), ("gemma3", False), ("qwen3_moe", False), ("gpt_oss", False), ("qwen3", True)]
+
+
+@pytest.mark.parametrize(
+    ("family", "is_fused", "num_rounds"),
+    [
+        *(("gpt_oss", False, 1), ("deepseek_v3", False, 1), ("llama", True, 1)),
+        *(pytest.param(*each, 3, marks=pytest.mark.thorough) for each in THOROUGH),
+    ],
+)
+def test_steps_of_prompts_and_decodes_give_what_steps_planned_for_themselves_give(
+    family: str, is_fused: bool, num_rounds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(decode_steps, "MOST_ROWS", 8)
+    monkeypatch.setattr(decode_steps, "STEP_SIZES", (1, 2, 4, 8, 16))
+    monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(16, 12, 12, 24, 24))
+    monkeypatch.setattr(device_work, "LEAST_SPLITS", (8, 8))
+    monkeypatch.setattr(device_work, "MOST_SPLIT", 16)
+    monkeypatch.setattr(device_work, "_MIN_SAVED_TOKENS", 1)
+    how = {"is_fused": is_fused}
+    (static, _), (planned, _) = (load(family, tmp_path, **how, cuda_graphs=graphs) for graphs in (True, False))
+    monkeypatch.setattr(static, "_step", lambda _: pytest.fail("it was not run by a static step"))
+    mixes = Mixes(static, planned, seed=2)
+    mixes.begin(15)
+    mixes.step(16, 8)
+    for _ in range(num_rounds):
+        mixes.begin(mixes.random.randint(4, 12))
+        mixes.step(16, 8)  # the prompt, and decodes
+        mixes.step(16, 8)  # decodes
+        mixes.step(4, 2)
 
 
 @pytest.mark.usefixtures("only_steps")
@@ -193,9 +269,19 @@ def test_quantised_caches_give_what_a_step_planned_for_itself_gives(kv_dtype: st
 
 
 def test_steps_are_padded_to_the_next_size() -> None:
-    for count, size in ((1, 1), (3, 4), (5, 8), (9, 16), (65, 72), (256, 256)):
+    for count, size in ((1, 1), (3, 4), (5, 8), (9, 16), (65, 72), (256, 256), (257, 384), (1024, 1024)):
         assert padded_size(count) == size
-    assert padded_size(0) is padded_size(BATCH_SIZES[-1] + 1) is None
+    assert padded_size(0) is padded_size(STEP_SIZES[-1] + 1) is None
+
+
+def test_steps_hold_what_their_buffers_do() -> None:
+    def row(num_tokens: int, num_logits: int = 1, adapter: str = "") -> ForwardRow:
+        return ForwardRow([3] * num_tokens, 0, array("i"), 0, num_logits, adapter)
+
+    for rows in ([row(1)] * 256, [row(1024)], [row(769), *[row(1)] * 255], [row(300, 256)], [row(9, 0)]):
+        assert fits_steps(rows)
+    for rows in ([row(1)] * 257, [row(1025)], [row(300, 257)], [row(300, 256), row(1)], [row(1), row(1, 1, "a")]):
+        assert not fits_steps(rows)
 
 
 @pytest.mark.gpu
@@ -216,7 +302,8 @@ def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.Mon
         branches.decode(0)
     steps = runner._take_steps()
     assert steps is not None
-    assert steps.failed_sizes == {1}
+    assert steps.failed_sizes == {1, 4, 16}  # those of the prompts, too
+    assert runner.num_uncaptured_sizes == 3
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), Exception("out of resource: shared memory")])
@@ -228,6 +315,7 @@ def test_a_size_that_cannot_be_captured_runs_without_a_graph_and_the_others_keep
         branches.begin(own_tokens)
     steps = branches.runner._take_steps()
     assert steps is not None
+    steps._forget_steps()  # those of the prompts
     captured, outcomes = [], [None, error, None]
 
     def capture(body: Any) -> SimpleNamespace:
@@ -242,6 +330,7 @@ def test_a_size_that_cannot_be_captured_runs_without_a_graph_and_the_others_keep
     for rows in ((0,), (0, 1, 2), (0, 1), (2, 0, 1), (1,)):
         branches.decode(*rows)
     assert steps.failed_sizes == {4}
+    assert branches.runner.num_uncaptured_sizes == 1
     assert len(captured) == 3
 
 

@@ -30,7 +30,6 @@ from radixkv.net.tls import ServerTls
 from radixkv.service import Quota, ServiceConfig
 from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import WorkerConfig
-from radixkv.worker.scheduling.limits import SchedulerLimits
 
 Flags = tuple[str, ...]
 
@@ -158,7 +157,6 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("worker", ("--utilisation", "0.5"), {"utilisation": 0.5}),
     ("worker", ("--pool", "p"), {"pool_name": "p"}),
     ("worker", ("--max-num-seqs", "1"), {"limits.max_running": 1}),
-    ("worker", ("--max-batch-tokens", "1"), {"limits.max_batch_tokens": 1, "limits.chunk_tokens": 1}),
     ("worker", ("--max-batch-tokens", "999"), {"limits.max_batch_tokens": 999}),
     ("worker", ("--max-wait", "0"), {"limits.max_wait_s": 0.0}),
     ("worker", ("--preemption", "swap"), {"limits.preemption": "swap"}),
@@ -226,7 +224,7 @@ def test_a_command_without_flags_begins_with_the_defaults_of_what_it_starts() ->
     plain = {command: read(_parse([command])) for command, read in READERS.items()}
     assert plain["serve"] == ServiceConfig(addresses=("127.0.0.1:50051",))
     assert plain["gateway"] == GatewayConfig(listen="127.0.0.1:8000")
-    own = WorkerConfig(model="default", service="127.0.0.1:50051", listen="127.0.0.1:50052", limits=SchedulerLimits())
+    own = WorkerConfig(model="default", service="127.0.0.1:50051", listen="127.0.0.1:50052")
     assert settings(plain["worker"]) == settings(own)
     assert plain["chat"].sampling == SamplingParams(temperature=0.3, max_tokens=512)
     assert plain["chat"].system_prompt is None

@@ -17,12 +17,12 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.planner import PlanError
-from radixkv.worker import pool_size
+from radixkv.worker import pool_size, run
 from radixkv.worker.memory import DeviceMemory
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.pool_size import CPU_MOST_BYTES, PoolWish, plan_pool
 from radixkv.worker.run import Worker, WorkerConfig
-from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.limits import LimitsWish, SchedulerLimits
 
 MIB = 2**20
 MODEL_LEN = 256  # of the tiny models
@@ -88,6 +88,13 @@ def test_a_pool_is_no_larger_than_its_sequences_can_use(runner: ModelRunner) -> 
     assert "3 sequences of 256 tokens" in str(plan)
 
 
+def test_a_worker_on_a_gpu_makes_room_for_the_sequences_of_a_gpu(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "choose_device", lambda _: torch.device("cuda:0"))
+    for limits, num_sequences in ((LimitsWish(max_batch_tokens=64), 256), (LimitsWish(5, 64), 5)):
+        with Worker(WorkerConfig(model=folder, listen=None, device="cpu", dtype="float32", limits=limits)) as worker:
+            assert worker.plan.num_full_sequences == num_sequences
+
+
 def test_a_larger_batch_takes_more_activations(runner: ModelRunner) -> None:
     large, small = (
         plan_pool(runner, PoolWish(), limits(max_batch_tokens=n, max_running=1), having(2**40, 2**39)).activation_bytes
@@ -112,8 +119,9 @@ def test_where_contexts_are_split_over_the_chip_the_longest_ones_are_measured(
     monkeypatch.setattr(runner, "forward", forward)
     monkeypatch.setattr(pool_size, "splits_contexts", lambda _: True)
     monkeypatch.setattr(pool_size, "peak_of", lambda run, _: run() or 0)
+    monkeypatch.setattr(pool_size, "STEP_SIZES", (1, 48))
     plan_pool(runner, PoolWish(), limits(), having(8000 * MIB, 7600 * MIB))
-    assert seen == [[(64, 64)], [(64, MODEL_LEN)], [(1, MODEL_LEN)] * 4]
+    assert seen == [[(1, MODEL_LEN)] * 4, [(48, MODEL_LEN)], [(64, MODEL_LEN)], [(64, 64)]]
 
 
 def test_measuring_leaves_no_pool_behind_and_runs_what_follows(runner: ModelRunner) -> None:

@@ -75,7 +75,11 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
     )
     flags.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences at once (default: as many as fit)")
     flags.add_argument(
-        "--max-batch-tokens", type=int, default=320, metavar="TOKENS", help="per forward (default %(default)s)"
+        "--max-batch-tokens",
+        type=int,
+        default=320,
+        metavar="TOKENS",
+        help="per forward; a worker on a GPU takes 8192 by default (default %(default)s)",
     )
     flags.add_argument(
         "--rope-scaling",

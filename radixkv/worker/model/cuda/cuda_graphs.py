@@ -1,13 +1,14 @@
-"""Decode steps in buffers at fixed addresses: on CUDA each batch size is captured once as a graph, and replayed.
+"""Steps in buffers at fixed addresses: on CUDA each number of tokens is captured once as a graph, and replayed.
 
-    every step, on the host          inputs [3, size]    token ids, positions, slots; one copy. Rows past the batch: slot -1
+    every step, on the host          inputs [4, size]    token ids, positions, slots, tokens with logits; one copy
                                      tables              only the entries that changed
-                                     work lists          only if the tree did; see `work_list`
+                                     work lists          only if the tree did, and with prompts; see `work_list`
     captured once per size           the model's own code over these, the logits into a buffer, every list advanced by a token
 
-A row past the batch writes nothing, is in no work list, and its output is not read. Without CUDA the same step runs without a
-graph. A size that cannot be captured, because the model's code waits for the device or memory is short, runs without a graph;
-others keep theirs.
+A step of decodes, of prompts, or of both is padded to the next size. A token past the batch has slot -1: it writes nothing, is
+in no work list, and its output is not read. The advanced lists are those of the next step if each row decodes one token more;
+otherwise they are planned again. Without CUDA the same step runs without a graph. A size that cannot be captured, because the
+model's code waits for the device or memory is short, runs without a graph; others keep theirs.
 """
 
 from __future__ import annotations
@@ -37,15 +38,22 @@ from radixkv.worker.model.attention import AttentionSite
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.rows import ForwardRow, with_drawn
 
-__all__ = ["BATCH_SIZES", "DecodeSteps", "is_decode", "padded_size"]
+__all__ = ["MOST_ROWS", "STEP_SIZES", "StaticSteps", "fits_steps", "padded_size"]
 
-BATCH_SIZES = (1, 2, 4, *range(8, 257, 8))
-"""Sizes that steps are padded to. Larger batches run without graphs."""
+MOST_ROWS = 256
+"""Sequences of a step, and tokens with logits."""
+
+STEP_SIZES = (1, 2, 4, *range(8, MOST_ROWS + 1, 8), *range(384, 1025, 128))
+"""Tokens that steps are padded to. Up to 256, products mostly wait for weights; larger ones take 128 rows or more at a time, so
+that padding costs little. Longer steps run without graphs: they compute for longer than their launches take.
+"""
 
 _FIRST_CAPACITY = WorkCapacity(
-    entries=BATCH_SIZES[-1], items=2048, merges=BATCH_SIZES[-1], merge_parts=2048, part_rows=2048
+    entries=STEP_SIZES[-1], items=2048, merges=STEP_SIZES[-1], merge_parts=4096, part_rows=4096
 )
-"""Room for eight splits of every row's context, 8,192 keys; a longer list rebuilds the buffers and all steps."""
+"""Room for sixteen splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token.
+A longer list rebuilds the buffers and all steps.
+"""
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,16 +61,19 @@ Compute = Callable[[Tensor, Tensor, Tensor, AttentionSite], Tensor]
 """Token ids, positions, indices of the positions with logits, and the attention site -> logits, in any dtype."""
 
 
-def padded_size(num_rows: int) -> int | None:
-    """The smallest batch size for so many rows; None: there is none."""
-    index = bisect_left(BATCH_SIZES, num_rows)
-    return BATCH_SIZES[index] if num_rows > 0 and index < len(BATCH_SIZES) else None
+def padded_size(num_tokens: int) -> int | None:
+    """The smallest size for so many tokens; None: there is none."""
+    index = bisect_left(STEP_SIZES, num_tokens)
+    return STEP_SIZES[index] if num_tokens > 0 and index < len(STEP_SIZES) else None
 
 
-def is_decode(rows: Sequence[ForwardRow]) -> bool:
-    """Whether each row is one token without an adapter that gives logits, within the largest batch size."""
-    return 0 < len(rows) <= BATCH_SIZES[-1] and all(
-        len(row.token_ids) == 1 and row.wants_logits and not row.adapter for row in rows
+def fits_steps(rows: Sequence[ForwardRow]) -> bool:
+    """Whether there is a size for the rows, and none has an adapter."""
+    return (
+        len(rows) <= MOST_ROWS
+        and padded_size(sum(len(row.token_ids) for row in rows)) is not None
+        and sum(row.num_logits for row in rows) <= MOST_ROWS
+        and not any(row.adapter for row in rows)
     )
 
 
@@ -80,19 +91,19 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Inputs of a batch size, the function that runs it, and its output."""
+    """Inputs of a size, the function that runs it, and its output."""
 
     inputs: Tensor
     logits: Tensor
     run: Callable[[], None]
 
 
-class DecodeSteps:
-    """Steps in which every row has one token and gives logits, over one pool of head-major caches. For one thread.
+class StaticSteps:
+    """Steps of up to the largest of `STEP_SIZES` tokens over one pool of head-major caches. For one thread.
 
     Attributes:
         pool: KV that steps write and read.
-        failed_sizes: batch sizes that could not be captured.
+        failed_sizes: sizes that could not be captured.
     """
 
     def __init__(self, pool: KVPool, compute: Compute, *, vocab_size: int, max_model_len: int) -> None:
@@ -107,42 +118,46 @@ class DecodeSteps:
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
         self._before: AttentionBatch | None = None  # of the loaded lists, which were advanced by a token
-        shape = BATCH_SIZES[-1], -(-max_model_len // pool.block_size)
+        shape = MOST_ROWS, -(-max_model_len // pool.block_size)
         self._host_tables = np.zeros(shape, dtype=np.int32)
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
             self._tables = torch.zeros(shape, dtype=torch.int32, device=pool.device)
-            self._kept = torch.arange(shape[0], device=pool.device)
             self._logits = torch.empty((0, vocab_size), dtype=torch.float32, device=pool.device)
 
-    def prepare(self, num_rows: int) -> None:
-        """Make the steps of all sizes up to that of `num_rows` now, not at first use."""
+    def prepare(self, num_tokens: int) -> None:
+        """Make the steps of all sizes up to that of `num_tokens` now, not at first use."""
         started_s = time.monotonic()
-        largest = padded_size(num_rows) or BATCH_SIZES[-1]
-        sizes = [size for size in reversed(BATCH_SIZES) if size <= largest]  # the largest's memory suffices
+        largest = padded_size(num_tokens) or STEP_SIZES[-1]
+        sizes = [size for size in reversed(STEP_SIZES) if size <= largest]  # the largest's memory suffices
         num_made = sum(self._take(size) is not None for size in sizes)
         if self._captures:
             seconds = time.monotonic() - started_s
-            _LOG.info("captured CUDA graphs for %d of %d batch sizes in %.1f s", num_made, len(sizes), seconds)
+            _LOG.info("captured CUDA graphs for %d of %d step sizes in %.1f s", num_made, len(sizes), seconds)
 
     def run(
-        self, inputs: npt.NDArray[np.int64], batch: AttentionBatch, drawn_ids: Tensor | None = None
+        self,
+        inputs: npt.NDArray[np.int64],
+        batch: AttentionBatch,
+        kept: Sequence[int],
+        drawn_ids: Tensor | None = None,
     ) -> Tensor | None:
         """Compute one step, without waiting for the device except for the first of a size.
 
         Args:
-            inputs: [3, B] of one token of each of B sequences, from 1 to the last of `BATCH_SIZES`: see `step_inputs`.
-            batch: of the same sequences.
+            inputs: [3, T] of the tokens of rows that `fits_steps` holds: see `step_inputs`.
+            batch: of the same rows.
+            kept: indices of the tokens with logits.
             drawn_ids: token ids on the device, which `inputs[0]` may name; see `with_drawn`.
 
         Returns:
-            float32 [B, vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing was
-            computed.
+            float32 [len(kept), vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing
+            was computed.
 
         Raises:
             InvalidArgumentError: a block id is outside the pool.
         """
-        num_rows = inputs.shape[1]
-        size = padded_size(num_rows)
+        num_tokens = inputs.shape[1]
+        size = padded_size(num_tokens)
         assert size is not None, "the caller asks for steps that there are"
         if batch.highest_block >= self.pool.num_blocks:
             raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {self.pool.num_blocks}")
@@ -153,9 +168,10 @@ class DecodeSteps:
             self._plan_work(batch)
         if step is None:
             return None
-        padded = np.zeros((3, size), dtype=np.int64)
+        padded = np.zeros((4, size), dtype=np.int64)
         padded[2] = -1
-        padded[:, :num_rows] = inputs
+        padded[:3, :num_tokens] = inputs
+        padded[3, : len(kept)] = kept
         step.inputs.copy_(upload(padded, self.pool.device), non_blocking=True)
         if drawn_ids is not None:
             step.inputs[0].copy_(with_drawn(step.inputs[0], drawn_ids))
@@ -167,7 +183,7 @@ class DecodeSteps:
                 kind.is_loaded = True
         step.run()
         self._before = batch
-        return step.logits[:num_rows]
+        return step.logits[: len(kept)]
 
     def attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
         """Attention of a layer over the loaded lists; called by the steps' sites."""
@@ -181,7 +197,7 @@ class DecodeSteps:
                 work = DeviceWork(_FIRST_CAPACITY, forms, *part_shape, query.device)
                 self._kinds[key] = kind = _Kind(spec, shape.group, work, part_shape)
             if part_shape not in self._outputs:
-                rows = BATCH_SIZES[-1], *part_shape
+                rows = STEP_SIZES[-1], *part_shape
                 self._outputs[part_shape] = torch.zeros(rows, dtype=query.dtype, device=query.device)
         out = self._outputs[part_shape][: query.shape[0]]
         return attend_loaded(query, cache, self._tables, kind.work, spec, out)
@@ -222,7 +238,7 @@ class DecodeSteps:
     # -- making steps
 
     def _take(self, size: int) -> _Step | None:
-        """The step of a batch size, made at its first use; None: it cannot be made."""
+        """The step of a size, made at its first use; None: it cannot be made."""
         if size in self.failed_sizes:
             return None
         if size not in self._steps:
@@ -232,24 +248,27 @@ class DecodeSteps:
                 if not self._captures:
                     raise
                 self.failed_sizes.add(size)
+                if not self._steps:
+                    self._graph_memory = None  # torch rejects a handle without graphs
                 torch.cuda.empty_cache()
-                _LOG.warning("decode steps of %d run without a CUDA graph: %s", size, error)
+                _LOG.warning("steps of %d tokens run without a CUDA graph: %s", size, error)
                 return None
         return self._steps[size]
 
     def _make(self, size: int) -> _Step:
         """Run the body once over empty lists, which compiles and allocates, and then capture it."""
+        num_kept = min(size, MOST_ROWS)
         with torch.inference_mode(False):
-            inputs = torch.zeros((3, size), dtype=torch.int64, device=self.pool.device)
-            if self._logits.shape[0] < size:
-                self._logits = torch.empty((size, self._vocab_size), dtype=torch.float32, device=self.pool.device)
-        logits = self._logits[:size]
+            inputs = torch.zeros((4, size), dtype=torch.int64, device=self.pool.device)
+            if self._logits.shape[0] < num_kept:
+                self._logits = torch.empty((num_kept, self._vocab_size), dtype=torch.float32, device=self.pool.device)
+        logits, kept = self._logits[:num_kept], inputs[3, :num_kept]
         inputs[2] = -1
         self._unload()
 
         def body() -> None:
             with torch.inference_mode():
-                logits.copy_(self._compute(inputs[0], inputs[1], self._kept[:size], _Site(self, inputs[2])))
+                logits.copy_(self._compute(inputs[0], inputs[1], kept, _Site(self, inputs[2])))
                 for kind in self._kinds.values():
                     advance(kind.work, kind.spec)
 
@@ -281,13 +300,13 @@ class DecodeSteps:
         if self._captures:
             torch.cuda.synchronize(self.pool.device)  # a running graph must not be destroyed
         self._steps.clear()
-        self._graph_memory = None  # torch rejects a handle whose graphs are all gone
+        self._graph_memory = None
 
 
 class _Site:
     """Receiver of the layers' calls of a static step. `slots` [size] int64."""
 
-    def __init__(self, steps: DecodeSteps, slots: Tensor) -> None:
+    def __init__(self, steps: StaticSteps, slots: Tensor) -> None:
         self._steps = steps
         self._slots = slots
 

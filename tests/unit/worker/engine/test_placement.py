@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.worker.model.attention import ShapeProbe
 from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.placement import choose_device
+from radixkv.worker.scheduling.limits import LimitsWish, SchedulerLimits
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
@@ -42,6 +44,19 @@ def test_a_device_has_a_number_as_the_tensors_on_it_do(monkeypatch: pytest.Monke
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda:0")
     assert choose_device("cuda:1") == torch.device("cuda:1")
     assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_bounds_of_a_round_are_the_devices_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for has_gpu, usual in ((False, SchedulerLimits(64, 320, 256)), (True, SchedulerLimits(256, 8192, 2048))):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        device = choose_device("auto").type
+        assert LimitsWish().fill(device) == usual
+        assert LimitsWish(max_running=3, max_wait_s=1.0).fill(device) == replace(usual, max_running=3, max_wait_s=1.0)
+        assert LimitsWish(max_batch_tokens=100).fill(device) == replace(usual, max_batch_tokens=100, chunk_tokens=100)
+        assert LimitsWish(chunk_tokens=9000).fill(device) == replace(usual, chunk_tokens=9000)
+        given = SchedulerLimits(4, 32, 16, admission="worst-case")
+        assert given.fill(device) == given
 
 
 def test_a_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def test_rows_are_cut_into_tiles_in_their_order() -> None:
     tiles = cut_into_tiles(rows, (4, 8), 4)
     assert [sum(len(row.token_ids) for row in tile) for tile in tiles] == [8, 8, 8]
     cut = [row for tile in tiles for row in tile]
-    assert [(row.start, len(row.token_ids), row.wants_logits, row.adapter) for row in cut] == [
+    assert [(row.start, len(row.token_ids), row.num_logits > 0, row.adapter) for row in cut] == [
         (9, 1, True, ""),
         (4, 7, False, "a"),
         (11, 8, False, "a"),
