@@ -31,7 +31,7 @@ from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig
-from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_sizes
+from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_parts
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
@@ -91,8 +91,8 @@ class Configuration:
         if self.form is not None:
             return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
         width = next_power_of_2(self.heads[2])
-        sizes = step_sizes(32, width, is_steady=self.is_steady)
-        constants = {"DV": self.heads[2], "BLOCK_DV": width, "HAS_SINKS": self.has_variants, **sizes}
+        sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width, is_steady=self.is_steady)}
+        constants = {**sizes, "HAS_SINKS": self.has_variants}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
     def compile_with(self, tile: TileConfig, target: str) -> Measured:

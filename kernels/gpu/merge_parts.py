@@ -5,7 +5,7 @@
 `top` is the largest of the log-sum-exps, base 2, and of the sink. A part with lse = -inf has no weight; an entry with no other
 part gets 0. In steady work (see `FormLimits`) parts are merged one by one, so that those without weight change nothing.
 Layout: parts [P, Hq, Dv] and lse [P, Hq] in fp32, o [T, Hq, Dv]; the merges as in `work_list`.
-Grid: fixed by the capacity; each program walks (merge, some heads) in steps of the grid.
+Grid: fixed by the capacity; each program walks (merge, head) in steps of the grid.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803
@@ -21,15 +21,12 @@ from radixkv.kernels.gpu.launch import Grids
 from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
 from radixkv.kernels.work_list import WorkList
 
-__all__ = ["merge_parts", "merge_parts_reference", "step_sizes"]
+__all__ = ["merge_parts", "merge_parts_reference", "step_parts"]
 
 _GRIDS = Grids()
 
-_HEADS_ELEMENTS = 256
-"""Of the heads of a unit: with few of them a unit would mostly wait for one load after the other."""
-
 _STEP_ELEMENTS = 4096
-"""Of the parts read in one step of a unit; at most 16 parts."""
+"""Of the parts read in one step of a program; at most 32 parts."""
 
 
 def merge_parts_reference(work_list: WorkList, parts: Tensor, lse: Tensor, sinks: Tensor | None, out: Tensor) -> None:
@@ -55,65 +52,57 @@ def _merge_parts_kernel(
     p_tokens,  # [E]
     num_heads,
     stride_out_t,
-    HEADS: tl.constexpr,  # of a unit; a divisor of num_heads
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_P: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     b_column = tl.arange(0, BLOCK_DV)
-    num_chunks = num_heads // HEADS
-    past_unit = tl.load(p_num_merges) * num_chunks
+    past_unit = tl.load(p_num_merges) * num_heads
     for unit in range(tl.program_id(0), past_unit, tl.num_programs(0)):
-        p_merge = p_merges + unit // num_chunks * 3
-        b_head = unit % num_chunks * HEADS + tl.arange(0, HEADS)  # [H]
+        p_merge = p_merges + unit // num_heads * 3
+        head = unit % num_heads
         token = tl.load(p_tokens + tl.load(p_merge)).to(tl.int64)
         end = tl.load(p_merge + 2)
-        b_acc = tl.zeros([HEADS, BLOCK_DV], tl.float32)
-        b_total = tl.zeros([HEADS], tl.float32)
-        b_top = tl.full([HEADS], float("-inf"), tl.float32)
+        b_acc = tl.zeros([BLOCK_DV], tl.float32)
+        total = 0.0
+        top = float("-inf")
         if HAS_SINKS:
-            b_top = tl.load(p_sinks + b_head).to(tl.float32) * LOG2_E
-            b_total = tl.where(b_top == float("-inf"), 0.0, 1.0)
+            top = tl.load(p_sinks + head).to(tl.float32) * LOG2_E
+            total = tl.where(top == float("-inf"), 0.0, 1.0)
         for start in range(tl.load(p_merge + 1), end, BLOCK_P):
             b_index = start + tl.arange(0, BLOCK_P)  # [P]
             m_part = b_index < end
-            b_part_row = tl.load(p_merge_parts + b_index, mask=m_part, other=0).to(tl.int64)
-            b_row = b_part_row[:, None] * num_heads + b_head[None, :]  # [P, H]
-            b_lse = tl.load(p_lse + b_row, mask=m_part[:, None], other=float("-inf"))
-            b_part = tl.load(  # [P, H, DV]
-                p_parts + (b_row * DV)[:, :, None] + b_column[None, None, :],
-                mask=m_part[:, None, None] & (b_column < DV)[None, None, :],
+            b_row = tl.load(p_merge_parts + b_index, mask=m_part, other=0).to(tl.int64) * num_heads + head
+            b_lse = tl.load(p_lse + b_row, mask=m_part, other=float("-inf"))
+            b_part = tl.load(  # [P, DV]
+                p_parts + b_row[:, None] * DV + b_column[None, :],
+                mask=m_part[:, None] & (b_column < DV)[None, :],
                 other=0.0,
             )
-            b_new_top = tl.maximum(b_top, tl.max(b_lse, 0))
-            b_shift = tl.where(b_new_top == float("-inf"), 0.0, b_new_top)
-            b_decay = tl.exp2(b_top - b_shift)
-            b_weight = tl.exp2(b_lse - b_shift[None, :])
-            b_total = b_total * b_decay + tl.sum(b_weight, 0)
-            b_acc = b_acc * b_decay[:, None] + tl.sum(b_weight[:, :, None] * b_part, 0)
-            b_top = b_new_top
-        b_out = b_acc / tl.where(b_total > 0.0, b_total, 1.0)[:, None]
-        p_row = p_out + token * stride_out_t + (b_head * DV)[:, None] + b_column[None, :]
-        tl.store(p_row, b_out.to(p_out.dtype.element_ty), mask=(b_column < DV)[None, :])
+            new_top = tl.maximum(top, tl.max(b_lse, 0))
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+            decay = tl.exp2(top - shift)
+            b_weight = tl.exp2(b_lse - shift)
+            total = total * decay + tl.sum(b_weight, 0)
+            b_acc = b_acc * decay + tl.sum(b_weight[:, None] * b_part, 0)
+            top = new_top
+        b_out = b_acc / tl.where(total > 0.0, total, 1.0)
+        p_row = p_out + token * stride_out_t + head * DV
+        tl.store(p_row + b_column, b_out.to(p_out.dtype.element_ty), mask=b_column < DV)
 
 
-def step_sizes(num_heads: int, block_dv: int, *, is_steady: bool = False) -> dict[str, int]:
-    """The kernel's sizes: heads of a unit, and parts read in one step of it."""
-    heads = next(
-        count for count in (4, 2, 1) if num_heads % count == 0 and (count * block_dv <= _HEADS_ELEMENTS or count == 1)
-    )
-    return {"HEADS": heads, "BLOCK_P": 1 if is_steady else max(2, min(16, _STEP_ELEMENTS // (heads * block_dv)))}
+def step_parts(block_dv: int, *, is_steady: bool = False) -> int:
+    """Parts read in one step of the kernel."""
+    return 1 if is_steady else max(2, min(32, _STEP_ELEMENTS // block_dv))
 
 
 def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
     """Fill the rows of `out` [T, Hq, Dv] whose entries have parts. Arguments as checked by `attend_by_work`."""
     num_heads, v_head_dim = out.shape[1:]
     block_dv = next_power_of_2(v_head_dim)
-    sizes = step_sizes(num_heads, block_dv, is_steady=work.limits.is_steady)
-    form = block_dv, *sizes.values(), sinks is None
-    num_units = work.capacity.merges * (num_heads // sizes["HEADS"])
-    compiled = _merge_parts_kernel[(_GRIDS.size(form, num_units, out.device),)](
+    form = block_dv, work.limits.is_steady, sinks is None
+    compiled = _merge_parts_kernel[(_GRIDS.size(form, work.capacity.merges * num_heads, out.device),)](
         out,
         work.parts,
         work.lse,
@@ -126,8 +115,8 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
         out.stride(0),
         DV=v_head_dim,
         BLOCK_DV=block_dv,
+        BLOCK_P=step_parts(block_dv, is_steady=work.limits.is_steady),
         HAS_SINKS=sinks is not None,
-        **sizes,
         **PLAIN_OPTIONS,
     )
     _GRIDS.learn(form, compiled, int(PLAIN_OPTIONS["num_warps"]), out.device)

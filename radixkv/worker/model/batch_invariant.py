@@ -149,7 +149,7 @@ def _run_expert(experts: Any, expert: int, rows: Tensor) -> Tensor:
     else:
         inner = experts.act_fn(multiply(rows, "up_proj"))
     found = multiply(inner, "down_proj")
-    normed: Tensor = experts.post_expert_norm(found) if experts.has_post_expert_norm else found
+    normed: Tensor = experts.post_expert_norm(found) if getattr(experts, "has_post_expert_norm", False) else found
     return normed
 
 

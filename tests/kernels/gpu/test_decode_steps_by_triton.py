@@ -107,7 +107,11 @@ def only_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "StepAttention", lambda *_: pytest.fail("it was not run by a static step"))
 
 
-@pytest.mark.usefixtures("only_steps")
+def can_be_captured(family: str) -> bool:
+    """Every step; on a GPU the experts of a larger one read sizes on the host in fp32, and it runs as it is."""
+    return DEVICE != "cuda" or family not in ("gpt_oss", "qwen3_moe")
+
+
 @pytest.mark.parametrize(
     ("family", "is_fused"),
     [
@@ -115,8 +119,12 @@ def only_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         *((family, True) for family in ("llama", "qwen2", "qwen3")),
     ],
 )
-def test_branches_that_come_and_go_get_what_transformers_answers(family: str, is_fused: bool, tmp_path: Path) -> None:
+def test_branches_that_come_and_go_get_what_transformers_answers(
+    family: str, is_fused: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     assert family in CONFIGS
+    if can_be_captured(family):
+        request.getfixturevalue("only_steps")
     branches = Branches(*load(family, tmp_path, is_fused=is_fused))
     for own_tokens in (6, 3, 9):
         branches.begin(own_tokens)
@@ -214,7 +222,8 @@ def test_steps_of_prompts_and_decodes_give_what_steps_planned_for_themselves_giv
     monkeypatch.setattr(device_work, "_MIN_SAVED_TOKENS", 1)
     how = {"is_fused": is_fused}
     (static, _), (planned, _) = (load(family, tmp_path, **how, cuda_graphs=graphs) for graphs in (True, False))
-    monkeypatch.setattr(static, "_step", lambda _: pytest.fail("it was not run by a static step"))
+    if can_be_captured(family):
+        monkeypatch.setattr(static, "_step", lambda *_: pytest.fail("it was not run by a static step"))
     mixes = Mixes(static, planned, seed=2)
     mixes.begin(15)
     mixes.step(16, 8)
