@@ -2,9 +2,10 @@
 
     environment    the GPU, driver, kernel and versions
     smoke          one small case of each kernel, by name; a failed one once more with blocking launches and a memory checker
-    cases          ten cases of attention by some launch parameters
+    cases          thirteen cases of attention by some launch parameters
     counters       the profiler's counters of the two forms of the attention kernel, where there is `ncu`
     model          whole decode steps and their breakdown
+    serving        requests served by the engine
     attention      all other sections of the attention bench but the peers'
     peers          other kernels; FlashInfer is compiled first
     predict        a model of these times by the compiled code, next to them
@@ -96,6 +97,7 @@ PARTS = (
     Part("cases", 90, (python("bench.gpu.attention", "--only", "cases", "--minutes", "1.3", "--json", "{json}"),)),
     Part("counters", 40, (counters("narrow"), counters("wide"))),
     Part("model", 90, (python("bench.gpu.model", "--batches", "1,32,256", "--minutes", "1.3", "--json", "{json}"),)),
+    Part("serving", 75, (python("bench.gpu.serving", "--minutes", "1", "--json", "{json}"),)),
     Part(
         "attention",
         80,
@@ -103,7 +105,7 @@ PARTS = (
             python(
                 "bench.gpu.attention",
                 "--only",
-                "decode,trees,formats,latents,launches,planning",
+                "decode,trees,formats,latents,launches,planning,tiles",
                 "--minutes",
                 "1.3",
                 "--json",
@@ -125,6 +127,7 @@ TINY = (
     Part("cases", 300, (python("bench.gpu.attention", "--interpret", "--only", "cases", "--json", "{json}"),)),
     Part("counters", 10, (("ncu", "--version"),)),
     Part("model", 300, (python("bench.gpu.model", "--tiny", "--json", "{json}"),)),
+    Part("serving", 300, (python("bench.gpu.serving", "--tiny", "--json", "{json}"),)),
     Part(
         "attention",
         300,
@@ -170,7 +173,7 @@ class Runs:
         whole = {
             "environment": environment(SEED),
             "s": round(time.monotonic() - self._started_s, 1),
-            "parts": self.parts,
+            "figures": self.parts,
         }
         write_json(self.folder / "gpu.json", whole)
 

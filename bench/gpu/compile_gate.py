@@ -105,7 +105,7 @@ class Configuration:
             "FORM": FORMS.index(self.form),
             "UPCAST": False,
         }
-        return measure(_attend_items_kernel, target, self._types(target), constants, tile.options)
+        return measure(_attend_items_kernel, target, self._types(target), constants, tile.options(target))
 
     def _types(self, target: str) -> dict[str, str]:
         cache = self.dtype if self.cache == "plain" else CACHE_TYPES[self.cache]

@@ -1,6 +1,7 @@
 """The engine on a GPU: requests at once over the model of `bench.gpu.model`, and where the engine's thread spends its time.
 
-decode      1 to 256 requests, each of its own prompt: milliseconds per step, next to the same steps replayed without an engine
+decode      1 to 256 requests, each of its own prompt: milliseconds per step, next to the same steps without an engine
+drawn       the most of these with temperature 0.7 and top_p 0.9
 fan-out     64 branches of one prompt
 arrivals    32 requests decode while prompts come one after the other: the time between two tokens
 
@@ -44,6 +45,8 @@ BLOCK_SIZE = 16
 MOST_OVER_GRAPH = 1.15
 SAMPLE_S = 0.002
 NUM_SITES = 12
+GREEDY = SamplingParams(temperature=0, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.7, top_p=0.9, ignore_eos=True)
 LIMITS = SchedulerLimits(max_running=256, max_batch_tokens=8192, chunk_tokens=2048)
 
 
@@ -128,7 +131,8 @@ class ServingBench:
         self.report.figures |= found
         print(", ".join(f"{name} {value:.1f}" for name, value in found.items()), file=sys.stderr, flush=True)
         for batch in batches:
-            self._guarded(f"decode {batch}", partial(self._decode, batch))
+            self._guarded(f"decode {batch}", partial(self._decode, "decode", batch, GREEDY))
+        self._guarded("drawn", partial(self._decode, "drawn", max(batches), DRAWN))
         self._guarded("fan-out", self._fan_out)
         self._guarded("arrivals", self._arrivals)
         self.tell()
@@ -175,12 +179,12 @@ class ServingBench:
         self._rows.append((name, *cells))
         print(self._rows[-1], file=sys.stderr, flush=True)
 
-    def _decode(self, batch: int) -> None:
+    def _decode(self, kind: str, batch: int, drawn: SamplingParams) -> None:
         steps = 4 * self.sizes.steps
         with self._engine() as served:
             prompts = [self._prompt(self.sizes.context) for _ in range(batch)]
             began_s = time.perf_counter()
-            sampling = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
+            sampling = replace(drawn, max_tokens=steps)
             with _sampled("radixkv-engine") as sites:
                 for prompt in prompts:
                     served.ask(prompt, sampling)
@@ -189,8 +193,8 @@ class ServingBench:
         last_s = min(times[-1] for times in served.times_s.values())
         crowd = Crowd(self.runner, batch, 0, self.sizes.context, WARM_STEPS + self.sizes.steps)
         graph_ms, _ = time_ms(partial(crowd.forward, self.runner), self.sizes.steps, self.device)
-        self._note(f"decode {batch}", began_s, served, served.between_ms(first_s, last_s), graph_ms)
-        self.report.figures.setdefault("sites", {})[batch] = sites.most_common(4 * NUM_SITES)
+        self._note(f"{kind} {batch}", began_s, served, served.between_ms(first_s, last_s), graph_ms)
+        self.report.figures.setdefault("sites", {})[f"{kind} {batch}"] = sites.most_common(4 * NUM_SITES)
         for site, count in sites.most_common(NUM_SITES):
             print(f"    {count / max(1, sites.total()):.0%}  {site}", file=sys.stderr)
 

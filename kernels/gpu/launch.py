@@ -53,6 +53,8 @@ _INTERPRETED_PROGRAMS = 3
 _REGISTERS = 65536
 """Of a streaming multiprocessor, of every target."""
 
+_STAGES_OF_TWO_BUFFERS, _WARPS_OF_FOUR, _REGISTERS_OF_FOUR = 5, 4, 128
+
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
 
@@ -73,10 +75,11 @@ class TileConfig(NamedTuple):
         num_chunks = -(-group // self.block_m)
         return -(-group // num_chunks)
 
-    @property
-    def options(self) -> dict[str, int | bool]:
-        """Compiler options of a launch."""
-        return {**PLAIN_OPTIONS, "num_warps": self.num_warps, "num_stages": self.num_stages}
+    def options(self, target: str) -> dict[str, int | bool]:
+        """Compiler options of a launch. With one buffer, registers are bounded so that four programs share a processor."""
+        has_bound = target == "sm_90" and self.num_stages < _STAGES_OF_TWO_BUFFERS and self.num_warps == _WARPS_OF_FOUR
+        bound: dict[str, int | bool] = {"maxnreg": _REGISTERS_OF_FOUR} if has_bound else {}
+        return {**PLAIN_OPTIONS, "num_warps": self.num_warps, "num_stages": self.num_stages, **bound}
 
 
 class Forms(NamedTuple):
@@ -97,8 +100,8 @@ _TABLE = """
   scaled  2   128  16/32/4/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
   scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/4/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/4/2  32/16/8/1
   scaled  2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/5  16/16/8/5  16/16/8/5  16/16/8/1  16/16/8/1  -          -
-  int4    2   128  16/32/8/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/64/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
-  plain   4    64  16/32/4/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/4/2  32/32/8/1  16/16/8/1  32/16/8/1
+  int4    2   128  16/32/8/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
+  plain   4    64  16/32/4/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/4/2  32/32/8/2  16/32/4/2  32/32/8/1  16/16/8/1  32/16/8/1
   plain   4   128  16/32/8/2  16/16/4/1  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/32/8/1  32/16/8/1  16/16/8/1  16/16/8/1
   plain   4   256  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/16/8/1  32/16/8/1  -          -
   plain   4   576  16/16/8/1  16/16/8/1  16/16/8/2  16/16/8/2  16/16/8/2  16/16/8/2  16/16/4/1  16/16/4/1  -          -

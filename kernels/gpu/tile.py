@@ -191,11 +191,12 @@ def attend_keys(
         m_key = b_key < end
         if HAS_WINDOW:
             m_key = m_key & (b_key >= begin)
-        p_block = p_table + b_key.to(tl.uint32) // BLOCK_SIZE
+        b_place = b_key.to(tl.uint32)  # divided by a shift
+        p_block = p_table + b_place // BLOCK_SIZE
         b_block = tl.load(p_block, mask=m_key, other=0) if MASKED else tl.load(p_block)
-        b_row = (
-            b_block * num_kv_heads + kv_head
-        ) * BLOCK_SIZE + b_key % BLOCK_SIZE  # of the cache's rows, of all heads
+        b_row = (b_block * num_kv_heads + kv_head) * BLOCK_SIZE + (b_place % BLOCK_SIZE).to(
+            tl.int32
+        )  # of the cache, all heads
 
         if FORMAT == "int4":
             b_k = load_int4_columns(p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)

@@ -384,7 +384,7 @@ def attend_by_work(
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
-            **config.options,
+            **config.options(target),
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
     merge_parts(work, spec.sinks, out)

@@ -58,7 +58,7 @@ DOCUMENTS = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("[bk]*/README.md"), *(ROOT / "radixkv").rglob("README.md"))
     if "vendor" not in path.parts and "kernels" not in path.relative_to(ROOT).parts[1:]
 )
-FURTHER = {"isolation": ["neighbour.json", "neighbour_before.json"]}
+FURTHER = {"all": ["gpu.json"], "isolation": ["neighbour.json", "neighbour_before.json"]}
 
 
 def leaves(figures: Any) -> Iterator[float]:
@@ -98,6 +98,9 @@ def by_fault(figures: Any) -> Iterator[float]:
 
 
 DERIVED: dict[str, Callable[[Any], Iterator[float]]] = {
+    "all": lambda figures: (
+        each["roofline_us"] / each["us"]["as it is"] for each in figures["cases"]["figures"]["cases"]
+    ),
     "churn": lambda figures: (
         each["all calls"]["p99.99"] / each["control"]["p99.99"] for each in figures.values() if isinstance(each, dict)
     ),

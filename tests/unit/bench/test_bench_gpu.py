@@ -150,7 +150,7 @@ def test_a_part_that_fails_or_hangs_changes_no_other_and_its_output_is_kept(
         part("good", write),
     ):
         runs.run(each)
-    parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["parts"]
+    parts = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["figures"]
     codes = {name: found["exit_codes"] for name, found in parts.items()}
     assert codes == {"broken": [1], "hanging": [124], "absent": [127], "late": [1], "good": [0]}
     assert [name for name, found in parts.items() if found["figures"] == {"x": 1}] == ["late", "good"]
