@@ -374,8 +374,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "drafted positions are drawn without what the reply forbids",
         "worker/engine/step.py",
-        "sampler_row(draw.branch) for draw in draws]",
-        "sampler_row(draw.branch)._replace(**({'adjustment': None} if draw.depth else {})) for draw in draws]",
+        "sampler_row(draw.branch, draw.num_unread) for draw in draws]",
+        "sampler_row(draw.branch, draw.num_unread)._replace(**({'adjustment': None} if draw.depth else {})) for draw in draws]",
         (
             "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[penalties]",
             "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[JSON schema]",
@@ -385,8 +385,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "drafted positions are drawn by the chance of the first one",
         "worker/engine/step.py",
-        "sampler_row(draw.branch) for draw in draws]",
-        "sampler_row(draw.branch)._replace(position=len(draw.branch.tokens) - draw.depth) for draw in draws]",
+        "sampler_row(draw.branch, draw.num_unread) for draw in draws]",
+        "sampler_row(draw.branch, draw.num_unread)._replace(position=len(draw.branch.tokens) - draw.depth) for draw in draws]",
         (
             "integration/engine/test_engine_speculation.py::test_streams_are_the_same_event_by_event[drawn]",
             "integration/engine/test_engine_speculation_draws.py::test_draws_are_as_frequent_as_defined[all at once]",
