@@ -11,7 +11,7 @@
     predict        a model of these times by the compiled code, next to them
     tests          the kernels' GPU tests
 
-    python -m bench.gpu.all                      nine minutes; `bench/gpu/all.sh` sets up a bare machine for it
+    python -m bench.gpu.all                      ten minutes at most; `bench/gpu/all.sh` sets up a bare machine for it
     python -m bench.gpu.all --only smoke,cases   some of the parts
     python -m bench.gpu.all --tiny               all of it on tiny inputs, by the interpreter, without a GPU
 
@@ -95,9 +95,9 @@ PARTS = (
     Part("environment", 30, MACHINE),
     Part("smoke", 60, (python("bench.gpu.smoke", "--json", "{json}"),)),
     Part("cases", 90, (python("bench.gpu.attention", "--only", "cases", "--minutes", "1.3", "--json", "{json}"),)),
-    Part("counters", 40, (counters("narrow"), counters("wide"))),
-    Part("model", 90, (python("bench.gpu.model", "--batches", "1,32,256", "--minutes", "1.3", "--json", "{json}"),)),
-    Part("serving", 75, (python("bench.gpu.serving", "--minutes", "1", "--json", "{json}"),)),
+    Part("counters", 30, (counters("narrow"), counters("wide"))),
+    Part("model", 85, (python("bench.gpu.model", "--batches", "1,32,256", "--minutes", "1.3", "--json", "{json}"),)),
+    Part("serving", 60, (python("bench.gpu.serving", "--minutes", "0.8", "--json", "{json}"),)),
     Part(
         "attention",
         80,
@@ -115,11 +115,11 @@ PARTS = (
     ),
     Part(
         "peers",
-        120,
-        (python("bench.gpu.attention", "--only", "prefill,peers", "--minutes", "1.8", "--json", "{json}"),),
+        100,
+        (python("bench.gpu.attention", "--only", "prefill,peers", "--minutes", "1.5", "--json", "{json}"),),
     ),
     Part("predict", 30, (python("bench.gpu.predict", "--measured", "{folder}", "--json", "{json}"),)),
-    Part("tests", 100, (pytest(),)),
+    Part("tests", 90, (pytest(),)),
 )
 TINY = (
     Part("environment", 60, (("uname", "-a"), (sys.executable, "-c", ENVIRONMENT))),

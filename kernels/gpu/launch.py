@@ -53,7 +53,8 @@ _INTERPRETED_PROGRAMS = 3
 _REGISTERS = 65536
 """Of a streaming multiprocessor, of every target."""
 
-_STAGES_OF_TWO_BUFFERS, _WARPS_OF_FOUR, _REGISTERS_OF_FOUR = 5, 4, 128
+_NARROW_ROWS, _ONE_BUFFER = 16, (4, 2)
+"""Rows, and warps and stages, of the narrow tiles whose registers are bounded."""
 
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
@@ -76,9 +77,11 @@ class TileConfig(NamedTuple):
         return -(-group // num_chunks)
 
     def options(self, target: str) -> dict[str, int | bool]:
-        """Compiler options of a launch. With one buffer, registers are bounded so that four programs share a processor."""
-        has_bound = target == "sm_90" and self.num_stages < _STAGES_OF_TWO_BUFFERS and self.num_warps == _WARPS_OF_FOUR
-        bound: dict[str, int | bool] = {"maxnreg": _REGISTERS_OF_FOUR} if has_bound else {}
+        """Compiler options of a launch. A narrow tile's registers are bounded if it has one buffer: four programs then share a
+        processor.
+        """
+        is_bounded = target == "sm_90" and self[0] == _NARROW_ROWS and self[2:] == _ONE_BUFFER
+        bound: dict[str, int | bool] = {"maxnreg": _REGISTERS // (4 * 32 * self.num_warps)} if is_bounded else {}
         return {**PLAIN_OPTIONS, "num_warps": self.num_warps, "num_stages": self.num_stages, **bound}
 
 

@@ -99,7 +99,7 @@ def test_the_full_gate_has_every_row_of_the_table_in_both_forms() -> None:
     [
         (WIDE, "sm_90", (64, 256, 4, 2), "stack"),
         (WIDE, "sm_90", (16, 64, 4, 2), "no wgmma"),
-        (NARROW, "sm_90", (16, 64, 4, 4), "1 buffers, waits for all but 0"),
+        (NARROW, "sm_90", (16, 64, 8, 4), "1 buffers, waits for all but 0"),
         (WIDE, "gfx1201", (64, 128, 4, 1), "spilled"),
     ],
 )
