@@ -4,7 +4,8 @@
               work: instructions of the inner loop x warps x programs per processor / issued per second, and its products
     form      the slowest program's units: tiles, and a latency each for what is loaded before and stored after them; at least
               the keys and values that it reads over the L2's bandwidth
-    case      both forms, at least the distinct bytes over the copy's bandwidth; the merge of parts; and a launch for each
+    case      both forms, at least the distinct bytes over the copy's bandwidth; the merge of parts, which waits for four loads
+              in turn; and a launch for each
     step      layers x (case + launches + weights over the bandwidth) + head + draw
 
     python -m bench.gpu.predict                     of a chip in the table of assumptions, by kernels compiled here for it
@@ -44,6 +45,7 @@ __all__ = ["Assumptions", "Form", "Prediction", "main", "predict_case", "predict
 
 CPU = torch.device("cpu")
 CONFIGURATION = "D 128"
+MERGE_LOADS = 4
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def predict_case(tree: Tree, layer: Layer, forms: tuple[Form, Form], chip: Assum
         longest = max(longest, found)
     least_us = tree.num_bytes(layer) / chip.copy * 1e6
     part_bytes = 2 * 4 * work.num_part_rows * layer.num_heads * (layer.v_head_dim + 1)
-    more_us = part_bytes / chip.l2 * 1e6 + 3 * chip.launch_us
+    chain_us = MERGE_LOADS * chip.latency_us if work.num_part_rows else 0.0
+    more_us = part_bytes / chip.l2 * 1e6 + chain_us + 3 * chip.launch_us
     bound = "bandwidth" if least_us > forms_us else longest.bound
     return Prediction(max(least_us, forms_us) + more_us, bound)
 
