@@ -229,6 +229,8 @@ def main() -> int:
         "--json", type=Path, help="where to write the figures (default: bench/results/gpu_prediction.json)"
     )
     options = parser.parse_args()
+    if options.measured is not None and not options.measured.is_dir():
+        parser.error(f"--measured: {options.measured} is no folder; give one with cases.json and model.json")
     return make_report(options.measured).finish(options.json or RESULTS_DIR / "gpu_prediction.json")
 
 

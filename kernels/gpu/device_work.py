@@ -46,7 +46,7 @@ UNITS_PER_PROCESSOR = (4, 1)
 rounds there would be more parts to merge, and programs without work in the last one."""
 
 LEAST_SPLITS = (128, 256)
-"""A wide item writes 64 rows of parts, as many bytes as 128 keys."""
+"""A wide item of 64 rows writes parts of as many bytes as 128 keys have."""
 
 MOST_SPLIT = 2048
 

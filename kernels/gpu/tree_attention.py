@@ -8,7 +8,7 @@ The list has the layout of `work_list`, on the device. An item's result is the o
 Layout: q [T, Hq, D] with any strides over tokens and heads; head-major caches; parts [P, Hq, Dv] and lse [P, Hq] in fp32;
 o [T, Hq, Dv]. Latents: one kv head, D = Dv + rest, the first Dv columns of a key are its value.
 Grid: fixed by the buffers' capacity, each program walks (item, kv head, chunk of its query heads) in steps of the grid, so that
-a graph can replay a launch over a list loaded later. Narrow form: 16 rows; wide form: 64, for shared runs and for prompts,
+a graph can replay a launch over a list loaded later. Narrow form: 16 rows; wide form: up to 128, for shared runs and prompts,
 and for all items where rows must be the same in every batch (`FormLimits.is_steady`). A group of more heads than a form has
 rows is cut into equal chunks. Nothing is hoisted out of the loops: keeping it through a tile costs more registers than it
 saves instructions. Dtypes: q and o fp32, fp16 or bf16; caches alike, or int8, fp8 or int4 with scales (see `tile`); scores,
