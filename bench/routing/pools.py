@@ -2,8 +2,8 @@
 
     arrives ──> admitted in order: acquire ──> computed (first token) ──> replies ──> released, stays cached
 
-Time is the simulation's. A reply holds its blocks and takes no time of the prompts. A report of load is as old as the last
-whole tenth of a second.
+Time is the simulation's. A reply holds its blocks and one of `MAX_RUNNING` places, and takes no time of the prompts. A report
+of load is as old as the last whole tenth of a second.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["Events", "SimulatedPool", "Work"]
 
 TOKENS_PER_S = 10_000.0
 REPLY_TOKEN_S = 0.02
+MAX_RUNNING = 64
 REPORT_S = 0.1
 
 
@@ -87,6 +88,7 @@ class SimulatedPool:
         self._running: Work | None = None
         self._ends_s = 0.0
         self._num_replying = 0
+        self._num_admitted = 0  # and not released
         self._report = (0.0, WorkerLoad(0, self._ids_per_s, 0, is_accepting=True))
 
     # -- for routers
@@ -108,14 +110,16 @@ class SimulatedPool:
         waiting = sum(work.num_missing for work in self._queue)
         running = max(0.0, self._ends_s - at_s) * self._ids_per_s if self._running is not None else 0.0
         number = self._num_replying + (self._running is not None)
-        return WorkerLoad(round(waiting + running), self._ids_per_s, number, is_accepting=True)
+        num_unadmitted = sum(work.seq_id is None for work in self._queue)
+        num_ahead = max(0, self._num_admitted + num_unadmitted + 1 - MAX_RUNNING)
+        return WorkerLoad(round(waiting + running), self._ids_per_s, number, is_accepting=True, num_ahead=num_ahead)
 
     # -- the work
 
     def give(self, arrival: Arrival) -> None:
         """A request has come."""
         self.report()  # before the change
-        self._queue.append(Work(arrival, self._events.now_s))
+        self._queue.append(Work(arrival, self._events.now_s, self.cache.match(arrival.tokens).num_tokens))
         self.num_active_blocks += len(arrival.blocks)
         self._go_on()
 
@@ -140,7 +144,12 @@ class SimulatedPool:
         self._events.after(took_s, self._computed)
 
     def _admit(self, work: Work, *, waits: bool) -> bool:
-        """Acquire its blocks; False: there are too few. One that would wait for another's prompt is acquired at its turn."""
+        """Acquire its blocks; False: there are too few, or no place.
+
+        One that would wait for another's prompt is acquired at its turn.
+        """
+        if self._num_admitted >= MAX_RUNNING:
+            return False
         tokens = work.arrival.tokens
         try:
             answer = self.cache.acquire_or_wait(tokens) if waits else self.cache.acquire(tokens)
@@ -150,6 +159,7 @@ class SimulatedPool:
             work.num_cached = answer.num_tokens
             return True
         work.seq_id, work.num_cached = answer.seq_id, answer.num_cached_tokens
+        self._num_admitted += 1
         return True
 
     def _computed(self) -> None:
@@ -170,5 +180,6 @@ class SimulatedPool:
         self._num_replying -= 1
         self.num_active_blocks -= len(work.arrival.blocks)
         if work.seq_id is not None:
+            self._num_admitted -= 1
             self.cache.release(work.seq_id)
         self._go_on()

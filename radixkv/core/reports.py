@@ -206,7 +206,8 @@ class WorkerLoad(NamedTuple):
 
     `num_backlog_tokens`: tokens of accepted prompts that are neither computed nor cached. `tokens_per_s`: measured speed of
     prefill; 0: not measured yet. `num_running`: branches that hold a sequence. `is_accepting`: whether it takes new work.
-    `loaded_tokens_per_s`: measured speed of loading from its disk; 0: not measured yet.
+    `loaded_tokens_per_s`: measured speed of loading from its disk; 0: not measured yet. `num_ahead`: branches that have to end
+    before one that comes now may begin, since so many may run.
     """
 
     num_backlog_tokens: int
@@ -214,6 +215,7 @@ class WorkerLoad(NamedTuple):
     num_running: int
     is_accepting: bool
     loaded_tokens_per_s: float = 0.0
+    num_ahead: int = 0
 
 
 class WorkerReport(NamedTuple):
@@ -237,7 +239,8 @@ class PoolRoute(NamedTuple):
     `num_tokens`: longest cached prefix. `num_pending_tokens`: longest prefix that an open sequence is about to publish, the
     cached part included; 0: none is. `num_stored_tokens`: in whole blocks, after the cached ones, that lie in the holder's host
     memory or on its disk, by its hints. `num_room_tokens`: for which the namespace gets blocks now, within its quota.
-    `freed_tokens_per_s`: for which more become available, by the time that sequences held theirs lately; 0: no block is in use.
+    `num_used_tokens`: of the blocks that sequences hold, where it may have blocks. `held_s`: how long sequences held theirs
+    lately, in the mean; 0: not known.
     """
 
     num_tokens: int
@@ -245,4 +248,5 @@ class PoolRoute(NamedTuple):
     worker: WorkerReport = WorkerReport()
     num_stored_tokens: int = 0
     num_room_tokens: int = 0
-    freed_tokens_per_s: float = 0.0
+    num_used_tokens: int = 0
+    held_s: float = 0.0

@@ -1,13 +1,15 @@
 """The rule by which a request gets its worker.
 
-    cost_s = backlog_s + loaded / loaded_tokens_per_s + W · (computing_s + waiting_s)        lowest first, equal ones at random
+    cost_s = backlog_s + loaded / loaded_tokens_per_s + W · (computing_s + waiting_s)    lowest first, equal ones at random
+    backlog_s = max(backlog / tokens_per_s, held_s · ahead / running)
     computing_s = (prompt - found) / tokens_per_s
-    waiting_s = (prompt - cached - room) / freed_tokens_per_s, at least 0
+    waiting_s = held_s · max(0, prompt - cached - room) / used
 
-`backlog_s` is the time until the worker has computed the prompts that it accepted. Found are the tokens that its cache holds or
-is about to hold, and those that it loads from host memory or disk, unless computing them is faster. `waiting_s` is the time
-until running requests have left blocks for what is not cached: where replies are long, memory is short before time is. W is
-above 1, since a request that computes or waits delays others, too, and evicts what they would find.
+`backlog_s` is the time until the worker has computed the prompts that it accepted, and has a place for one more branch: of
+those running, each ends after `held_s` in the mean. Found are the tokens that its cache holds or is about to hold, and those
+that it loads from host memory or disk, unless computing them is faster. `waiting_s` is the time until branches that end have
+left blocks for what is not cached. W is above 1, since a request that computes or takes blocks delays others, too, and evicts
+cached tokens of theirs.
 
 Speeds are rounded to the usual one times a power of two: a measurement varies, and among like workers the fastest of the moment
 would get every new prompt as long as none has a backlog.
@@ -95,9 +97,10 @@ def choose(
         if not num_loaded and num_cached > offer.num_tokens:
             reason = "pending"
         backlog_s = num_backlog_tokens / tokens_per_s
-        waiting_s = 0.0
-        if offer.freed_tokens_per_s > 0:
-            waiting_s = max(0, num_prompt_tokens - num_cached - offer.num_room_tokens) / offer.freed_tokens_per_s
+        if load is not None:
+            backlog_s = max(backlog_s, offer.held_s * load.num_ahead / max(1, load.num_running))
+        num_short = max(0, num_prompt_tokens - num_cached - offer.num_room_tokens)
+        waiting_s = offer.held_s * num_short / max(1, offer.num_used_tokens)
         computing_s = (num_prompt_tokens - num_found) / tokens_per_s
         cost_s = backlog_s + num_loaded / loaded_tokens_per_s + weight * (computing_s + waiting_s)
         ranking.append((cost_s, rng.random(), Choice(worker, cost_s, backlog_s, waiting_s, num_found, reason)))

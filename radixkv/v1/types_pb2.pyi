@@ -209,15 +209,17 @@ class WorkerReport(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., holder_name: _Optional[str] = ..., generation_address: _Optional[str] = ..., fingerprint: _Optional[str] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., load_age_s: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("num_backlog_tokens", "tokens_per_s", "num_running", "is_accepting", "loaded_tokens_per_s")
+    __slots__ = ("num_backlog_tokens", "tokens_per_s", "num_running", "is_accepting", "loaded_tokens_per_s", "num_ahead")
     NUM_BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     IS_ACCEPTING_FIELD_NUMBER: _ClassVar[int]
     LOADED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
     num_backlog_tokens: int
     tokens_per_s: float
     num_running: int
     is_accepting: bool
     loaded_tokens_per_s: float
-    def __init__(self, num_backlog_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_running: _Optional[int] = ..., is_accepting: _Optional[bool] = ..., loaded_tokens_per_s: _Optional[float] = ...) -> None: ...
+    num_ahead: int
+    def __init__(self, num_backlog_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_running: _Optional[int] = ..., is_accepting: _Optional[bool] = ..., loaded_tokens_per_s: _Optional[float] = ..., num_ahead: _Optional[int] = ...) -> None: ...

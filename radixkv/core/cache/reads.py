@@ -72,7 +72,8 @@ class Reads(CacheState):
             self._single_flight.foresee(namespace, packed),
             num_stored_tokens=matched.num_host_tokens + matched.num_disk_tokens,
             num_room_tokens=max(0, num_left) * forest.block_size,
-            freed_tokens_per_s=self._held_times.freed_per_s(partition.num_in_use) * forest.block_size,
+            num_used_tokens=partition.num_in_use * forest.block_size,
+            held_s=self._held_times.mean_s,
         )
 
     def explain(

@@ -12,7 +12,7 @@ _FIRST_HELD_S = 2.0
 
 
 class HeldTimes:
-    """The mean time from the opening of a block's sequence to its end, each sequence counting by its blocks, older ones less.
+    """The mean time from the opening of a sequence to its end, each counting by its blocks, older ones less.
 
     By Little's law the blocks in use, divided by it, are those that become available per second.
     """
@@ -28,6 +28,7 @@ class HeldTimes:
         self._block_s = self._block_s * _KEPT_SHARE + num_blocks * held_s
         self._num_blocks = self._num_blocks * _KEPT_SHARE + num_blocks
 
-    def freed_per_s(self, num_in_use: int) -> float:
-        """Blocks that become available per second, of so many in use. O(1)."""
-        return num_in_use * self._num_blocks / max(self._block_s, 1e-9)
+    @property
+    def mean_s(self) -> float:
+        """In seconds."""
+        return self._block_s / self._num_blocks

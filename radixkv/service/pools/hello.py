@@ -59,7 +59,7 @@ def check_load(load: types.WorkerLoad) -> WorkerLoad:
         InvalidArgumentError: a negative number.
     """
     read = WORKER_LOAD.read(load)
-    for name in ("num_backlog_tokens", "tokens_per_s", "num_running", "loaded_tokens_per_s"):
+    for name in ("num_backlog_tokens", "tokens_per_s", "num_running", "loaded_tokens_per_s", "num_ahead"):
         if not getattr(read, name) >= 0:
             raise InvalidArgumentError(f"load.{name}", getattr(read, name), "at least 0")
     return read

@@ -477,7 +477,7 @@ class Engine(Closing):
         )
         items.bound(partial(self._inbox.put, partial(self._loop.cut_off, generation)))
         items.put(Started(generation.generation_id, tokens, sharing))
-        self._loop.meter.accepted(num_tokens(tokens))
+        self._loop.meter.accepted(1, num_tokens(tokens))
         self._post(partial(self._loop.add, generation, max_length, origin))
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 

@@ -32,15 +32,17 @@ class LoadMeter:
         self._counters = counters
         self._clock = clock
         self._lock = threading.Lock()
-        self._num_accepted_tokens = 0  # of prompts that the engine's thread has not got yet
+        self._num_accepted = self._num_accepted_tokens = 0  # prompts that the engine's thread has not got yet
+        self._num_beyond = -scheduler.limits.max_running  # branches less those that may run
         self._counted = WorkerLoad(0, 0.0, 0, is_accepting=True)
         self._counted_at_s = -math.inf
         self._num_tokens = self._prefill_s = 0.0  # of prefill, older parts counting less
         self._num_told_tokens, self._told_prefill_s = 0, 0.0
 
-    def accepted(self, num_tokens: int) -> None:
-        """A prompt of so many tokens was accepted; below 0: the engine's thread has got it."""
+    def accepted(self, num_prompts: int, num_tokens: int) -> None:
+        """Prompts of so many tokens were accepted; below 0: the engine's thread has got them."""
         with self._lock:
+            self._num_accepted += num_prompts
             self._num_accepted_tokens += num_tokens
 
     def count(self) -> None:
@@ -58,9 +60,13 @@ class LoadMeter:
             self._prefill_s = self._prefill_s * weight + prefill_s - self._told_prefill_s
             self._num_told_tokens, self._told_prefill_s = num_tokens, prefill_s
         tokens_per_s = self._num_tokens / self._prefill_s if self._prefill_s else 0.0
+        self._num_beyond = num_branches - scheduler.limits.max_running
         self._counted = WorkerLoad(scheduler.num_backlog_tokens, tokens_per_s, scheduler.num_running, is_accepting=True)
 
     def load(self) -> WorkerLoad:
         """The load, as counted last, with the prompts accepted since. O(1). On any thread."""
         counted = self._counted
-        return counted._replace(num_backlog_tokens=counted.num_backlog_tokens + max(0, self._num_accepted_tokens))
+        return counted._replace(
+            num_backlog_tokens=counted.num_backlog_tokens + max(0, self._num_accepted_tokens),
+            num_ahead=max(0, self._num_beyond + self._num_accepted + 1),
+        )

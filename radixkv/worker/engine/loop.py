@@ -184,7 +184,7 @@ class EngineLoop:
         """Add a generation whose prompt is set: queued, or forked from its origin if that still runs."""
         self.generations[generation.generation_id] = generation
         self._closed_loop.came(generation.submitted_s)
-        self.meter.accepted(-num_tokens(generation.prompt))
+        self.meter.accepted(-1, -num_tokens(generation.prompt))
         if generation.terms.deadline_s < math.inf:
             heappush(self._deadlines, (generation.terms.deadline_s, generation.arrival, generation))
         branch = generation.add_branch(max_length)

@@ -15,6 +15,8 @@ from radixkv.core.api import PoolRoute, WorkerLoad, WorkerReport
 from radixkv.routing import Choice, OwnChoices, Refusals, choose
 from radixkv.routing.choose import RECOMPUTED_WEIGHT as W
 
+HELD_S = 2.0
+
 
 def offer(
     name: str,
@@ -24,12 +26,14 @@ def offer(
     stored: int = 0,
     backlog: int = 0,
     speed: float = 1000.0,
-    room: int = 0,
-    freed: float = 0.0,
+    room: int = 100_000,
+    used: int = 0,
+    ahead: int = 0,
+    running: int = 0,
     **load: Any,
 ) -> PoolRoute:
-    measured = WorkerLoad(backlog, speed, 0, **{"is_accepting": True, **load})
-    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured), stored, room, freed)
+    measured = WorkerLoad(backlog, speed, running, **{"is_accepting": True, "num_ahead": ahead, **load})
+    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured), stored, room, used, HELD_S)
 
 
 def ranked(*offers: PoolRoute, prompt: int = 1000, recent: dict[str, int] | None = None, seed: int = 0) -> list[Choice]:
@@ -85,23 +89,31 @@ def test_of_stored_tokens_only_those_beyond_what_is_cached_or_about_to_be_are_lo
 
 
 def test_where_blocks_are_short_the_wait_for_those_that_are_not_cached_counts_like_computing() -> None:
-    first, second = ranked(offer("full", 300, room=200, freed=250.0), offer("roomy", 100, room=900, freed=250.0))
+    first, second = ranked(offer("full", 300, room=200, used=1000), offer("roomy", 100, room=900, used=1000))
     assert (first.worker, first.waiting_s, first.cost_s) == ("roomy", 0.0, pytest.approx(W * 0.9))
-    assert (second.waiting_s, second.cost_s) == (2.0, pytest.approx(W * (0.7 + 2.0)))
-    assert names(ranked(offer("full", 800, freed=1000.0), offer("roomy", 100, room=900))) == ["full", "roomy"]
+    assert (second.waiting_s, second.cost_s) == (pytest.approx(HELD_S / 2), pytest.approx(W * (0.7 + HELD_S / 2)))
+    assert names(ranked(offer("full", 800, room=0, used=4000), offer("roomy", 100, room=900))) == ["full", "roomy"]
 
 
 def test_what_is_loaded_needs_room_and_what_is_about_to_be_published_does_not() -> None:
-    (choice,) = ranked(offer("a", 100, stored=900, freed=900.0, loaded_tokens_per_s=5000.0))
-    assert choice.waiting_s == pytest.approx(1.0)
-    (choice,) = ranked(offer("a", 100, pending=1000, freed=900.0))
+    (choice,) = ranked(offer("a", 100, stored=900, room=0, used=900, loaded_tokens_per_s=5000.0))
+    assert choice.waiting_s == pytest.approx(HELD_S)
+    (choice,) = ranked(offer("a", 100, pending=1000, room=0, used=900))
     assert choice.waiting_s == 0.0
 
 
-@pytest.mark.parametrize("freed", [0.0, math.nan, -1.0, math.inf])
-def test_a_pool_that_does_not_tell_how_fast_blocks_come_makes_nobody_wait(freed: float) -> None:
-    (choice,) = ranked(offer("a", freed=freed))
-    assert (choice.waiting_s, choice.cost_s) == (0.0, W)
+def test_where_too_many_run_a_request_waits_for_those_ahead_of_it_also_for_a_cached_prompt() -> None:
+    first, second = ranked(offer("idle", 1000), offer("full", 1000, ahead=8, running=32, backlog=400))
+    assert (first.worker, second.backlog_s, second.cost_s) == ("idle", HELD_S / 4, HELD_S / 4)
+    assert names(ranked(offer("full", 1000, ahead=8, running=32), offer("idle", 800))) == ["full", "idle"]
+    assert names(ranked(offer("full", 1000, ahead=32, running=32), offer("idle", 800))) == ["idle", "full"]
+    (choice,) = ranked(offer("a", ahead=1, running=32, backlog=900))
+    assert choice.backlog_s == 0.9, "places become free while prompts are computed"
+
+
+def test_a_service_that_does_not_report_how_long_blocks_are_held_makes_nobody_wait() -> None:
+    (choice,) = ranked(offer("a", ahead=8, running=8, room=0)._replace(held_s=0.0))
+    assert (choice.backlog_s, choice.waiting_s, choice.cost_s) == (0.0, 0.0, W)
 
 
 def test_choices_that_no_report_covers_count_as_backlog() -> None:

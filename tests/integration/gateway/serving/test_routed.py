@@ -29,6 +29,7 @@ from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.engine.engine import Engine
+from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.server import GenerationServer
 
 NUM_BLOCKS, BLOCK_SIZE = 256, 4
@@ -41,7 +42,7 @@ DEADLINE_S = 60.0
 class Host:
     """A cache service with one worker beside it."""
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
+    def __init__(self, name: str, folder: Path | None = None, max_running: int = 64) -> None:
         self.stack = ExitStack()
         self.service = self.stack.enter_context(ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))))
         self.address = self.service.addresses[0]
@@ -54,7 +55,8 @@ class Host:
         store = open_store(folder, self.runner) if folder else None
         if store is not None:
             self.stack.callback(store.close)
-        self.engine = Engine(self.runner, self.holder, store=store)
+        limits = SchedulerLimits(max_running=max_running)
+        self.engine = Engine(self.runner, self.holder, limits=limits, store=store)
         self.stack.callback(self.engine.close)
         self.server = self.stack.enter_context(GenerationServer(self.engine, "127.0.0.1:0"))
         self.holder.announce(self.server.address, "f00d")
@@ -194,6 +196,35 @@ def test_a_busy_worker_is_left_to_others_and_siblings_wait_for_one_prompt(
     for host in hosts:
         host.runner.gate.open()
     list(first)
+
+
+def test_once_all_places_of_its_worker_are_taken_others_get_a_prompt_that_only_it_holds() -> None:
+    with ExitStack() as stack:
+        hosts = [Host(name, max_running=4) for name in ("left", "right")]
+        for host in hosts:
+            stack.callback(host.close)
+        routed = stack.enter_context(RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S))
+        wait_until(lambda: len(routed.rank(b"")) == 2)
+        list(routed.generate(request(1)))
+        owner, other = sorted(hosts, key=lambda host: holds(host, 1), reverse=True)
+        for host in hosts:
+            host.runner.gate.close()
+        streams = []
+        while other.engine.load().num_running == 0:
+            assert len(streams) < 60, f"all went to one worker: {owner.engine.load()}"
+            streams.append(routed.generate(request(1)))
+            if num_over := max(0, len(streams) - 3):
+                wait_until(lambda at_least=num_over: ahead_of(owner) >= at_least or other.engine.load().num_running)  # type: ignore[misc]
+        assert len(streams) > 4, "as long as it has a place, the prompt is not computed again"
+        for host in hosts:
+            host.runner.gate.open()
+        assert len({tuple(told(list(stream))) for stream in streams}) == 1
+
+
+def ahead_of(host: Host) -> int:
+    """Branches ahead of a request that comes to a worker now, as routers know it."""
+    (report,) = host.holder.workers_all().values()
+    return report.load.num_ahead if report.load else 0
 
 
 def request_tokens(first: int) -> bytes:
