@@ -55,9 +55,8 @@ async def fork_generation(generation_id: str, body: ForkRequest, request: Reques
     """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
     body.check()
-    assert context.tenant is not None
     generations: Generations = state.generations
-    told = generations.find(context.tenant.namespace, generation_id)
+    told = generations.find(context.caller.namespace, generation_id)
     if told is None:
         message = f"generation {generation_id!r} does not run here and is not remembered any more"
         raise ApiError(404, message, code="not_found", param="generation_id")

@@ -13,7 +13,6 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
 from radixkv.core.namespaces import choose_sharing, derived_namespace
 from radixkv.gateway.backend.backend import Backend, EventStream
@@ -95,6 +94,12 @@ class RequestContext:
     left_out: list[str] = field(init=False, default_factory=list)
     let_body_go: Callable[[], None] = field(init=False, default=lambda: None)
 
+    @property
+    def caller(self) -> Tenant:
+        """Its tenant, once authenticated, which every route requires."""
+        assert self.tenant is not None
+        return self.tenant
+
     async def admit(self, tenant: Tenant, limits: SharedLimiter) -> None:
         """Count the request against its tenant's limits.
 
@@ -114,9 +119,8 @@ class RequestContext:
         Raises:
             ApiError: 403: the tenant's is stricter.
         """
-        assert self.tenant is not None
         try:
-            self._sharing = choose_sharing(self.tenant.sharing, asked)
+            self._sharing = choose_sharing(self.caller.sharing, asked)
         except PermissionDeniedError as error:
             raise ApiError(403, str(error), type="permission_error", code="no_right", param="sharing") from None
         return self._sharing
@@ -167,24 +171,29 @@ class RequestContext:
 
         Args:
             backend: the worker.
-            params: what to generate.
+            params: what to generate; the tenant's namespace and the request's id are filled in.
             may_shorten: the caller named no length: a reply that would not fit the pool is halved, repeatedly, instead of
                 rejected.
             transcript: the conversation that it replies to; None: no messages.
         """
+        namespace = self.caller.namespace
+        params = replace(
+            params,
+            namespace=namespace,
+            request_id=self.request_id,
+            sampling=params.sampling.with_speculation(self.caller.speculation),
+        )
         if self.is_background:
             params = replace(params, priority=BACKGROUND_PRIORITY)
         if self.sharing != "on":
             params = replace(params, sharing=self.sharing)
-        if self.tenant is not None:
-            params = replace(params, sampling=params.sampling.with_speculation(self.tenant.speculation))
-        transcript = transcript or nothing_said(params.namespace or DEFAULT_NAMESPACE)
+        transcript = transcript or nothing_said(namespace)
         while True:
             if self._constraint is not None and params.sampling.grammar is not None:
                 params = replace(params, sampling=replace(params.sampling, grammar=self._constraint.grammar))
             try:
                 books = self._metrics, self._recording, self._generations
-                bill = partial(self._billing.count, params.namespace or DEFAULT_NAMESPACE, backend.prices)
+                bill = partial(self._billing.count, namespace, backend.prices)
                 meter = _Meter(self, *books, params, transcript, bill)
                 stream = await backend.generate(params, meter.watch)
                 self.let_body_go()
@@ -268,7 +277,7 @@ class _Meter:
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
                 self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
                 self._generations.begin(self._told)
-                namespace, salt = self._params.namespace or DEFAULT_NAMESPACE, self._params.cache_salt
+                namespace, salt = context.caller.namespace, self._params.cache_salt
                 place = derived_namespace(namespace, salt=salt, adapter=self._params.adapter)
                 self._recorded = self._recording.begin(
                     namespace,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,12 @@ from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts, ends_in_mark
 from radixkv.gateway.turns.models import ServedModel, served_model
-from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.replies import NO_GROWTH, Growth, Reply
 from radixkv.generation.params import Grammar
 from radixkv.generation.request import GenerateParams, Prompt
+from radixkv.generation.stream import BranchFinished, Delta, GenerationEvent, Started
 
-__all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
+__all__ = ["TurnReader", "begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -130,3 +131,44 @@ async def remember_reply(
         await transcripts.remember(
             transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop, is_cut=is_cut
         )
+
+
+@dataclass(slots=True)
+class TurnReader:
+    """Reads a started turn: its replies begin after the prompt, grow, and are cached at their ends.
+
+    Attributes:
+        stream: the worker's events.
+        replies: parse them, by branch.
+        model, transcript: of the turn; `grammar`: the constraint of its replies.
+        transcripts: cache of the replies. backend: the worker, for its tokenizer.
+        prompt: packed ids; empty until the worker has started.
+    """
+
+    stream: EventStream
+    replies: Sequence[Reply]
+    model: ServedModel
+    transcript: Transcript
+    grammar: Grammar | None
+    transcripts: Transcripts
+    backend: Backend
+    prompt: bytes = b""
+
+    async def take(self) -> list[tuple[GenerationEvent, Growth]]:
+        """Return all available events, at least one, each with the growth of its reply; empty at the end."""
+        return [(event, await self._read(event)) for event in await self.stream.take()]
+
+    async def _read(self, event: GenerationEvent) -> Growth:
+        match event:
+            case Started():
+                self.prompt = event.prompt
+                begin = self.model, self.replies, event.prompt, self.transcript, self.grammar
+                await begin_replies(self.backend, *begin)
+            case Delta():
+                return self.replies[event.branch].push(event)
+            case BranchFinished():
+                reply = self.replies[event.branch]
+                growth = reply.finish(event)
+                await remember_reply(self.transcripts, self.transcript, reply, self.prompt)
+                return growth
+        return NO_GROWTH

@@ -31,10 +31,10 @@ from radixkv.gateway.turns.openapi import streamed_or
 from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.thinking_wish import thinking_arguments
 from radixkv.gateway.turns.tools import ToolPlan
-from radixkv.gateway.turns.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
+from radixkv.gateway.turns.turns import TurnReader, chat_model, read_prompt, start_turn, with_prompt
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, PrefixPin
-from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.generation.stream import BranchFinished, Completed, Started, Usage
 
 __all__ = ["router"]
 
@@ -75,11 +75,12 @@ async def create_message(body: MessagesRequest, request: Request, context: Curre
     state = request.app.state
     plan = await _make_plan(body, request, context)
     stream = await _start(plan, context, state.backend)
+    about = plan.model, plan.transcript, plan.sampling.grammar
+    turn = TurnReader(stream, [plan.new_reply()], *about, state.transcripts, state.backend)
     if body.stream:
-        events = _stream_events(plan, stream, state.backend, state.transcripts)
         tell_error = partial(_failure_event, request_id=context.request_id)
-        return EventStreamResponse(events, heartbeat=_event(PING), tell_error=tell_error)
-    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
+        return EventStreamResponse(_stream_events(plan, turn), heartbeat=_event(PING), tell_error=tell_error)
+    return JSONResponse(await until_disconnected(request, _collect(plan, turn)))
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
@@ -135,8 +136,7 @@ async def _read_transcript(
 
 
 def _namespace(body: MessagesPrompt, context: RequestContext) -> str:
-    assert context.tenant is not None
-    return derived_namespace(context.tenant.namespace, salt=body.cache_salt or "")
+    return derived_namespace(context.caller.namespace, salt=body.cache_salt or "")
 
 
 async def _start(plan: _Plan, context: RequestContext, backend: Backend) -> EventStream:
@@ -144,12 +144,10 @@ async def _start(plan: _Plan, context: RequestContext, backend: Backend) -> Even
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
         sampling=plan.sampling,
-        namespace=plan.transcript.namespace,
         adapter=plan.model.adapter,
         cache_salt=plan.body.cache_salt or "",
         priority=plan.body.priority or 0,
         timeout_s=plan.body.timeout,
-        request_id=context.request_id,
         pins=plan.pins,
     )
     # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
@@ -159,57 +157,43 @@ async def _start(plan: _Plan, context: RequestContext, backend: Backend) -> Even
     return await start_turn(context, backend, plan.transcript, params, may_shorten=True)
 
 
-async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
+async def _collect(plan: _Plan, turn: TurnReader) -> dict[str, Any]:
     """Return the whole response at the end of the generation."""
-    reply, content = plan.new_reply(), MessageContent()
-    prompt = b""
-    async with stream:
-        async for event in stream:
-            match event:
-                case Started():
-                    prompt = event.prompt
-                    await begin_replies(backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar)
-                case Delta():
-                    list(content.grow(reply.push(event)))
-                case BranchFinished():
-                    list(content.grow(reply.finish(event)))
-                    list(content.end())
-                    await remember_reply(transcripts, plan.transcript, reply, prompt)
-                case Completed():
-                    usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
-                    return plan.message(content, stop_of(reply, plan.body.max_tokens), usage)
-    raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
+    content, last = MessageContent(), PING
+    async with turn.stream:
+        while (told := await _take(plan, turn, content)) is not None:
+            last = told[-1] if told else last
+    if last["type"] != "message_delta":
+        raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
+    return plan.message(content, last["delta"], last["usage"])
 
 
-async def _stream_events(
-    plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
-) -> AsyncIterator[bytes]:
+async def _stream_events(plan: _Plan, turn: TurnReader) -> AsyncIterator[bytes]:
     """Yield the response as events."""
-    reply, content = plan.new_reply(), MessageContent()
-    prompt = b""
-    async with stream:
-        while events := await stream.take():
-            told: list[Mapping[str, Any]] = []
-            for event in events:
-                match event:
-                    case Delta():
-                        told += content.grow(reply.push(event))
-                    case BranchFinished():
-                        told += content.grow(reply.finish(event))
-                        told += content.end()
-                        await remember_reply(transcripts, plan.transcript, reply, prompt)
-                    case Started():
-                        prompt = event.prompt
-                        await begin_replies(
-                            backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar
-                        )
-                        told += [_message_start(plan, prompt), PING]
-                    case Completed():
-                        stop = stop_of(reply, plan.body.max_tokens)
-                        usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
-                        told.append({"type": "message_delta", "delta": stop, "usage": usage})
+    content = MessageContent()
+    async with turn.stream:
+        while (told := await _take(plan, turn, content)) is not None:
             yield b"".join(map(_event, told))
     yield _event({"type": "message_stop"})
+
+
+async def _take(plan: _Plan, turn: TurnReader, content: MessageContent) -> list[Mapping[str, Any]] | None:
+    """Return the events of what has arrived, of which there may be none; None at the end."""
+    arrived = await turn.take()
+    told: list[Mapping[str, Any]] = []
+    for event, growth in arrived:
+        told += content.grow(growth)
+        match event:
+            case Started():
+                told += [_message_start(plan, event.prompt), PING]
+            case BranchFinished():
+                told += content.end()
+            case Completed():
+                (reply,) = turn.replies
+                stop = stop_of(reply, plan.body.max_tokens)
+                usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
+                told.append({"type": "message_delta", "delta": stop, "usage": usage})
+    return told if arrived else None
 
 
 def _message_start(plan: _Plan, prompt: bytes) -> dict[str, Any]:

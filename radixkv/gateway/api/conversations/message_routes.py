@@ -104,8 +104,7 @@ async def tell_reply_alternatives(
 
     Continue with one by `{"continue": true, "position": ..., "append": TEXT}`.
     """
-    assert context.tenant is not None
-    place = context.tenant, conversation_id, message_id, body.position, body.top
+    place = context.caller, conversation_id, message_id, body.position, body.top
     return JSONResponse(await tell_alternatives(request, context, *place))
 
 

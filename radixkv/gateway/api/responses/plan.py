@@ -217,7 +217,7 @@ async def start(plan: Plan, context: RequestContext, backend: Backend) -> EventS
         ApiError: 400: the model rejects it, or it is too long.
         RadixKVError: the worker rejects it for now.
     """
-    params = _params(plan, context)
+    params = _params(plan)
     may_shorten = plan.request.max_output_tokens is None
     try:
         try:
@@ -234,17 +234,15 @@ async def start(plan: Plan, context: RequestContext, backend: Backend) -> EventS
         raise refusal from None
 
 
-def _params(plan: Plan, context: RequestContext) -> GenerateParams:
+def _params(plan: Plan) -> GenerateParams:
     return GenerateParams(
         tools=plan.tools.tools,
         template_arguments=plan.template_arguments,
         sampling=plan.sampling,
-        namespace=plan.namespace,
         adapter=plan.model.adapter,
         cache_salt=plan.salt,
         priority=plan.request.priority or 0,
         timeout_s=plan.request.timeout,
-        request_id=context.request_id,
         retention=retention_of(plan.request.retention),
     )
 

@@ -48,10 +48,9 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
     """The model's reply to the input, after a stored conversation or on its own."""
     state = request.app.state
     tasks: ResponseTasks = state.response_tasks
-    assert context.tenant is not None
     if body.background and TAKEN_OVER not in request.scope:
         body = body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(53)})
-        tasks.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
+        tasks.check_room(context.caller.namespace, context.caller.limits.max_concurrent)
     plan = await _plan_of(body, request, context)
     task = await _begin(plan, request, context)
     if body.stream:
@@ -71,11 +70,10 @@ async def count_input_tokens(body: ResponseRequest, request: Request, context: A
 
 async def _plan_of(body: ResponseRequest, request: Request, context: RequestContext) -> Plan:
     state = request.app.state
-    assert context.tenant is not None
     model = await served_model(request, body.model)
     return await make_plan(
         body,
-        context.tenant.namespace,
+        context.caller.namespace,
         model,
         http=request,
         store=state.store,
@@ -116,9 +114,8 @@ def _stored_request(plan: Plan, request: Request, context: RequestContext) -> st
     is_lasting = asked.background and asked.stores and asked.conversation_id is None
     if not is_lasting or not request.app.state.database.is_shared:
         return None
-    assert context.tenant is not None
     body = asked.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return json.dumps({"tenant": context.tenant.name, "path": "/v1/responses", "body": body})
+    return json.dumps({"tenant": context.caller.name, "path": "/v1/responses", "body": body})
 
 
 async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:

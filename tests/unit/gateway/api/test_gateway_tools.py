@@ -156,19 +156,20 @@ def test_one_call_at_a_time_ends_the_reply_for_its_caller(separator: str) -> Non
     assert (reply.finish_reason, reply.stop) == ("tool_calls", None)
 
 
-@pytest.mark.parametrize("plan", [chat.Plan, anthropic_routes._Plan, Plan])
+@pytest.mark.parametrize("plan", [chat.ChatPlan, anthropic_routes._Plan, Plan])
 @pytest.mark.parametrize(("takes_one_call", "num_calls"), [(True, 1), (False, 2)])
 def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to(
     plan: Any, takes_one_call: bool, num_calls: int
 ) -> None:
     said = dict.fromkeys(field.name for field in fields(plan))
-    said |= {"tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call), "end_ids": frozenset()}
-    said |= {
+    named = {
+        "tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call),
         "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=(), thinking=None)),
         "request": SimpleNamespace(ignore_eos=True),
+        "body": SimpleNamespace(ignore_eos=True, stop_token_ids=None),
     }
-    known = plan(**{name: said[name] for name in said if name in plan.__slots__})
-    reply = known.new_reply(0) if plan is chat.Plan else known.new_reply()
+    known = plan(**{name: named.get(name, value) for name, value in said.items()})
+    reply = known.new_reply(0) if plan is chat.ChatPlan else known.new_reply()
     reply.push(Delta(0, (1,), HERMES + HERMES))
     reply.finish(BranchFinished(0, FinishReason.LENGTH, None, None))
     assert len(reply.calls) == num_calls

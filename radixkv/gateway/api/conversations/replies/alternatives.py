@@ -64,10 +64,8 @@ async def tell_alternatives(
     params = GenerateParams(
         token_ids=place.prefix + place.token,
         sampling=sampling,
-        namespace=tenant.namespace,
         adapter=model.adapter,
         cache_salt=conversation_salt(tenant.sharing, conversation_id),
-        request_id=context.request_id,
     )
     scored: PromptLogprobs | None = None
     async with await context.generate(request.app.state.backend, params) as stream:

@@ -113,10 +113,8 @@ async def _start(
         transcript = await begun.transcript(request, tenant, path)
     params = GenerateParams(
         sampling=settings.sampling(model, options.n, max_tokens),
-        namespace=tenant.namespace,
         adapter=model.adapter,
         cache_salt=conversation_salt(sharing, kept.id),
-        request_id=context.request_id,
     )
     may_shorten = settings.max_tokens is None
     stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)

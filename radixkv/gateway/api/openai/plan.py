@@ -1,0 +1,60 @@
+"""A parsed request to complete something, and the fields that all its responses and chunks share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixkv.gateway.turns.constraints import ConstrainedOptions
+from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.options import retention_of
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A parsed request. `completion_id`: of its response."""
+
+    body: ConstrainedOptions
+    model: ServedModel
+    sampling: SamplingParams
+    completion_id: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a reply and have no text."""
+        ends = () if self.body.ignore_eos else self.model.info.eos_token_ids
+        return frozenset((*ends, *(self.body.stop_token_ids or ())))
+
+    @property
+    def names_ids(self) -> bool:
+        """Whether log probabilities name tokens by their ids."""
+        return bool(self.body.return_tokens_as_token_ids)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the first fields of a response or chunk of that kind."""
+        return {
+            "id": self.completion_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "system_fingerprint": self.model.fingerprint,
+        }
+
+    def params(self, **prompt: Any) -> GenerateParams:
+        """Return what to generate. `prompt`: the fields of a `Prompt`."""
+        return GenerateParams(
+            **prompt,
+            sampling=self.sampling,
+            adapter=self.model.adapter,
+            cache_salt=self.body.cache_salt or "",
+            truncate_prompt_tokens=self.body.truncate_prompt_tokens or 0,
+            priority=self.body.priority or 0,
+            timeout_s=self.body.timeout,
+            retention=retention_of(self.body.retention),
+        )
