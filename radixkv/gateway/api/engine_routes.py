@@ -13,7 +13,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import RADIXKV_VERSION, served_model
@@ -48,7 +48,7 @@ async def tokenize(body: TokenizeRequest, request: Request, context: CurrentCont
     """The token ids of a text, or of messages as in a chat request."""
     backend: Backend = request.app.state.backend
     if (body.prompt is None) is (body.messages is None):
-        raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
+        raise invalid("one of prompt and messages must be given", "prompt")
     if body.messages is None:
         model = await served_model(request, body.model)
         tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.caller.namespace)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid, missing
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.options import check_plain
@@ -121,7 +121,7 @@ def check_arguments(arguments: Iterable[str], param: str) -> None:
         left -= num_values(text)
         if left < 0:
             message = f"{param}: the arguments of its calls must hold at most {MAX_ARGUMENT_VALUES:,} values together"
-            raise ApiError(400, message, code="invalid_value", param=param)
+            raise invalid(message, param)
 
 
 def _template_message(message: ChatMessage, param: str) -> Message:
@@ -143,7 +143,7 @@ def _text(message: ChatMessage, param: str) -> str:
         raise unsupported_part("audio", f"{param}.audio")
     if content is None:
         if message.role not in ("assistant", "tool", "function"):  # a tool's result may be empty
-            raise ApiError(400, f"{param}.content is missing", code="missing_value", param=f"{param}.content")
+            raise missing(f"{param}.content")
         return message.refusal or ""
     if isinstance(content, str):
         return content

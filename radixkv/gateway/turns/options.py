@@ -16,7 +16,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
     MAX_PLAIN_VALUES,
@@ -299,10 +299,9 @@ class GenerationOptions(ApiModel):
             and self.repetition_penalty != self.repeat_penalty
         ):
             message = "repeat_penalty is another name of repetition_penalty; leave one of them out"
-            raise ApiError(400, message, code="invalid_value", param="repeat_penalty")
+            raise invalid(message, "repeat_penalty")
         if self.truncate_prompt_tokens == 0:
-            message = "truncate_prompt_tokens is 0; it must be -1 or at least 1"
-            raise ApiError(400, message, code="invalid_value", param="truncate_prompt_tokens")
+            raise invalid("truncate_prompt_tokens is 0; it must be -1 or at least 1", "truncate_prompt_tokens")
         biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
         named = {
             "logit_bias": biases,
@@ -311,13 +310,10 @@ class GenerationOptions(ApiModel):
         }
         for name, ids in named.items():
             if (token_id := max(ids or (), default=0)) >= info.vocab_size:
-                message = f"{name} holds {token_id}; token ids are below {info.vocab_size}"
-                raise ApiError(400, message, code="invalid_value", param=name)
+                raise invalid(f"{name} holds {token_id}; token ids are below {info.vocab_size}", name)
         is_beam_search = (self.num_beams or 1) > 1
         if is_beam_search and self.temperature:
-            raise ApiError(
-                400, "temperature must be 0 or left out with num_beams", code="invalid_value", param="temperature"
-            )
+            raise invalid("temperature must be 0 or left out with num_beams", "temperature")
         defaults = SamplingDefaults(temperature=0.0) if is_beam_search else info.sampling
         try:
             return SamplingParams(
@@ -386,4 +382,4 @@ def check_plain(value: Any, param: str, max_values: int = MAX_PLAIN_VALUES) -> N
     """
     problem = plain_problem(value, max_values)
     if problem is not None:
-        raise ApiError(400, f"{param} must be {problem}", code="invalid_value", param=param)
+        raise invalid(f"{param} must be {problem}", param)

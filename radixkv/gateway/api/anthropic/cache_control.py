@@ -19,7 +19,7 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.validation import PIN_CLASSES
 from radixkv.gateway.api.anthropic.schema import Block, CacheControl, MessagesPrompt, ResultPart, TextBlock, Turn
 from radixkv.gateway.api.anthropic.turns import template_turns, text_of
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.storage.transcripts import Reader, Transcripts
 from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message, PrefixPin
@@ -61,19 +61,13 @@ def find_breakpoints(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]])
     marked = itertools.chain(_tool_marks(prompt, tools), _system_marks(prompt, tools), _turn_marks(prompt, tools))
     marks = list(itertools.islice(marked, MAX_BREAKPOINTS + 1))  # each one costs a pass over everything before it
     if len(marks) > MAX_BREAKPOINTS:
-        message = f"{len(marks)} blocks or more bear cache_control; at most {MAX_BREAKPOINTS} may"
-        raise ApiError(400, message, code="invalid_value", param="cache_control")
+        raise invalid(f"{len(marks)} blocks or more bear cache_control; at most {MAX_BREAKPOINTS} may", "cache_control")
     shortest_s = PIN_CLASSES["1h"]
     for mark in marks:
         ttl_s = PIN_CLASSES[mark.control.ttl or "5m"]
         if ttl_s > shortest_s:
             name = f"{mark.param}.cache_control.ttl"
-            raise ApiError(
-                400,
-                f"{name} is '1h' behind a block of '5m'; what lasts longer stands first",
-                code="invalid_value",
-                param=name,
-            )
+            raise invalid(f"{name} is '1h' behind a block of '5m'; what lasts longer stands first", name)
         shortest_s = ttl_s
     return [Breakpoint(PIN_CLASSES[mark.control.ttl or "5m"], mark.messages, mark.tools) for mark in marks]
 
@@ -128,7 +122,7 @@ def _turn_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> I
                 own = own or [prompt.cache_control]
                 if (own[-1].ttl or "5m") != (prompt.cache_control.ttl or "5m"):
                     message = f"cache_control and {param}.cache_control mark the same block for different times"
-                    raise ApiError(400, message, code="invalid_value", param="cache_control")
+                    raise invalid(message, "cache_control")
             if own:
                 cut = [*prompt.messages[:index], *_cut(turn, blocks, number)]
                 messages = template_turns(prompt.system, cut)

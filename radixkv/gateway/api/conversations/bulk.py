@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
-from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.schema import MAX_TAGS, BulkChange, dump_tags
 from radixkv.gateway.api.conversations.writing import Value
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict
 
 __all__ = ["change_all"]
 

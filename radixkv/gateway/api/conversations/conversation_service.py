@@ -13,7 +13,6 @@ from fastapi import Request
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.messages import Conversation, Message
-from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
 from radixkv.gateway.api.conversations.replies.live import Live, Lives
 from radixkv.gateway.api.conversations.replies.message_task import MessageTasks
@@ -22,7 +21,7 @@ from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
 from radixkv.gateway.api.conversations.trashing import Trash
 from radixkv.gateway.api.conversations.writing import Value
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict
 from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.database import Database

@@ -30,7 +30,6 @@ from radixkv.gateway.api.conversations.objects import (
     RemovedMessages,
     TrashedBranches,
 )
-from radixkv.gateway.api.conversations.refusals import not_possible
 from radixkv.gateway.api.conversations.replies.alternatives import tell_alternatives
 from radixkv.gateway.api.conversations.replies.begun import cut_reply
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
@@ -47,6 +46,7 @@ from radixkv.gateway.api.conversations.schema import (
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.request_context import CurrentContext
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.turns.openapi import answer_of
 from radixkv.gateway.turns.turns import chat_model
 
@@ -120,7 +120,7 @@ async def mark_message(
 ) -> Response:
     """Give a message a star, or a name for its branch."""
     if body.starred is None and body.name is None:
-        raise not_possible("one of starred and name must be given", "body")
+        raise invalid("one of starred and name must be given", "body")
     place = tenant.namespace, conversation_id, message_id
     name = None if body.name is None else body.name.strip()
     return JSONResponse((await service_of(request).mark(*place, body.starred, name)).body())

@@ -28,7 +28,7 @@ from radixkv.gateway.api.conversations.conversation_service import ConversationS
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.api.conversations.files.file_values import RefusedError
 from radixkv.gateway.api.conversations.files.imports import Imported, read_conversations
-from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id, no_message
 from radixkv.gateway.api.conversations.objects import (
     BulkAnswer,
     ConversationObject,
@@ -37,13 +37,12 @@ from radixkv.gateway.api.conversations.objects import (
     ImportAnswer,
     TagList,
 )
-from radixkv.gateway.api.conversations.refusals import no_message, not_json, not_possible
 from radixkv.gateway.api.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
 from radixkv.gateway.api.conversations.shown import Shown
 from radixkv.gateway.api.conversations.store.search import Found
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.openapi import answer_of
 
@@ -140,7 +139,7 @@ def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
     messages: list[Message] = []
     for place, first in enumerate(body.messages or ()):
         if place and first.role == "system":
-            raise not_possible("a system message begins a conversation; it has no parent", f"messages.{place}.role")
+            raise invalid("a system message begins a conversation; it has no parent", f"messages.{place}.role")
         parent = messages[-1].id if messages else None
         messages.append(Message(new_id("msg"), parent, first.role, first.text, now_s))
     return messages
@@ -161,7 +160,8 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
     service = service_of(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
-        raise not_json()
+        message = "the body must be JSON or JSON lines: send the header 'Content-Type: application/json'"
+        raise ApiError(415, message, code="unsupported_media_type", param="body")
     content = await request.body()
     async with request.app.state.one_by_one.place(tenant.namespace):
         read = await off_loop(request, partial(read_conversations, content, service.clock()))
@@ -178,7 +178,7 @@ async def _import(
     for index, each in reversed(list(enumerate(read))):  # so that the first one becomes the latest
         try:
             if isinstance(each, RefusedError):
-                raise not_possible(each.reason, "body")
+                raise invalid(each.reason, "body")
             stored, num_added = await service.bring(namespace, each)
             left_out += Counter(each.left_out)
             if num_added is None:
@@ -209,7 +209,7 @@ async def change_conversation(
     """Set a conversation's title, settings, tags or marks."""
     values = body.values()
     if not values:
-        raise not_possible("one of title, settings, tags, pinned and archived must be given", "body")
+        raise invalid("one of title, settings, tags, pinned and archived must be given", "body")
     return JSONResponse((await service_of(request).change(tenant.namespace, conversation_id, values)).body())
 
 

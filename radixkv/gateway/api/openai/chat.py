@@ -21,7 +21,7 @@ from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
@@ -104,8 +104,7 @@ class ChatRequest(ChatOptions):
         if self.functions is None and self.function_call in (None, "none", "auto"):
             return plan_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         if self.tools:
-            message = "functions and tools say the same in two ways; leave one of them out"
-            raise ApiError(400, message, code="invalid_value", param="functions")
+            raise invalid("functions and tools say the same in two ways; leave one of them out", "functions")
         return plan_functions(self.functions, self.function_call)
 
     @property
@@ -120,8 +119,7 @@ class ChatRequest(ChatOptions):
             ("echo", self.echo and not goes_on, "left out without continue_final_message"),
         ):
             if is_wrong:
-                message = f"{name} is {str(getattr(self, name)).lower()}; it must be {when}"
-                raise ApiError(400, message, code="invalid_value", param=name)
+                raise invalid(f"{name} is {str(getattr(self, name)).lower()}; it must be {when}", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +204,7 @@ def plan_turn(
         ApiError: 400 with the faulty field.
     """
     if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = body.sampling(
         model.info,

@@ -21,7 +21,7 @@ from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.constraints import ConstrainedOptions
@@ -111,7 +111,7 @@ async def _make_plan(body: CompletionRequest, request: Request, context: Request
         message = (
             f"{len(prompts)} prompts and {body.n} choices of each are {num_choices}; at most {MAX_CHOICES} are served"
         )
-        raise ApiError(400, message, code="invalid_value", param="n")
+        raise invalid(message, "n")
     sampling = body.sampling(
         model.info,
         max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,

@@ -11,7 +11,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
 from radixkv.gateway.api.responses.response_store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.api.responses.schema import ResponseRequest
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.reply_task import ReplyTask
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
@@ -83,7 +83,7 @@ async def cut_response(
     text: str = task.replies[0].text if task is not None else turn.get("content", "")
     if position > len(text):
         message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
-        raise ApiError(400, message, code="invalid_value", param="position")
+        raise invalid(message, "position")
     begun = text[:position]
     before = context.items[: len(context.items) - context.num_output]
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from radixkv.gateway.api.responses.schema import InputItem, InputPart
 from radixkv.gateway.api.responses.tools import INPUT, offered_name
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid, missing, not_found
 from radixkv.gateway.turns.messages import check_arguments, placeholder, unsupported_part
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
@@ -48,7 +48,7 @@ def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) ->
     if after is not None:
         index = next((i for i, item in enumerate(listed) if item["id"] == after), None)
         if index is None:
-            raise ApiError(404, f"item with id {after!r} not found", code="not_found", param="after")
+            raise not_found("item", after, "after")
         listed = listed[index + 1 :]
     page = listed[:limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
@@ -85,12 +85,12 @@ def read_input(
                 message = (
                     f"{param}: what is referred to holds more than {MAX_REFERRED_CHARACTERS:,} characters together"
                 )
-                raise ApiError(400, message, code="invalid_value", param=param)
+                raise invalid(message, param)
         else:
             items.append(_read_item(item, param))
         known[items[-1]["id"]] = items[-1]
     if not items:
-        raise ApiError(400, f"{field} is empty; it must hold at least 1 item", code="invalid_value", param=field)
+        raise invalid(f"{field} is empty; it must hold at least 1 item", field)
     check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), field)
     check_plain([text for item in items for text in _strings(item)], field, MAX_ITEM_STRINGS * len(items) + 1)
     return items
@@ -123,7 +123,7 @@ def _thoughts(item: InputItem) -> str:
 def _referred(item: InputItem, known: Mapping[str, Item], param: str) -> Item:
     found = known.get(item.id or "")
     if found is None:
-        raise ApiError(404, f"item with id {item.id!r} not found", code="not_found", param=f"{param}.id")
+        raise not_found("item", item.id, f"{param}.id")
     return found
 
 
@@ -174,7 +174,7 @@ def _read_message(item: InputItem, param: str) -> Item:
 
 def _needed(value: Any, param: str) -> Any:
     if value is None:
-        raise ApiError(400, f"{param} is missing", code="missing_value", param=param)
+        raise missing(param)
     return value
 
 

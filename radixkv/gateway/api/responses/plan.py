@@ -27,7 +27,7 @@ from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.bodies.json_body import off_loop
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.models import ServedModel
@@ -145,13 +145,13 @@ async def _read_before(
     parent = await find_previous(store, namespace, response_id)
     if space_of(parent, namespace) != space:
         message = f"previous_response_id: {response_id!r} has another cache_salt, or none; name that one"
-        raise ApiError(400, message, code="invalid_value", param="cache_salt")
+        raise invalid(message, "cache_salt")
     if request.position is not None:
         return parent, None, await cut_response(http, namespace, space, request, parent)
     status = parent.body["status"]
     if status not in ("completed", "incomplete"):
         message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
-        raise ApiError(400, message, code="invalid_value", param="previous_response_id")
+        raise invalid(message, "previous_response_id")
     return parent, parent, []
 
 

@@ -29,7 +29,7 @@ from radixkv.gateway.http.auth import Tenant, current_tenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import answer_of, streamed_or
@@ -95,7 +95,7 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
     try:
         if taken_over is not None:
             if not await store.claim(taken_over):
-                raise ApiError(409, "another gateway writes this response", code="conflict")
+                raise conflict("another gateway writes this response")
         elif plan.request.stores:
             await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id, stored)
     except BaseException:
@@ -167,8 +167,7 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
     if stored["status"] in ("queued", "in_progress"):  # another gateway writes it
         stored = await request.app.state.store.cancel(tenant.namespace, response_id)
     if stored["status"] != "cancelled":
-        message = f"the response is {stored['status']} already; it cannot be cancelled any more"
-        raise ApiError(400, message, code="invalid_value", param="response_id")
+        raise invalid(f"the response is {stored['status']} already; it cannot be cancelled any more", "response_id")
     return JSONResponse(stored)
 
 

@@ -11,7 +11,7 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
     MAX_MESSAGES,
@@ -204,16 +204,16 @@ class ResponseRequest(ApiModel):
             ApiError: 400 with the faulty field.
         """
         if self.prompt is not None:
-            raise _refusal("prompt is not supported here; use instructions and input", "prompt")
+            raise invalid("prompt is not supported here; use instructions and input", "prompt")
         if self.conversation is not None and self.previous_response_id is not None:
             message = "conversation and previous_response_id both say what comes before; leave one of them out"
-            raise _refusal(message, "conversation")
+            raise invalid(message, "conversation")
         if self.position is not None and self.previous_response_id is None:
-            raise _refusal("position needs previous_response_id", "position")
+            raise invalid("position needs previous_response_id", "position")
         if self.background and not self.stores:
-            raise _refusal("background needs store: the response could not be retrieved", "background")
+            raise invalid("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:
-            raise _refusal(f"top_logprobs needs {INCLUDE_LOGPROBS!r} in include", "top_logprobs")
+            raise invalid(f"top_logprobs needs {INCLUDE_LOGPROBS!r} in include", "top_logprobs")
         told = self.model_dump(include=set(type(self).model_fields) - {"input"}, exclude_unset=True)
         for name, value in told.items():  # the response repeats most of them
             check_plain(value, name)
@@ -263,7 +263,7 @@ class ResponseRequest(ApiModel):
         if wanted.type == "json_object":
             return json_object("text.format")
         if wanted.schema_ is None:
-            raise _refusal("text.format of type json_schema needs a schema", "text.format.schema")
+            raise invalid("text.format of type json_schema needs a schema", "text.format.schema")
         return schema_constraint(wanted.schema_, "text.format.schema", is_strict=bool(wanted.strict))
 
     def sampling(self, info: ModelInfo, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
@@ -284,7 +284,3 @@ class ResponseRequest(ApiModel):
             )
         except InvalidArgumentError as error:
             raise ApiError.of(error) from None
-
-
-def _refusal(message: str, param: str, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, message, code=code, param=param)

@@ -31,7 +31,7 @@ from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.routes import asking, by_pool, changing, name_of, view_of
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import ClosedModel, Name, PlainObject, TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
@@ -78,8 +78,7 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
     backend, state = request.app.state.backend, request.app.state
     sharing = context.choose_sharing(body.sharing)
     if sum(each is not None for each in (body.prompt, body.messages, body.branch, body.response)) != 1:
-        message = "one of prompt, messages, branch and response must be given"
-        raise ApiError(400, message, code="invalid_value", param="prompt")
+        raise invalid("one of prompt, messages, branch and response must be given", "prompt")
     if body.branch is not None:
         _check_alone(body, "branch")
         return await _place_of_branch(body, body.branch, request, context.caller, sharing)
@@ -105,13 +104,13 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
 def _check_alone(body: CachedPrompt, given: str) -> None:
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
-            raise ApiError(400, f"{name} does not go with {given}", code="invalid_value", param=name)
+            raise invalid(f"{name} does not go with {given}", name)
 
 
 async def _place_of_response(body: CachedPrompt, response_id: str, request: Request, tenant: Tenant) -> Place:
     stored = await request.app.state.store.context(tenant.namespace, response_id)
     if not stored.tokens:
-        raise ApiError(400, "the token ids of this response are not known", code="invalid_value", param="response")
+        raise invalid("the token ids of this response are not known", "response")
     model = await served_model(request, body.model or stored.body["model"])
     return Place(stored.tokens, with_adapter(space_of(stored, tenant.namespace or DEFAULT_NAMESPACE), model.adapter))
 

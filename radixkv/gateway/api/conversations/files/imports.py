@@ -41,7 +41,7 @@ from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.api.conversations.objects import MessageDetails
 from radixkv.gateway.api.conversations.schema import ConversationChange
 from radixkv.gateway.api.conversations.writing import Value
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.util.json_text import read_json
 
 __all__ = ["Imported", "read_conversations"]
@@ -90,8 +90,7 @@ def _read_all_lines(lines: list[Any], now_s: float) -> Imported | RefusedError:
 
 def _check_number(num_documents: int) -> None:
     if num_documents > MAX_DOCUMENTS:
-        message = f"the file holds {num_documents:,} conversations; send at most {MAX_DOCUMENTS:,} at once"
-        raise ApiError(400, message, code="invalid_value", param="body")
+        raise invalid(f"the file holds {num_documents:,} conversations; send at most {MAX_DOCUMENTS:,} at once", "body")
 
 
 def _documents(body: bytes) -> list[Any]:

@@ -14,7 +14,6 @@ from fastapi import Request
 from radixkv.core.namespaces import conversation_salt
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.api.conversations.replies.live import Live
 from radixkv.gateway.api.conversations.replies.message_task import MessageTask, Origin
@@ -24,6 +23,7 @@ from radixkv.gateway.backend.backend import EventStream
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
+from radixkv.gateway.protocol.errors import conflict, invalid
 from radixkv.gateway.turns.turns import chat_model, start_turn
 from radixkv.generation.request import GenerateParams
 
@@ -85,7 +85,7 @@ async def _there(conversations: ConversationService, live: Live, tenant: Tenant,
 def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> None:
     if path[-1].role != "user" and not is_continued:
         message = f"message {path[-1].id!r} is of role {path[-1].role}; replies can be asked for to a user's message"
-        raise not_possible(message, "message_id")
+        raise invalid(message, "message_id")
     for above in path:
         if live.is_growing(above):
             raise conflict(

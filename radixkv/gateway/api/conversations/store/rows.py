@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message
-from radixkv.gateway.api.conversations.refusals import no_conversation, no_message
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, no_message
+from radixkv.gateway.protocol.errors import not_found
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.owners import LOST
 
@@ -172,7 +172,7 @@ def find(connection: Connection, namespace: str, conversation_id: str, *, trashe
     query = "SELECT * FROM conversations WHERE id = ? AND namespace = ?"
     row: Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
     if row is None or (trashed is not None and trashed != (row["trashed_s"] is not None)):
-        raise no_conversation(conversation_id)
+        raise not_found("conversation", conversation_id, "conversation_id")
     return row
 
 

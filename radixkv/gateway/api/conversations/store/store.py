@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.import_store import ImportStore
 from radixkv.gateway.api.conversations.store.lease_store import LeaseStore
@@ -37,6 +36,7 @@ from radixkv.gateway.api.conversations.store.rows import (
 )
 from radixkv.gateway.api.conversations.store.trash_store import TrashStore
 from radixkv.gateway.api.conversations.writing import Change, Value, Writer
+from radixkv.gateway.protocol.errors import conflict
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 

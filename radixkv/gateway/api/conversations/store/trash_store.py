@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.api.conversations.messages import Conversation, Message
-from radixkv.gateway.api.conversations.refusals import conflict, no_message
+from radixkv.gateway.api.conversations.messages import Conversation, Message, no_message
 from radixkv.gateway.api.conversations.store.rows import (
     BELOW,
     MESSAGE_COLUMNS,
@@ -24,6 +23,7 @@ from radixkv.gateway.api.conversations.store.rows import (
     read_message,
 )
 from radixkv.gateway.api.conversations.writing import Change, Writer
+from radixkv.gateway.protocol.errors import conflict
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
