@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import is_conversation_salt
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
@@ -90,7 +89,4 @@ async def _transcript(transcripts: Transcripts, told: ToldGeneration, body: Fork
         message = f"position is {body.position}; it must be at most {len(text)}, the characters there are now"
         raise invalid(message, "position")
     begun = told.transcript.begun + text[: body.position]
-    try:
-        return await transcripts.within(told.transcript, told.prompt, branch.tokens, begun)
-    except InvalidArgumentError as error:
-        raise ApiError.of(error) from None
+    return await transcripts.within(told.transcript, told.prompt, branch.tokens, begun)

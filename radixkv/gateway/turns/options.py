@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, overload
 from pydantic import BeforeValidator, Field, model_validator
 
 from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.protocol.api_model import ApiModel
@@ -288,7 +287,7 @@ class GenerationOptions(ApiModel):
         """Return the sampling parameters. `echoed_logprobs`: number of most likely tokens per prompt token of an echo.
 
         Raises:
-            ApiError: 400 with the faulty field.
+            ApiError: 400 with the faulty field. InvalidArgumentError: a value is out of its bounds.
         """
         if self.stream and self.prompt_logprobs is not None:
             message = "prompt_logprobs are not told in a stream: leave one of them out"
@@ -315,36 +314,33 @@ class GenerationOptions(ApiModel):
         if is_beam_search and self.temperature:
             raise invalid("temperature must be 0 or left out with num_beams", "temperature")
         defaults = SamplingDefaults(temperature=0.0) if is_beam_search else info.sampling
-        try:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                n=self.n or 1,
-                **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
-                seed=None if self.seed is None else self.seed % _UINT64,
-                stop=stop_texts(self.stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                ignore_eos=bool(self.ignore_eos),
-                logit_bias=biases,
-                presence_penalty=self.presence_penalty or 0.0,
-                frequency_penalty=self.frequency_penalty or 0.0,
-                min_tokens=self.min_tokens or 0,
-                best_of=self.best_of,
-                num_beams=self.num_beams or 1,
-                length_penalty=_or(self.length_penalty, 1.0),
-                early_stopping=_early_stopping(self.early_stopping),
-                logprobs=logprobs,
-                prompt_logprobs=max(scores, default=None),
-                grammar=grammar,
-                repetition_penalty=_or(_or(self.repetition_penalty, self.repeat_penalty), 1.0),
-                bad_words=tuple(self.bad_words or ()),
-                allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-                include_stop=bool(self.include_stop_str_in_output),
-                keep_special_tokens=self.skip_special_tokens is False,
-                speculation="none" if self.speculation is False else "all",
-                prediction=self.prediction.text if self.prediction else "",
-            )
-        except InvalidArgumentError as error:
-            raise ApiError.of(error) from None
+        return SamplingParams(
+            max_tokens=max_tokens,
+            n=self.n or 1,
+            **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
+            seed=None if self.seed is None else self.seed % _UINT64,
+            stop=stop_texts(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logit_bias=biases,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            min_tokens=self.min_tokens or 0,
+            best_of=self.best_of,
+            num_beams=self.num_beams or 1,
+            length_penalty=_or(self.length_penalty, 1.0),
+            early_stopping=_early_stopping(self.early_stopping),
+            logprobs=logprobs,
+            prompt_logprobs=max(scores, default=None),
+            grammar=grammar,
+            repetition_penalty=_or(_or(self.repetition_penalty, self.repeat_penalty), 1.0),
+            bad_words=tuple(self.bad_words or ()),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            include_stop=bool(self.include_stop_str_in_output),
+            keep_special_tokens=self.skip_special_tokens is False,
+            speculation="none" if self.speculation is False else "all",
+            prediction=self.prediction.text if self.prediction else "",
+        )
 
 
 def drawing(

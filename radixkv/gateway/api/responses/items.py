@@ -14,13 +14,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.gateway.api.responses.schema import InputItem, InputPart
+from radixkv.gateway.api.responses.schema import InputItem
 from radixkv.gateway.api.responses.tools import INPUT, offered_name
 from radixkv.gateway.protocol.errors import ApiError, invalid, missing, not_found
-from radixkv.gateway.turns.messages import check_arguments, placeholder, unsupported_part
+from radixkv.gateway.turns.messages import ContentPart, check_arguments, placeholder, template_arguments, text_of
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
-from radixkv.util.json_text import read_json
 
 __all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
 
@@ -32,7 +31,6 @@ MAX_REFERRED_CHARACTERS = 4 * 1024 * 1024
 MAX_ITEM_STRINGS = 8
 """Per item, as made here."""
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
 _CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "local_shell_call")
 _OF_SERVERS = ("reasoning", "mcp_", "compaction")
 
@@ -103,7 +101,7 @@ def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) ->
         if _is_left_out(item, thinks):
             left_out.append(f"input.{index}")
         parts = item.output if isinstance(item.output, list) else ()
-        left_out += [f"input.{index}.output.{number}" for number, part in enumerate(parts) if _part_text(part) is None]
+        left_out += [f"input.{index}.output.{number}" for number, part in enumerate(parts) if part.said is None]
     return left_out
 
 
@@ -165,7 +163,7 @@ def _read_item(item: InputItem, param: str) -> Item:
 def _read_message(item: InputItem, param: str) -> Item:
     role = _needed(item.role, f"{param}.role")
     content = _needed(item.content, f"{param}.content")
-    text = _text(content, f"{param}.content")
+    text = text_of(content, f"{param}.content")
     base = {"id": item.id or new_id("msg"), "type": "message", "status": "completed", "role": role}
     if role == "assistant":
         return {**base, "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]}
@@ -178,28 +176,11 @@ def _needed(value: Any, param: str) -> Any:
     return value
 
 
-def _text(content: str | Sequence[InputPart], param: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        text = _part_text(part)
-        if text is None:
-            raise unsupported_part(part.type, f"{param}.{index}")
-        texts.append(text)
-    return "".join(texts)
-
-
-def _output_text(output: str | Sequence[InputPart]) -> str:
+def _output_text(output: str | Sequence[ContentPart]) -> str:
     """Return the text of a tool's output, with placeholders for other parts."""
     if isinstance(output, str):
         return output
-    texts = ((part, _part_text(part)) for part in output)
-    return "".join(placeholder(part.type) if text is None else text for part, text in texts)
-
-
-def _part_text(part: InputPart) -> str | None:
-    return part.text if part.type in _TEXT_PARTS else part.refusal if part.type == "refusal" else None
+    return "".join(placeholder(part.type) if part.said is None else part.said for part in output)
 
 
 def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[Message]:
@@ -237,20 +218,9 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
 
 
 def _template_call(item: Item) -> dict[str, Any]:
-    """Convert a call: templates want arguments as an object; arguments that are none stay text."""
     name = offered_name(item["name"], item.get("namespace"))
-    if item["type"] == "custom_tool_call":
-        return {
-            "type": "function",
-            "id": item["call_id"],
-            "function": {"name": name, "arguments": {INPUT: item["input"]}},
-        }
-    arguments: Any = item["arguments"]
-    try:
-        parsed = read_json(arguments)
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    except ValueError:
-        pass
+    is_custom = item["type"] == "custom_tool_call"
+    arguments = {INPUT: item["input"]} if is_custom else template_arguments(item["arguments"])
     return {"type": "function", "id": item["call_id"], "function": {"name": name, "arguments": arguments}}
 
 

@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import ApiError, invalid
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
     MAX_MESSAGES,
@@ -24,6 +23,7 @@ from radixkv.gateway.protocol.fields import (
     Whole,
     check_fits,
 )
+from radixkv.gateway.turns.messages import ContentPart
 from radixkv.gateway.turns.options import (
     CacheSalt,
     ModelName,
@@ -62,15 +62,7 @@ _READ = frozenset(
 """Types of items that belong to no other server."""
 
 
-class InputPart(ApiModel):
-    """A part of a message."""
-
-    type: Annotated[Name, Field(min_length=1)]
-    text: str | None = None
-    refusal: str | None = None
-
-
-InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS), FAIL_FAST]
+InputParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
 class InputItem(ApiModel):
@@ -270,17 +262,14 @@ class ResponseRequest(ApiModel):
         """Return the sampling parameters.
 
         Raises:
-            ApiError: 400 with the faulty field.
+            InvalidArgumentError: a value is out of its bounds.
         """
-        try:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                **drawing(info.sampling, self.temperature, self.top_p, self.top_k, self.min_p),
-                seed=None if self.seed is None else self.seed % _UINT64,
-                stop=stop_texts(self.stop),
-                ignore_eos=bool(self.ignore_eos),
-                logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
-                grammar=grammar,
-            )
-        except InvalidArgumentError as error:
-            raise ApiError.of(error) from None
+        return SamplingParams(
+            max_tokens=max_tokens,
+            **drawing(info.sampling, self.temperature, self.top_p, self.top_k, self.min_p),
+            seed=None if self.seed is None else self.seed % _UINT64,
+            stop=stop_texts(self.stop),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
+            grammar=grammar,
+        )
