@@ -39,9 +39,9 @@ async def change_all(service: ConversationService, namespace: str, asked: BulkCh
 async def _change(service: ConversationService, namespace: str, conversation_id: str, asked: BulkChange) -> None:
     match asked.action:
         case "trash":
-            await service.trash.throw(namespace, conversation_id)
+            await service.throw(namespace, conversation_id)
         case "restore":
-            await service.trash.restore(namespace, conversation_id)
+            await service.restore(namespace, conversation_id)
         case "delete":
             await service.delete(namespace, conversation_id)
         case "tag" | "untag":

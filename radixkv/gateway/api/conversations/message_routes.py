@@ -129,29 +129,27 @@ async def mark_message(
 @router.post("/messages/{message_id}/trash", response_model=None, responses=answer_of(RemovedMessages))
 async def throw_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Move a message and its descendants to the trash: `restore` brings them back, for 30 days. Replies there are stopped."""
-    trash = service_of(request).trash
-    return JSONResponse({"ids": await trash.throw_branch(tenant.namespace, conversation_id, message_id)})
+    return JSONResponse({"ids": await service_of(request).throw_branch(tenant.namespace, conversation_id, message_id)})
 
 
 @router.post("/messages/{message_id}/restore", response_model=None, responses=answer_of(MessageList))
 async def restore_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Restore a message from the trash with its descendants."""
-    back = await service_of(request).trash.restore_branch(tenant.namespace, conversation_id, message_id)
+    back = await service_of(request).restore_branch(tenant.namespace, conversation_id, message_id)
     return JSONResponse({"messages": [each.body() for each in back]})
 
 
 @router.get("/trash", response_model=None, responses=answer_of(TrashedBranches))
 async def list_trash(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """The branches in the trash, latest first."""
-    branches = await service_of(request).trash.branches(tenant.namespace, conversation_id)
+    branches = await service_of(request).store.trash.branches(tenant.namespace, conversation_id)
     return JSONResponse({"branches": [each.body() for each in branches]})
 
 
 @router.delete("/trash/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def drop_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a branch from the trash for good."""
-    trash = service_of(request).trash
-    return JSONResponse({"ids": await trash.drop_branch(tenant.namespace, conversation_id, message_id)})
+    return JSONResponse({"ids": await service_of(request).drop_branch(tenant.namespace, conversation_id, message_id)})
 
 
 # -- branches

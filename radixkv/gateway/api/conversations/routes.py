@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -82,33 +82,25 @@ async def list_conversations(
     """
     if archived is None and not search and not trash:
         archived = False
-    wanted = _Wanted(limit, before, search, Shown(archived, pinned, tag, trash))
-    found, has_more = await _page(request, tenant.namespace, wanted)
+    shown = Shown(archived, pinned, tag, trash)
+    found: Sequence[Conversation | Found]
+    if search:
+        found, has_more = await until_disconnected(
+            request, _search(request, tenant.namespace, search, limit, before, shown)
+        )
+    else:
+        found, has_more = await service_of(request).page(tenant.namespace, limit, before, shown)
     return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
 
 
-class _Wanted(NamedTuple):
-    """A page of conversations."""
-
-    limit: int
-    before_s: float | None
-    text: str
-    shown: Shown
-
-
-async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequence[Conversation | Found], bool]:
-    """Return a page; a namespace runs one search at a time, which is cancelled when its client disconnects."""
-    service, (limit, before_s, text, shown) = service_of(request), wanted
-    if not text:
-        return await service.page(namespace, limit, before_s, shown)
-
-    async def search() -> tuple[list[Found], bool]:
-        async with request.app.state.one_by_one.place(namespace):
-            if (stopping := request.app.state.gate.draining()) is not None:
-                raise stopping  # a search still waiting for its turn is not begun
-            return await service.search(namespace, text, limit, before_s, shown)
-
-    return await until_disconnected(request, search())
+async def _search(
+    request: Request, namespace: str, text: str, limit: int, before_s: float | None, shown: Shown
+) -> tuple[Sequence[Conversation | Found], bool]:
+    """Return a page of a search, of which a namespace runs one at a time."""
+    async with request.app.state.one_by_one.place(namespace):
+        if (stopping := request.app.state.gate.draining()) is not None:
+            raise stopping  # a search still waiting for its turn is not begun
+        return await service_of(request).search(namespace, text, limit, before_s, shown)
 
 
 @router.get("/tags", response_model=None, responses=answer_of(TagList))
@@ -216,13 +208,13 @@ async def change_conversation(
 @router.post("/{conversation_id}/trash", response_model=None, responses=answer_of(ConversationObject))
 async def throw_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Move a conversation to the trash: `restore` brings it back, for 30 days. Replies under way are stopped."""
-    return JSONResponse((await service_of(request).trash.throw(tenant.namespace, conversation_id)).body())
+    return JSONResponse((await service_of(request).throw(tenant.namespace, conversation_id)).body())
 
 
 @router.post("/{conversation_id}/restore", response_model=None, responses=answer_of(ConversationObject))
 async def restore_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Restore a conversation from the trash; no effect on one outside it."""
-    return JSONResponse((await service_of(request).trash.restore(tenant.namespace, conversation_id)).body())
+    return JSONResponse((await service_of(request).restore(tenant.namespace, conversation_id)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)

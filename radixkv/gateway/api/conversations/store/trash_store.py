@@ -27,7 +27,10 @@ from radixkv.gateway.protocol.errors import conflict
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["MAX_EXPIRED", "Expired", "TrashStore", "TrashedBranch"]
+__all__ = ["MAX_EXPIRED", "TRASH_S", "Expired", "TrashStore", "TrashedBranch"]
+
+TRASH_S = 30 * 24 * 3600.0
+"""Lifetime in the trash, in seconds."""
 
 MAX_EXPIRED = 100
 """Conversations, and branches, removed per sweep."""
