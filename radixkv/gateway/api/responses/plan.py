@@ -21,12 +21,12 @@ from radixkv.core.namespaces import conversation_salt, derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import CONVERSATION, SPACE, cut_response, find_previous, space_of, told_of
 from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, read_input, to_messages
-from radixkv.gateway.api.responses.response_store import Context, ResponseStore
+from radixkv.gateway.api.responses.response_store import Context
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.bodies.json_body import off_loop
-from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
+from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.client_noise import without_noise
@@ -35,7 +35,7 @@ from radixkv.gateway.turns.options import retention_of
 from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
 from radixkv.gateway.turns.tools import ToolPlan
-from radixkv.gateway.turns.turns import start_turn
+from radixkv.gateway.turns.turns import chat_model, start_turn
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, Message, Prompt
 
@@ -77,27 +77,15 @@ class Plan:
         return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
 
 
-async def make_plan(
-    request: ResponseRequest,
-    namespace: str,
-    model: ServedModel,
-    *,
-    http: Request,
-    store: ResponseStore,
-    transcripts: Transcripts,
-    max_tokens: int,
-) -> Plan:
-    """Parse a request. Changes nothing.
-
-    Args:
-        http: the HTTP request.
-        max_tokens: default length of a response.
+async def make_plan(request: ResponseRequest, http: Request, context: RequestContext) -> Plan:
+    """Parse a request; `http`: as it came. Changes nothing.
 
     Raises:
         ApiError: 400 and 404, with the faulty field.
     """
+    state, namespace = http.app.state, context.caller.namespace
+    model = await chat_model(http, request.model)
     await off_loop(http, request.check)
-    context: RequestContext = http.scope[REQUEST_CONTEXT]
     thinks = model.info.thinking is not None
     sharing = context.choose_sharing(request.sharing)
     context.leave_out(left_out_tools(request.tools))
@@ -108,14 +96,12 @@ async def make_plan(
     if request.instructions is not None:
         said, request.instructions = request.instructions, without_noise(request.instructions)
         context.leave_out(["instructions"] if said != request.instructions else ())
-    if not model.info.has_chat_template:
-        message = f"the model {model.name!r} has no chat template; use /v1/completions"
-        raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
     grammar = context.hold(tools.constraint or await off_loop(http, request.constraint))
-    sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
+    max_tokens = request.max_output_tokens or min(state.config.max_tokens, model.info.max_length)
+    sampling = request.sampling(model.info, max_tokens, grammar)
     space = derived_namespace(namespace, salt=request.cache_salt or "")
-    previous, parent, before = await _read_before(http, request, store, namespace, space)
+    previous, parent, before = await _read_before(http, request, namespace, space)
     earlier = parent.items if parent is not None else before
     items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
@@ -126,6 +112,7 @@ async def make_plan(
         body[CONVERSATION] = request.conversation_id or (previous and previous.body.get(CONVERSATION)) or body["id"]
         salt = conversation_salt(sharing, body[CONVERSATION])
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
+    transcripts: Transcripts = state.transcripts
     transcript = await transcripts.read(space, messages, tools.tools, arguments)
     if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
@@ -134,7 +121,7 @@ async def make_plan(
 
 
 async def _read_before(
-    http: Request, request: ResponseRequest, store: ResponseStore, namespace: str, space: str
+    http: Request, request: ResponseRequest, namespace: str, space: str
 ) -> tuple[Context | None, Context | None, list[Item]]:
     """Return the stored response that a request continues; again, if as a whole; else the items before its input."""
     response_id = request.previous_response_id
@@ -142,7 +129,7 @@ async def _read_before(
         if request.conversation_id is None:
             return None, None, []
         return None, None, await http.app.state.item_lists.items(namespace, request.conversation_id)
-    parent = await find_previous(store, namespace, response_id)
+    parent = await find_previous(http.app.state.store, namespace, response_id)
     if space_of(parent, namespace) != space:
         message = f"previous_response_id: {response_id!r} has another cache_salt, or none; name that one"
         raise invalid(message, "cache_salt")

@@ -31,7 +31,6 @@ from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
-from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import answer_of, streamed_or
 from radixkv.gateway.turns.turns import read_prompt
 
@@ -51,7 +50,7 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
     if body.background and TAKEN_OVER not in request.scope:
         body = body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(53)})
         tasks.check_room(context.caller.namespace, context.caller.limits.max_concurrent)
-    plan = await _plan_of(body, request, context)
+    plan = await make_plan(body, request, context)
     task = await _begin(plan, request, context)
     if body.stream:
         return EventStreamResponse(task.follow())
@@ -63,23 +62,9 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 async def count_input_tokens(body: ResponseRequest, request: Request, context: Admitted) -> dict[str, Any]:
     """The number of prompt tokens of a request with the same fields."""
-    plan = await _plan_of(body, request, context)
+    plan = await make_plan(body, request, context)
     tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools, plan.template_arguments)
     return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
-
-
-async def _plan_of(body: ResponseRequest, request: Request, context: RequestContext) -> Plan:
-    state = request.app.state
-    model = await served_model(request, body.model)
-    return await make_plan(
-        body,
-        context.caller.namespace,
-        model,
-        http=request,
-        store=state.store,
-        transcripts=state.transcripts,
-        max_tokens=min(state.config.max_tokens, model.info.max_length),
-    )
 
 
 async def _begin(plan: Plan, request: Request, context: RequestContext) -> ResponseTask:
