@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from radixkv.generation.params import Grammar
 from radixkv.generation.request import GenerateParams, Prompt
 from radixkv.generation.stream import BranchFinished, Delta, GenerationEvent, Started
 
-__all__ = ["TurnReader", "begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
+__all__ = ["TurnReader", "chat_model", "read_prompt", "start_turn", "with_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -35,36 +35,6 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
         message = f"the model {model.name!r} has no chat template; use /v1/completions"
         raise ApiError(400, message, code="unsupported_model", param="model")
     return model
-
-
-async def begin_replies(
-    reader: Reader,
-    model: ServedModel,
-    replies: Iterable[Reply],
-    prompt: bytes,
-    transcript: Transcript | None = None,
-    grammar: Grammar | None = None,
-) -> None:
-    """Start replies after this prompt of packed tokens: thoughts that the prompt has opened are noted.
-
-    `transcript`: the input of the model, which may have the replies continue a text.
-
-    Raises:
-        ApiError: 400: a `grammar` constrains replies that continue within thoughts.
-    """
-    marks = model.info.thinking
-    if marks is None:
-        return
-    before, begun = prompt, ""
-    if transcript is not None and transcript.goes_on:
-        before, begun = transcript.stem if prompt.startswith(transcript.stem) else b"", transcript.begun
-    has_opened = bool(before) and await ends_in_mark(reader, before, marks)
-    for reply in replies:
-        if has_opened:
-            reply.open_thinking()
-        if begun and reply.go_on(begun) and grammar is not None:
-            message = "the reply goes on from within thoughts, where no grammar, schema or forced call can hold it"
-            raise ApiError(400, message, code="invalid_value")
 
 
 async def read_prompt(
@@ -120,55 +90,80 @@ async def start_turn(
     return await context.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
 
 
-async def remember_reply(
-    transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes, *, is_cut: bool = False
-) -> None:
-    """Cache a finished turn, before the client gets its end.
-
-    `prompt`: from its `Started` event. `is_cut`: as for `Transcripts.remember`.
-    """
-    if reply.is_exact:
-        await transcripts.remember(
-            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop, is_cut=is_cut
-        )
-
-
 @dataclass(slots=True)
 class TurnReader:
-    """Reads a started turn: its replies begin after the prompt, grow, and are cached at their ends.
+    """A started turn, and the replies that are read from it.
 
     Attributes:
         stream: the worker's events.
         replies: parse them, by branch.
-        model, transcript: of the turn; `grammar`: the constraint of its replies.
-        transcripts: cache of the replies. backend: the worker, for its tokenizer.
-        prompt: packed ids; empty until the worker has started.
+        model, transcript: of the turn. The transcript may have the replies continue a text.
+        transcripts: cache of the replies' token ids.
+        backend: the worker, for its tokenizer.
+        grammar: the constraint of the replies.
+        prompt: its packed ids; empty until the worker has started.
     """
 
     stream: EventStream
     replies: Sequence[Reply]
     model: ServedModel
     transcript: Transcript
-    grammar: Grammar | None
     transcripts: Transcripts
     backend: Backend
+    grammar: Grammar | None = None
     prompt: bytes = b""
 
     async def take(self) -> list[tuple[GenerationEvent, Growth]]:
-        """Return all available events, at least one, each with the growth of its reply; empty at the end."""
+        """Return all available events, at least one, each with the growth of its reply; empty at the end.
+
+        Replies begin after the prompt, and are cached at their ends.
+        """
         return [(event, await self._read(event)) for event in await self.stream.take()]
 
     async def _read(self, event: GenerationEvent) -> Growth:
         match event:
             case Started():
-                self.prompt = event.prompt
-                begin = self.model, self.replies, event.prompt, self.transcript, self.grammar
-                await begin_replies(self.backend, *begin)
+                await self.begin(event.prompt)
             case Delta():
                 return self.replies[event.branch].push(event)
             case BranchFinished():
                 reply = self.replies[event.branch]
                 growth = reply.finish(event)
-                await remember_reply(self.transcripts, self.transcript, reply, self.prompt)
+                await self.remember(reply)
                 return growth
         return NO_GROWTH
+
+    async def begin(self, prompt: bytes) -> None:
+        """Start the replies after this prompt: thoughts that it has opened are noted.
+
+        Raises:
+            ApiError: 400: the grammar constrains replies that continue within thoughts.
+        """
+        self.prompt = prompt
+        transcript, marks = self.transcript, self.model.info.thinking
+        if marks is None:
+            return
+        before, begun = prompt, ""
+        if transcript.goes_on:
+            before, begun = transcript.stem if prompt.startswith(transcript.stem) else b"", transcript.begun
+        has_opened = bool(before) and await ends_in_mark(self.backend, before, marks)
+        for reply in self.replies:
+            if has_opened:
+                reply.open_thinking()
+            if begun and reply.go_on(begun) and self.grammar is not None:
+                message = "the reply goes on from within thoughts, where no grammar, schema or forced call can hold it"
+                raise ApiError(400, message, code="invalid_value")
+
+    async def remember(self, reply: Reply, *, is_cut: bool = False) -> None:
+        """Cache a finished reply, before the client gets its end. `is_cut`: as for `Transcripts.remember`."""
+        if reply.is_exact:
+            said, tokens = reply.as_message(), reply.token_ids
+            await self.transcripts.remember(
+                self.transcript, said, self.prompt, tokens, text=reply.raw, stop=reply.stop, is_cut=is_cut
+            )
+
+    async def within(self, reply: Reply, text: str) -> Transcript | None:
+        """Return the transcript of a continuation of `text`, a beginning of one of the replies; None: its ids are not known."""
+        if not self.prompt or self.model.info.thinking is not None:
+            return None  # the template decides how text after thoughts is written
+        return await self.transcripts.within(self.transcript, self.prompt, reply.token_ids, text)

@@ -75,8 +75,8 @@ async def create_message(body: MessagesRequest, request: Request, context: Curre
     state = request.app.state
     plan = await _make_plan(body, request, context)
     stream = await _start(plan, context, state.backend)
-    about = plan.model, plan.transcript, plan.sampling.grammar
-    turn = TurnReader(stream, [plan.new_reply()], *about, state.transcripts, state.backend)
+    about = plan.model, plan.transcript, state.transcripts, state.backend
+    turn = TurnReader(stream, [plan.new_reply()], *about, plan.sampling.grammar)
     if body.stream:
         tell_error = partial(_failure_event, request_id=context.request_id)
         return EventStreamResponse(_stream_events(plan, turn), heartbeat=_event(PING), tell_error=tell_error)

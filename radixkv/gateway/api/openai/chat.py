@@ -162,8 +162,8 @@ async def answer_plan(plan: ChatPlan, request: Request, context: RequestContext)
     may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
     stream = await start_turn(context, state.backend, plan.transcript, params, may_shorten=may_shorten)
     replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
-    about = plan.model, plan.transcript, plan.sampling.grammar
-    turn = TurnReader(stream, replies, *about, state.transcripts, state.backend)
+    about = plan.model, plan.transcript, state.transcripts, state.backend
+    turn = TurnReader(stream, replies, *about, plan.sampling.grammar)
     if plan.body.stream:
         return EventStreamResponse(_stream_chunks(plan, turn))
     return JSONResponse(await until_disconnected(request, _collect(plan, turn)))

@@ -78,7 +78,7 @@ async def cut_response(
     state, response_id, position = http.app.state, request.previous_response_id or "", request.position or 0
     task: ReplyTask | None = state.response_tasks.find(namespace, response_id)
     turn = assistant_turn(context.output) or {}
-    text: str = task.replies[0].text if task is not None else turn.get("content", "")
+    text: str = task.turn.replies[0].text if task is not None else turn.get("content", "")
     if position > len(text):
         message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
         raise invalid(message, "position")
@@ -96,8 +96,8 @@ async def _transcript(
 ) -> tuple[Transcript, Sequence[Mapping[str, Any]], Mapping[str, Any]]:
     """Return the transcript of a reply that continues the beginning of a response's text, its tools, and its variables."""
     transcripts: Transcripts = state.transcripts
-    if task is not None and task.replies[0].raw.startswith(begun):
-        found = await task.within(task.replies[0], begun)
+    if task is not None and task.turn.replies[0].raw.startswith(begun):
+        found = await task.turn.within(task.turn.replies[0], begun)
         if found is not None:
             return found, (), {}
     info = await state.backend.model()

@@ -32,7 +32,7 @@ from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.openapi import answer_of, streamed_or
-from radixkv.gateway.turns.turns import read_prompt
+from radixkv.gateway.turns.turns import TurnReader, read_prompt
 
 __all__ = ["router"]
 
@@ -87,7 +87,8 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
         stream.close()
         raise
 
-    task = ResponseTask(plan, stream, store, state.item_lists, state.transcripts, state.backend)
+    turn = TurnReader(stream, [plan.new_reply()], plan.model, plan.transcript, state.transcripts, state.backend)
+    task = ResponseTask(plan, turn, store, state.item_lists)
     task.can_be_handed_on = stored is not None
     state.response_tasks.add(task)
     return task

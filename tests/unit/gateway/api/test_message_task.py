@@ -21,6 +21,8 @@ from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.turns import reply_task
 from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.turns import TurnReader
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 
@@ -97,14 +99,11 @@ class Desk:
         replies = [Message(new_id("msg"), asked.id, "assistant", "", 5.0, status="running") for _ in range(num_drafts)]
         change = await self.store.begin("a", made.id, replies, 0)
         self.live.tell_change(change)
-        fakes: Any = (self.events, self.store, self, self)
-        self.task = MessageTask(
-            self.live,
-            change.messages,
-            Origin("a", MODEL, None, 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
-            *fakes,
-            clock=lambda: self.now_s,
-        )
+        fakes: Any = (MODEL, None, self, self)  # nobody here looks at the transcript
+        drawn = [Reply(index, (), frozenset(MODEL.info.eos_token_ids)) for index in range(num_drafts)]
+        turn = TurnReader(self.events, drawn, *fakes)  # type: ignore[arg-type]
+        origin = Origin("a", 10.0)
+        self.task = MessageTask(self.live, change.messages, origin, turn, self.store, clock=lambda: self.now_s)
         self.tasks.add(self.task)
         self.events.tell(Started("g", PROMPT))
 

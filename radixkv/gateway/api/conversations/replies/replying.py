@@ -19,12 +19,12 @@ from radixkv.gateway.api.conversations.replies.live import Live
 from radixkv.gateway.api.conversations.replies.message_task import MessageTask, Origin
 from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
-from radixkv.gateway.backend.backend import EventStream
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import conflict, invalid
-from radixkv.gateway.turns.turns import chat_model, start_turn
+from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.turns import TurnReader, chat_model, start_turn
 from radixkv.generation.request import GenerateParams
 
 __all__ = ["Asked", "begin_replies"]
@@ -65,11 +65,11 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             if not is_taken_over:
                 conversations.message_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
-            origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
+            origin, turn = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
-                return await _begin(request, tenant, live, asked, origin, stream, target)
+                return await _begin(request, tenant, live, asked, origin, turn, target)
             except BaseException:
-                stream.close()
+                turn.stream.close()
                 raise
 
 
@@ -101,7 +101,7 @@ async def _start(
     options: ReplyOptions,
     kept: Conversation,
     begun: Begun | None,
-) -> tuple[Origin, EventStream]:
+) -> tuple[Origin, TurnReader]:
     state = request.app.state
     sharing = context.choose_sharing(options.sharing)
     settings = options.over(kept.settings)
@@ -121,18 +121,20 @@ async def _start(
     about = {"settings": told_settings(model, stream.sampling or params.sampling)}
     if begun is not None:
         about |= begun.details
-    return Origin(tenant.namespace, model, transcript, context.started_s, about), stream
+    info = model.info
+    replies = [Reply(index, (), frozenset(info.eos_token_ids), marks=info.thinking) for index in range(options.n)]
+    turn = TurnReader(stream, replies, model, transcript, state.transcripts, state.backend)
+    return Origin(tenant.namespace, context.started_s, about), turn
 
 
 async def _begin(
-    request: Request, tenant: Tenant, live: Live, asked: Asked, origin: Origin, stream: EventStream, target: str
+    request: Request, tenant: Tenant, live: Live, asked: Asked, origin: Origin, turn: TurnReader, target: str
 ) -> list[Message]:
     """Store the replies, send them to the followers, and start writing them. `target`: the message named in the request."""
-    state = request.app.state
-    conversations: ConversationService = state.conversations
+    conversations: ConversationService = request.app.state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
     now_s = conversations.clock()
-    text, about = origin.transcript.begun, dict(origin.about) or None
+    text, about = turn.transcript.begun, dict(origin.about) or None
     replies = [
         Message(reply_id, asked.parent, "assistant", text, now_s, status="running", details=about) for reply_id in ids
     ]
@@ -144,7 +146,7 @@ async def _begin(
         else:
             begin = origin.namespace, asked.conversation_id, replies, live.version, stored
             change = await conversations.store.begin(*begin)
-        task = MessageTask(live, change.messages, origin, stream, conversations.store, state.transcripts, state.backend)
+        task = MessageTask(live, change.messages, origin, turn, conversations.store)
         task.can_be_handed_on = stored is not None
         if is_taken_over:
             task.draw_again(len(text))
