@@ -34,7 +34,6 @@ from radixkv.gateway.api.conversations.files.import_tree import (
     Imported,
     Node,
     import_tree,
-    require_text,
     with_placeholders,
 )
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS
@@ -159,6 +158,7 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
         updated_s=read_time(document.get("updated")),
         head=read_key(document.get("head")),
         source=read_source("radixkv", document.get("id")),
+        may_be_empty=True,
     )._replace(kept=_kept(document))
 
 
@@ -227,7 +227,7 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
             if isinstance(child, str):
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
-    imported = import_tree(
+    return import_tree(
         nodes,
         now_s,
         title=document.get("title"),
@@ -236,7 +236,6 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
         head=read_key(document.get("current_node")),
         source=read_source("chatgpt", document.get("conversation_id") or document.get("id")),
     )
-    return require_text(imported)
 
 
 def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
@@ -284,7 +283,7 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
     source = read_source("open-assistant", document.get("message_tree_id"))
-    return require_text(import_tree(nodes, now_s, source=source))
+    return import_tree(nodes, now_s, source=source)
 
 
 _FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[Mapping[str, Any], float], Imported]], ...] = (
