@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -175,6 +175,13 @@ def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ..
     return tuple(Retention(each.start, each.end, each.priority, each.duration_s) for each in ranges or ())
 
 
+_AS_THEY_ARE = {
+    *("n", "ignore_eos", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "best_of", "num_beams", "length_penalty"),
+}
+"""Options that are sampling parameters of the same name, with the same default."""
+
+
 class GenerationOptions(ApiModel):
     """Fields that chat completions and completions share."""
 
@@ -316,24 +323,17 @@ class GenerationOptions(ApiModel):
         defaults = SamplingDefaults(temperature=0.0) if is_beam_search else info.sampling
         return SamplingParams(
             max_tokens=max_tokens,
-            n=self.n or 1,
+            **self.model_dump(include=_AS_THEY_ARE, exclude_none=True),
             **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
             seed=None if self.seed is None else self.seed % _UINT64,
             stop=stop_texts(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=bool(self.ignore_eos),
             logit_bias=biases,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            min_tokens=self.min_tokens or 0,
-            best_of=self.best_of,
-            num_beams=self.num_beams or 1,
-            length_penalty=_or(self.length_penalty, 1.0),
             early_stopping=_early_stopping(self.early_stopping),
             logprobs=logprobs,
             prompt_logprobs=max(scores, default=None),
             grammar=grammar,
-            repetition_penalty=_or(_or(self.repetition_penalty, self.repeat_penalty), 1.0),
+            repetition_penalty=self.repetition_penalty or self.repeat_penalty or 1.0,
             bad_words=tuple(self.bad_words or ()),
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             include_stop=bool(self.include_stop_str_in_output),
@@ -354,14 +354,6 @@ def drawing(
     if top_p == 0:
         top_p, top_k = 1.0, 1
     return defaults.fill(temperature, None if top_k is None else max(0, top_k), top_p, min_p)
-
-
-@overload
-def _or(value: float | None, default: float) -> float: ...
-@overload
-def _or(value: float | None, default: float | None) -> float | None: ...
-def _or(value: float | None, default: float | None) -> float | None:
-    return default if value is None else value
 
 
 def _early_stopping(value: str | bool | None) -> EarlyStopping:
