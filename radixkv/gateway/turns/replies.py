@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece, FunctionCalled
-from radixkv.generation.params import SampledToken
-from radixkv.generation.request import Message
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.generation.request import Message, ModelInfo
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.generation.thinking import ThinkingMarks
 from radixkv.generation.thought_splitter import splitter_of
 
-__all__ = ["NO_GROWTH", "Growth", "Reply", "RunningUsage", "cost_of", "usage_body"]
+__all__ = ["NO_GROWTH", "Growth", "Reply", "RunningUsage", "cost_of", "end_ids", "usage_body"]
 
 
 class Growth(NamedTuple):
@@ -183,6 +183,11 @@ class Reply:
                 for c in self.calls
             ]
         return message
+
+
+def end_ids(info: ModelInfo, sampling: SamplingParams) -> frozenset[int]:
+    """Return the tokens that end a reply and have no text."""
+    return frozenset((*(() if sampling.ignore_eos else info.eos_token_ids), *sampling.stop_token_ids))
 
 
 class RunningUsage:

@@ -19,7 +19,7 @@ from radixkv.gateway.api.anthropic.reading import keep_readable
 from radixkv.gateway.api.anthropic.schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.api.anthropic.turns import template_turns
 from radixkv.gateway.api.anthropic.usage import usage_of
-from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
@@ -28,12 +28,10 @@ from radixkv.gateway.protocol.sse import EventStreamResponse, sse, until_disconn
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.openapi import streamed_or
-from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.thinking_wish import thinking_arguments
 from radixkv.gateway.turns.tools import ToolPlan
-from radixkv.gateway.turns.turns import TurnReader, chat_model, read_prompt, start_turn, with_prompt
-from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import GenerateParams, PrefixPin
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model, read_prompt
+from radixkv.generation.request import PrefixPin
 from radixkv.generation.stream import BranchFinished, Completed, Started, Usage
 
 __all__ = ["router"]
@@ -46,23 +44,14 @@ _WISHES = {"is_on": "thinking", "effort": "output_config.effort", "budget_tokens
 """Field names of a `ThinkingWish` in requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+@dataclass(frozen=True, kw_only=True)
+class _Plan(TurnPlan):
     """A parsed request. `tokens`: the whole prompt, tokenized only where there are `pins` to set."""
 
+    body: MessagesRequest
     message_id: str
-    model: ServedModel
-    sampling: SamplingParams
-    transcript: Transcript
-    tools: ToolPlan
-    template_arguments: Mapping[str, Any]
     tokens: bytes
     pins: Sequence[PrefixPin]
-    body: MessagesRequest
-
-    def new_reply(self) -> Reply:
-        ends = self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, ends, **self.tools.reading, marks=self.model.info.thinking)
 
     def message(self, content: MessageContent, stop: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         head = {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model.name}
@@ -72,11 +61,15 @@ class _Plan:
 @router.post("/v1/messages", response_model=None, responses=streamed_or(MessageAnswer))
 async def create_message(body: MessagesRequest, request: Request, context: CurrentContext) -> Response:
     """The model's next turn, as a whole or streamed."""
-    state = request.app.state
     plan = await _make_plan(body, request, context)
-    stream = await _start(plan, context, state.backend)
-    about = plan.model, plan.transcript, state.transcripts, state.backend
-    turn = TurnReader(stream, [plan.new_reply()], *about, plan.sampling.grammar)
+    asked: dict[str, Any] = {
+        "cache_salt": body.cache_salt or "",
+        "priority": body.priority or 0,
+        "timeout_s": body.timeout,
+        "pins": plan.pins,
+    }
+    # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
+    turn = await plan.start(request.app.state, context, tokens=plan.tokens, may_shorten=True, **asked)
     if body.stream:
         tell_error = partial(_failure_event, request_id=context.request_id)
         return EventStreamResponse(_stream_events(plan, turn), heartbeat=_event(PING), tell_error=tell_error)
@@ -124,7 +117,17 @@ async def _make_plan(body: MessagesRequest, request: Request, context: RequestCo
         tokens = await read_prompt(state.backend, transcript, tools.tools, arguments)
         space = _namespace(body, context)
         pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, space, arguments)
-    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, arguments, tokens, pins, body)
+    return _Plan(
+        body=body,
+        message_id=f"msg_{uuid.uuid4().hex}",
+        model=model,
+        sampling=sampling,
+        transcript=transcript,
+        tools=tools,
+        template_arguments=arguments,
+        tokens=tokens,
+        pins=pins,
+    )
 
 
 async def _read_transcript(
@@ -137,24 +140,6 @@ async def _read_transcript(
 
 def _namespace(body: MessagesPrompt, context: RequestContext) -> str:
     return derived_namespace(context.caller.namespace, salt=body.cache_salt or "")
-
-
-async def _start(plan: _Plan, context: RequestContext, backend: Backend) -> EventStream:
-    params = GenerateParams(
-        tools=plan.tools.tools,
-        template_arguments=plan.template_arguments,
-        sampling=plan.sampling,
-        adapter=plan.model.adapter,
-        cache_salt=plan.body.cache_salt or "",
-        priority=plan.body.priority or 0,
-        timeout_s=plan.body.timeout,
-        pins=plan.pins,
-    )
-    # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
-    if plan.pins:
-        asked = with_prompt(params, plan.tokens, plan.transcript)
-        return await context.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
-    return await start_turn(context, backend, plan.transcript, params, may_shorten=True)
 
 
 async def _collect(plan: _Plan, turn: TurnReader) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from radixkv.gateway.turns.options import MaxTokens
 from radixkv.gateway.turns.replies import Growth, Reply, usage_body
 from radixkv.gateway.turns.thinking_wish import Effort, ThinkingWish, thinking_arguments
 from radixkv.gateway.turns.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
-from radixkv.gateway.turns.turns import TurnReader, chat_model, start_turn
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
 from radixkv.generation.params import MAX_LOGPROBS, Grammar
 from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started, Usage
 
@@ -122,14 +122,11 @@ class ChatRequest(ChatOptions):
                 raise invalid(f"{name} is {str(getattr(self, name)).lower()}; it must be {when}", name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPlan(Plan):
+@dataclass(frozen=True, kw_only=True)
+class ChatPlan(Plan, TurnPlan):
     """A parsed chat request."""
 
     body: ChatOptions
-    transcript: Transcript
-    tools: ToolPlan
-    template_arguments: Mapping[str, Any]
 
     @property
     def echoed(self) -> str:
@@ -144,9 +141,6 @@ class ChatPlan(Plan):
     def _echoed(self, name: str) -> str:
         return str(self.transcript.messages[-1].get(name) or "") if self.body.echo else ""
 
-    def new_reply(self, index: int) -> Reply:
-        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading, marks=self.model.info.thinking)
-
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
 async def create_chat_completion(body: ChatRequest, request: Request, context: CurrentContext) -> Response:
@@ -157,13 +151,8 @@ async def create_chat_completion(body: ChatRequest, request: Request, context: C
 
 async def answer_plan(plan: ChatPlan, request: Request, context: RequestContext) -> Response:
     """Generate the reply of a plan, as a whole or streamed."""
-    state = request.app.state
-    params = plan.params(tools=plan.tools.tools, template_arguments=plan.template_arguments)
     may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
-    stream = await start_turn(context, state.backend, plan.transcript, params, may_shorten=may_shorten)
-    replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
-    about = plan.model, plan.transcript, state.transcripts, state.backend
-    turn = TurnReader(stream, replies, *about, plan.sampling.grammar)
+    turn = await plan.start(request.app.state, context, may_shorten=may_shorten, **plan.asked)
     if plan.body.stream:
         return EventStreamResponse(_stream_chunks(plan, turn))
     return JSONResponse(await until_disconnected(request, _collect(plan, turn)))

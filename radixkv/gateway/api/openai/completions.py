@@ -29,8 +29,9 @@ from radixkv.gateway.turns.logprobs import completion_logprobs
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import Completion, streamed_or
 from radixkv.gateway.turns.options import MaxTokens
-from radixkv.gateway.turns.replies import Reply, usage_body
+from radixkv.gateway.turns.replies import Reply, end_ids, usage_body
 from radixkv.generation.params import MAX_LOGPROBS
+from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, PromptLogprobs, Started, Usage
 
 __all__ = ["CompletionRequest", "router"]
@@ -71,7 +72,7 @@ class CompletionRequest(ConstrainedOptions):
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Plan(Plan):
     """A parsed request."""
 
@@ -84,7 +85,7 @@ class _Plan(Plan):
         return self.body.logprobs if self.body.echo else None
 
     def new_replies(self) -> list[Reply]:
-        ends = self.end_ids
+        ends = end_ids(self.model.info, self.sampling)
         return [Reply(index, (), ends) for index in range(len(self.prompts) * self.sampling.n)]
 
 
@@ -134,7 +135,8 @@ async def _start_all(plan: _Plan, context: RequestContext, backend: Backend) -> 
     prompts: list[bytes] = []
     try:
         for prompt in plan.prompts:
-            params = plan.params(**({"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}))
+            read = {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+            params = GenerateParams(**read, sampling=plan.sampling, adapter=plan.model.adapter, **plan.asked)
             streams.append(await context.generate(backend, params))
             prompts.append(await _started(streams[-1]))
             if num_top is not None:

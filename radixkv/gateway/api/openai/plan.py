@@ -10,12 +10,11 @@ from radixkv.gateway.turns.constraints import ConstrainedOptions
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.options import retention_of
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import GenerateParams
 
 __all__ = ["Plan"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A parsed request. `completion_id`: of its response."""
 
@@ -24,12 +23,6 @@ class Plan:
     sampling: SamplingParams
     completion_id: str
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end a reply and have no text."""
-        ends = () if self.body.ignore_eos else self.model.info.eos_token_ids
-        return frozenset((*ends, *(self.body.stop_token_ids or ())))
 
     @property
     def names_ids(self) -> bool:
@@ -46,15 +39,13 @@ class Plan:
             "system_fingerprint": self.model.fingerprint,
         }
 
-    def params(self, **prompt: Any) -> GenerateParams:
-        """Return what to generate. `prompt`: the fields of a `Prompt`."""
-        return GenerateParams(
-            **prompt,
-            sampling=self.sampling,
-            adapter=self.model.adapter,
-            cache_salt=self.body.cache_salt or "",
-            truncate_prompt_tokens=self.body.truncate_prompt_tokens or 0,
-            priority=self.body.priority or 0,
-            timeout_s=self.body.timeout,
-            retention=retention_of(self.body.retention),
-        )
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Fields of `GenerateParams` that both APIs take from the body."""
+        return {
+            "cache_salt": self.body.cache_salt or "",
+            "truncate_prompt_tokens": self.body.truncate_prompt_tokens or 0,
+            "priority": self.body.priority or 0,
+            "timeout_s": self.body.timeout,
+            "retention": retention_of(self.body.retention),
+        }

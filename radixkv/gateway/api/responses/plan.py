@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import Request
+from starlette.datastructures import State
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import conversation_salt, derived_namespace
@@ -24,7 +25,7 @@ from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, re
 from radixkv.gateway.api.responses.response_store import Context
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
-from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import off_loop
 from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError, invalid
@@ -32,12 +33,10 @@ from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.options import retention_of
-from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
-from radixkv.gateway.turns.tools import ToolPlan
-from radixkv.gateway.turns.turns import chat_model, start_turn
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import GenerateParams, Message, Prompt
+from radixkv.generation.request import Message, Prompt
 
 __all__ = ["Plan", "make_plan", "start"]
 
@@ -45,36 +44,24 @@ _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
 """The worker's argument names for the request's `input`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(TurnPlan):
     """A parsed request.
 
     Attributes:
         body: the initial response object.
         items: the request's own input. before: items before it, unless those are a stored response as a whole.
         parent_id: the stored response before it.
-        transcript: the conversation as input of the model.
-        template_arguments: variables for its template.
         salt: of the cache namespace: the request's, or its conversation's.
     """
 
     request: ResponseRequest
     namespace: str
-    model: ServedModel
     body: dict[str, Any]
     items: list[Item]
+    before: Sequence[Item]
     parent_id: str | None
-    tools: ToolPlan
-    sampling: SamplingParams
-    transcript: Transcript
-    template_arguments: Mapping[str, Any]
-    before: Sequence[Item] = ()
-    salt: str = ""
-
-    def new_reply(self) -> Reply:
-        """Return a reply that parses the worker's events."""
-        ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
+    salt: str
 
 
 async def make_plan(request: ResponseRequest, http: Request, context: RequestContext) -> Plan:
@@ -117,7 +104,20 @@ async def make_plan(request: ResponseRequest, http: Request, context: RequestCon
     if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
     parent_id = request.previous_response_id if parent is not None else None
-    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, arguments, before, salt)
+    return Plan(
+        request=request,
+        namespace=namespace,
+        model=model,
+        sampling=sampling,
+        transcript=transcript,
+        tools=tools,
+        template_arguments=arguments,
+        body=body,
+        items=items,
+        before=before,
+        parent_id=parent_id,
+        salt=salt,
+    )
 
 
 async def _read_before(
@@ -197,41 +197,33 @@ def _told_tool(tool: ResponseTool) -> dict[str, Any]:
     return tool.model_dump(exclude_unset=True)
 
 
-async def start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
+async def start(plan: Plan, state: State, context: RequestContext) -> TurnReader:
     """Begin to generate.
 
     Raises:
         ApiError: 400: the model rejects it, or it is too long.
         RadixKVError: the worker rejects it for now.
     """
-    params = _params(plan)
-    may_shorten = plan.request.max_output_tokens is None
+    request = plan.request
+    asked: dict[str, Any] = {
+        "cache_salt": plan.salt,
+        "priority": request.priority or 0,
+        "timeout_s": request.timeout,
+        "retention": retention_of(request.retention),
+    }
     try:
         try:
-            return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
+            return await plan.start(state, context, may_shorten=request.max_output_tokens is None, **asked)
         except InvalidArgumentError as error:
-            if plan.request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
+            if request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
                 raise
-            messages = await _shortened(plan, backend, error)
-            return await context.generate(backend, replace(params, messages=messages))
+            params = plan.params(messages=await _shortened(plan, state.backend, error), **asked)
+            return plan.reader(state, await context.generate(state.backend, params))
     except InvalidArgumentError as error:
         refusal = ApiError.of(error)
         if error.argument in _ABOUT_INPUT:
             refusal.param = "input"
         raise refusal from None
-
-
-def _params(plan: Plan) -> GenerateParams:
-    return GenerateParams(
-        tools=plan.tools.tools,
-        template_arguments=plan.template_arguments,
-        sampling=plan.sampling,
-        adapter=plan.model.adapter,
-        cache_salt=plan.salt,
-        priority=plan.request.priority or 0,
-        timeout_s=plan.request.timeout,
-        retention=retention_of(plan.request.retention),
-    )
 
 
 async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) -> list[Message]:

@@ -173,7 +173,7 @@ class ResponseTask(ReplyTask):
 
     async def _keep(self) -> None:
         """Store the finished response and cache its exact ids, so that responses and chats can continue it."""
-        body, reply, request, tokens = self.body, self._reply, self._plan.request, b""
+        plan, body, reply, tokens = self._plan, self.body, self._reply, b""
         has_output = body["status"] in ("completed", "incomplete")
         if has_output and reply.is_exact:
             exact = await self.turn.transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
@@ -181,15 +181,13 @@ class ResponseTask(ReplyTask):
             if exact is not None:
                 tokens = self.turn.prompt + exact
                 if turn is not None:
-                    await self.turn.transcripts.remember(
-                        self.turn.transcript, turn, self.turn.prompt, exact, text=reply.raw
-                    )
-        if request.stores:
-            await self._store.finish(body, tokens, self.turn.transcript.model)
-        if has_output and request.conversation_id is not None:
+                    await self.turn.transcripts.remember(plan.transcript, turn, self.turn.prompt, exact, text=reply.raw)
+        if plan.request.stores:
+            await self._store.finish(body, tokens, plan.transcript.model)
+        if has_output and plan.request.conversation_id is not None:
             try:
-                items = [*self._plan.items, *body["output"]]
-                await self._lists.add(self.namespace, request.conversation_id, items)
+                items = [*plan.items, *body["output"]]
+                await self._lists.add(self.namespace, plan.request.conversation_id, items)
             except ApiError as refusal:  # deleted or full by now; the response itself is complete
                 _LOG.warning("response %s is not added to its conversation: %s", self.task_id, refusal)
 

@@ -32,7 +32,7 @@ from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.openapi import answer_of, streamed_or
-from radixkv.gateway.turns.turns import TurnReader, read_prompt
+from radixkv.gateway.turns.turns import read_prompt
 
 __all__ = ["router"]
 
@@ -76,7 +76,7 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
     if taken_over is not None:
         plan.body["id"] = taken_over
         plan.body["created_at"] = (await store.get(plan.namespace, taken_over))["created_at"]
-    stream = await start(plan, context, state.backend)
+    turn = await start(plan, state, context)
     try:
         if taken_over is not None:
             if not await store.claim(taken_over):
@@ -84,10 +84,9 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
         elif plan.request.stores:
             await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id, stored)
     except BaseException:
-        stream.close()
+        turn.stream.close()
         raise
 
-    turn = TurnReader(stream, [plan.new_reply()], plan.model, plan.transcript, state.transcripts, state.backend)
     task = ResponseTask(plan, turn, store, state.item_lists)
     task.can_be_handed_on = stored is not None
     state.response_tasks.add(task)

@@ -20,6 +20,7 @@ from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece
 from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.tools import MAX_NAME_CHARACTERS, ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
+from radixkv.generation.params import SamplingParams
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
 
@@ -165,11 +166,10 @@ def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to
     named = {
         "tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call),
         "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=(), thinking=None)),
-        "request": SimpleNamespace(ignore_eos=True),
-        "body": SimpleNamespace(ignore_eos=True, stop_token_ids=None),
+        "sampling": SamplingParams(),
     }
     known = plan(**{name: named.get(name, value) for name, value in said.items()})
-    reply = known.new_reply(0) if plan is chat.ChatPlan else known.new_reply()
+    (reply,) = known.reader(SimpleNamespace(transcripts=None, backend=None), None).replies
     reply.push(Delta(0, (1,), HERMES + HERMES))
     reply.finish(BranchFinished(0, FinishReason.LENGTH, None, None))
     assert len(reply.calls) == num_calls

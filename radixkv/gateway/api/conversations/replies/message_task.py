@@ -251,7 +251,7 @@ class MessageTask(ReplyTask):
         return {
             **self._origin.about,
             **thoughts,
-            "model": self.turn.model.name,
+            "model": self.turn.plan.model.name,
             "prompt_tokens": len(self.turn.prompt) // 4,
             "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
             "loaded_tokens": usage.num_loaded_tokens if usage else None,

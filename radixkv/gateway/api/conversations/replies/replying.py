@@ -23,9 +23,7 @@ from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
 from radixkv.gateway.protocol.errors import conflict, invalid
-from radixkv.gateway.turns.replies import Reply
-from radixkv.gateway.turns.turns import TurnReader, chat_model, start_turn
-from radixkv.generation.request import GenerateParams
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
 
 __all__ = ["Asked", "begin_replies"]
 
@@ -111,19 +109,12 @@ async def _start(
         transcript = await state.transcripts.read(tenant.namespace, state.conversations.turns_of(path))
     else:
         transcript = await begun.transcript(request, tenant, path)
-    params = GenerateParams(
-        sampling=settings.sampling(model, options.n, max_tokens),
-        adapter=model.adapter,
-        cache_salt=conversation_salt(sharing, kept.id),
-    )
-    may_shorten = settings.max_tokens is None
-    stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)
-    about = {"settings": told_settings(model, stream.sampling or params.sampling)}
+    plan = TurnPlan(model=model, sampling=settings.sampling(model, options.n, max_tokens), transcript=transcript)
+    salt = conversation_salt(sharing, kept.id)
+    turn = await plan.start(state, context, may_shorten=settings.max_tokens is None, cache_salt=salt)
+    about = {"settings": told_settings(model, turn.stream.sampling or plan.sampling)}
     if begun is not None:
         about |= begun.details
-    info = model.info
-    replies = [Reply(index, (), frozenset(info.eos_token_ids), marks=info.thinking) for index in range(options.n)]
-    turn = TurnReader(stream, replies, model, transcript, state.transcripts, state.backend)
     return Origin(tenant.namespace, context.started_s, about), turn
 
 
@@ -134,7 +125,7 @@ async def _begin(
     conversations: ConversationService = request.app.state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
     now_s = conversations.clock()
-    text, about = turn.transcript.begun, dict(origin.about) or None
+    text, about = turn.plan.transcript.begun, dict(origin.about) or None
     replies = [
         Message(reply_id, asked.parent, "assistant", text, now_s, status="running", details=about) for reply_id in ids
     ]
