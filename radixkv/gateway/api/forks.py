@@ -53,7 +53,6 @@ class ForkRequest(ChatOptions):
 async def fork_generation(generation_id: str, body: ForkRequest, request: Request, context: CurrentContext) -> Response:
     """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
-    body.check()
     generations: Generations = state.generations
     told = generations.find(context.caller.namespace, generation_id)
     if told is None:

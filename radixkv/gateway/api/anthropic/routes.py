@@ -80,7 +80,6 @@ async def create_message(body: MessagesRequest, request: Request, context: Curre
 async def count_tokens(body: MessagesPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
     """The number of prompt tokens of a request with the same fields."""
     backend: Backend = request.app.state.backend
-    body.check()
     model = await chat_model(request, body.model)
     arguments = await _keep_readable(body, model, request, context)
     tools = await off_loop(request, body.tool_plan)
@@ -101,7 +100,6 @@ async def _keep_readable(
 
 
 async def _make_plan(body: MessagesRequest, request: Request, context: RequestContext) -> _Plan:
-    body.check()
     model = await chat_model(request, body.model)
     arguments = await _keep_readable(body, model, request, context)
     context.choose_sharing(body.sharing)

@@ -160,7 +160,6 @@ async def answer_plan(plan: ChatPlan, request: Request, context: RequestContext)
 
 async def _make_plan(body: ChatRequest, request: Request, context: RequestContext) -> ChatPlan:
     state = request.app.state
-    body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)

@@ -72,7 +72,6 @@ async def make_plan(request: ResponseRequest, http: Request, context: RequestCon
     """
     state, namespace = http.app.state, context.caller.namespace
     model = await chat_model(http, request.model)
-    await off_loop(http, request.check)
     thinks = model.info.thinking is not None
     sharing = context.choose_sharing(request.sharing)
     context.leave_out(left_out_tools(request.tools))
