@@ -74,7 +74,7 @@ class ResumableGeneration:
         return False
 
     def _rest(self, event: Delta) -> Delta:
-        """Return the part of a draw behind what was emitted."""
+        """Return the part of a draw after the emitted one."""
         branch, told = event.branch, self._tokens[event.branch]
         begin = self._num_drawn[branch]
         known = told[begin : begin + len(event.token_ids)]

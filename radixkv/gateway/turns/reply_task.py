@@ -33,7 +33,7 @@ class ReplyTask(ABC):
     Args:
         task_id: unique among running tasks of its kind.
         namespace: of its owner.
-        turn: what it reads.
+        turn: source of the events, with the replies.
 
     Attributes:
         work: ends once everything is stored.

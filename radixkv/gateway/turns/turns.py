@@ -69,7 +69,7 @@ class TurnPlan:
     Attributes:
         model: generates the replies.
         sampling: their number, draws and constraint.
-        transcript: what they follow. They may continue its last text.
+        transcript: the history before them. They may continue its last text.
         tools: functions that they may call.
         template_arguments: variables of the chat template.
     """

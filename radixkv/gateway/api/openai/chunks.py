@@ -21,7 +21,7 @@ class Chunks:
 
     Args:
         head: the fields in front of every chunk.
-        body: the request, which says what else chunks have: usage, token ids.
+        body: the request, with the options of chunks: usage, token ids.
     """
 
     def __init__(self, head: Mapping[str, Any], body: GenerationOptions) -> None:
@@ -48,7 +48,7 @@ class Chunks:
             self._running.grow(index, num_tokens)
 
     def _chunk(self, choice: Mapping[str, Any], top: Mapping[str, Any] | None = None) -> bytes:
-        """Return a chunk of one choice. `top`: more fields beside it."""
+        """Return a chunk of one choice. `top`: more fields of the chunk."""
         extra = f",{dump_json(top)[1:-1]}" if top else ""
         tail = self._tail
         if self._running is not None:

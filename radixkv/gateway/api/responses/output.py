@@ -133,7 +133,7 @@ class Output:
             self._tell("response.content_part.added", self._place | {"part": begun.part})
 
     def _end_text(self, ended: _Open) -> dict[str, Any]:
-        """Tell the end of a text; returns the last fields of its item."""
+        """Emit the end of a text; returns the last fields of its item."""
         part = ended.part
         done = {name: part[name] for name in ("text", "logprobs") if name in part}
         self._tell(f"response.{part['type']}.done", self._place | done)
@@ -141,7 +141,7 @@ class Output:
         return {"content": [part]}
 
     def _end_call(self, call: FunctionCalled) -> dict[str, Any]:
-        """Tell the end of a call; returns the last fields of its item."""
+        """Emit the end of a call; returns the last fields of its item."""
         offer = self._offers[call.name]
         said = offer.arguments(call)
         if not offer.is_custom:

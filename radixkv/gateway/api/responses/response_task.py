@@ -43,7 +43,7 @@ class ResponseTask(ReplyTask):
 
     Args:
         plan: the parsed request; the task fills in its `body`.
-        turn: what it reads; of one reply.
+        turn: source of the events; of one reply.
         store, lists: of the response, and of its conversation.
 
     Attributes:

@@ -108,7 +108,7 @@ class MessageTask(ReplyTask):
         live: the conversation, held until the end of the task; the caller holds its lock `changing`.
         messages: the replies, stored as running.
         origin: of the generation.
-        turn: what it reads; of as many replies.
+        turn: source of the events; of as many replies.
         store: of the replies.
         clock: seconds, as `time.perf_counter`.
     """
