@@ -41,7 +41,7 @@ from radixkv.gateway.http.metrics import CONTENT_TYPE, Metrics
 from radixkv.gateway.http.middleware import GatewayMiddleware
 from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import add_error_handlers
-from radixkv.gateway.http.request_context import GENERATION_ID
+from radixkv.gateway.http.request_context import GENERATION_ID, Books
 from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.pages import pages, replay
 from radixkv.gateway.pages.cache_view import branch_routes, pool_routes, prompt_routes
@@ -144,10 +144,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         gate=state.gate,
         admission=Admission(state.gate, state.limits),
         limits=state.limits,
-        metrics=state.metrics,
-        recording=state.recording,
-        generations=state.generations,
-        billing=state.billing,
+        books=Books(state.metrics, state.recording, state.generations, state.billing),
     )
     if config.cors_origins:  # outermost, so that pages can read rejections, too
         app.add_middleware(

@@ -262,9 +262,9 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a kept conversation's reply is generated in the default namespace",
-        "gateway/api/conversations/replies/replying.py",
-        "        namespace=tenant.namespace,\n        adapter",
-        "        adapter",
+        "gateway/http/request_context.py",
+        "            namespace=namespace,\n            request_id",
+        "            request_id",
         (
             "integration/gateway/conversations/test_conversations.py::"
             "test_every_route_generates_in_the_namespace_of_its_caller_and_under_the_id_of_the_request",

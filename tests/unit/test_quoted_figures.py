@@ -27,7 +27,7 @@ from radixkv.gateway.api.conversations.schema import (
 )
 from radixkv.gateway.api.conversations.settings import MAX_STOP_TEXT_CHARACTERS, MAX_STOP_TEXTS
 from radixkv.gateway.api.conversations.store.search import MAX_HITS
-from radixkv.gateway.api.conversations.trashing import TRASH_S
+from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
 from radixkv.gateway.api.conversations.writing import MAX_CONVERSATION_BYTES, MAX_MESSAGES
 from radixkv.gateway.api.responses.item_lists import MAX_ITEMS, MAX_LIST_BYTES
 from radixkv.gateway.http import connections

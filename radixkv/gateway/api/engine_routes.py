@@ -13,7 +13,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import RADIXKV_VERSION, served_model
@@ -47,18 +47,17 @@ class DetokenizeRequest(ApiModel):
 async def tokenize(body: TokenizeRequest, request: Request, context: CurrentContext) -> dict[str, Any]:
     """The token ids of a text, or of messages as in a chat request."""
     backend: Backend = request.app.state.backend
-    assert context.tenant is not None
     if (body.prompt is None) is (body.messages is None):
-        raise ApiError(400, "one of prompt and messages must be given", code="invalid_value", param="prompt")
+        raise invalid("one of prompt and messages must be given", "prompt")
     if body.messages is None:
         model = await served_model(request, body.model)
-        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.tenant.namespace)
+        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.caller.namespace)
     else:
         model = await chat_model(request, body.model)
         context.leave_out(leave_noise_out(body.messages))
         tools = await off_loop(request, partial(plan_tools, body.tools, None))
         messages = await off_loop(request, partial(template_messages, body.messages))
-        transcript = await request.app.state.transcripts.read(context.tenant.namespace, messages, tools.tools)
+        transcript = await request.app.state.transcripts.read(context.caller.namespace, messages, tools.tools)
         tokens = await read_prompt(backend, transcript, tools.tools)
     ids = unpack_tokens(tokens)
     return {"count": len(ids), "max_model_len": model.info.max_length, "tokens": ids, "token_strs": None}

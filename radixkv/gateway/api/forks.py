@@ -12,13 +12,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import is_conversation_salt
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
 from radixkv.gateway.backend.generations import Generations, ToldGeneration
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import Whole
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.messages import ChatMessages, left_out_thoughts, template_messages
@@ -47,30 +46,26 @@ class ForkRequest(ChatOptions):
 
     def check(self) -> None:
         if self.echo and self.messages:
-            raise ApiError(400, "echo is true; leave it out with messages", code="invalid_value", param="echo")
+            raise invalid("echo is true; leave it out with messages", "echo")
 
 
 @router.post("/{generation_id}/fork", response_model=None, responses=streamed_or(ChatCompletion))
 async def fork_generation(generation_id: str, body: ForkRequest, request: Request, context: CurrentContext) -> Response:
     """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
-    body.check()
-    assert context.tenant is not None
     generations: Generations = state.generations
-    told = generations.find(context.tenant.namespace, generation_id)
+    told = generations.find(context.caller.namespace, generation_id)
     if told is None:
         message = f"generation {generation_id!r} does not run here and is not remembered any more"
         raise ApiError(404, message, code="not_found", param="generation_id")
     model = await served_model(request, told.adapter or None)
     if body.model is not None and await served_model(request, body.model) != model:
-        message = f"model is {body.model!r}; a generation goes on with its own, {model.name!r}"
-        raise ApiError(400, message, code="invalid_value", param="model")
+        raise invalid(f"model is {body.model!r}; a generation goes on with its own, {model.name!r}", "model")
     context.choose_sharing(body.sharing)
     if body.cache_salt is None and is_conversation_salt(told.cache_salt):
         body.cache_salt = told.cache_salt
     if (body.cache_salt or "") != told.cache_salt:
-        message = "the generation has another cache_salt, or none; name that one"
-        raise ApiError(400, message, code="invalid_value", param="cache_salt")
+        raise invalid("the generation has another cache_salt, or none; name that one", "cache_salt")
     grammar = context.hold(await off_loop(request, body.constraint))
     transcript = await _transcript(state.transcripts, told, body)
     if body.messages is not None:
@@ -86,15 +81,11 @@ async def fork_generation(generation_id: str, body: ForkRequest, request: Reques
 
 async def _transcript(transcripts: Transcripts, told: ToldGeneration, body: ForkRequest) -> Transcript:
     if body.branch >= len(told.branches):
-        message = f"branch is {body.branch}; the generation has {len(told.branches)}, from 0"
-        raise ApiError(400, message, code="invalid_value", param="branch")
+        raise invalid(f"branch is {body.branch}; the generation has {len(told.branches)}, from 0", "branch")
     branch = told.branches[body.branch]
     text = branch.text
     if body.position is not None and body.position > len(text):
         message = f"position is {body.position}; it must be at most {len(text)}, the characters there are now"
-        raise ApiError(400, message, code="invalid_value", param="position")
+        raise invalid(message, "position")
     begun = told.transcript.begun + text[: body.position]
-    try:
-        return await transcripts.within(told.transcript, told.prompt, branch.tokens, begun)
-    except InvalidArgumentError as error:
-        raise ApiError.of(error) from None
+    return await transcripts.within(told.transcript, told.prompt, branch.tokens, begun)

@@ -10,7 +10,7 @@ branches, and branches ranked at the end, are generated again. In both cases new
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +37,12 @@ class ResumableGeneration:
         seed = fresh_seed() if sampling.seed is None else sampling.seed
         self.params = replace(params, sampling=replace(sampling, seed=seed))
         self._prompt: bytes | None = None
-        self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]
+        self._tokens: list[list[int]] = [[] for _ in range(sampling.n)]  # emitted, by branch
         self._num_characters = [0] * sampling.n
         self._finished: set[int] = set()
         self._num_scored = 0  # prompt positions whose log probabilities were emitted
-        self._again: _Again | None = None
+        self._num_drawn = [0] * sampling.n  # tokens and characters of the present stream
+        self._num_read = [0] * sampling.n
 
     def fresh(self, events: Sequence[GenerationEvent]) -> list[GenerationEvent]:
         """Return the events that were not emitted before.
@@ -49,20 +50,50 @@ class ResumableGeneration:
         Raises:
             UnavailableError: the new draws differ from the emitted tokens.
         """
-        if self._again is not None:
-            events = list(self._again.new(events))
+        fresh: list[GenerationEvent] = []
         for event in events:
-            match event:
-                case Started():
-                    self._prompt = event.prompt
-                case PromptLogprobs():
-                    self._num_scored = event.end
-                case Delta():
-                    self._tokens[event.branch].extend(event.token_ids)
-                    self._num_characters[event.branch] += len(event.text)
-                case BranchFinished():
-                    self._finished.add(event.branch)
-        return list(events)
+            if isinstance(event, Delta):
+                rest = self._rest(event)
+                fresh += [rest] if rest is event or rest.token_ids or rest.text else []
+            elif not self._was_emitted(event):
+                fresh.append(event)
+        return fresh
+
+    def _was_emitted(self, event: GenerationEvent) -> bool:
+        """Whether an event of another kind was emitted before; from now on it was."""
+        match event:
+            case Started():
+                is_first, self._prompt = self._prompt is None, event.prompt
+                return not is_first
+            case BranchFinished():
+                is_first = event.branch not in self._finished
+                self._finished.add(event.branch)
+                return not is_first
+            case PromptLogprobs():
+                self._num_scored = event.end
+        return False
+
+    def _rest(self, event: Delta) -> Delta:
+        """Return the part of a draw after the emitted one."""
+        branch, told = event.branch, self._tokens[event.branch]
+        begin = self._num_drawn[branch]
+        known = told[begin : begin + len(event.token_ids)]
+        if known != list(event.token_ids[: len(known)]):
+            raise UnavailableError("the worker was lost, and what it had begun to tell cannot be continued; ask again")
+        num_skipped = self._num_characters[branch] - self._num_read[branch]
+        self._num_drawn[branch] += len(event.token_ids)
+        self._num_read[branch] += len(event.text)
+        rest = event
+        if known or num_skipped > 0:
+            rest = replace(
+                event,
+                token_ids=event.token_ids[len(known) :],
+                text=event.text[max(0, num_skipped) :],
+                logprobs=event.logprobs[len(known) :],
+            )
+        told.extend(rest.token_ids)
+        self._num_characters[branch] += len(rest.text)
+        return rest
 
     def again(self, timeout_s: float | None) -> GenerateParams:
         """Return the parameters to resume after the worker was lost. `timeout_s`: the rest of the request's own timeout."""
@@ -75,7 +106,7 @@ class ResumableGeneration:
             sampling = replace(sampling, forced_token_ids=tuple(self._tokens[0][:-1]))
         if self._num_scored:
             sampling = replace(sampling, prompt_logprobs_start=self._num_scored)
-        self._again = _Again(self._tokens, self._num_characters, self._finished)
+        self._num_drawn, self._num_read = [0] * sampling.n, [0] * sampling.n
         return replace(
             params,
             sampling=sampling,
@@ -91,42 +122,3 @@ def _after(prompt: bytes, is_continued: bool) -> dict[str, Any]:
     if not is_continued:
         return {"token_ids": prompt, "messages": None, "history": b""}
     return {"history": prompt, "messages": [{"role": "assistant", "content": ""}]}
-
-
-class _Again:
-    """Events of a repeated generation, without those that `tokens`, `num_characters` and `finished` mark as emitted."""
-
-    def __init__(self, tokens: Sequence[Sequence[int]], num_characters: Sequence[int], finished: set[int]) -> None:
-        self._told = [list(each) for each in tokens]
-        self._num_told_characters = list(num_characters)
-        self._finished = set(finished)
-        self._num_tokens = [0] * len(tokens)
-        self._num_characters = [0] * len(tokens)
-
-    def new(self, events: Sequence[GenerationEvent]) -> Iterator[GenerationEvent]:
-        for event in events:
-            if isinstance(event, Delta):
-                rest = self._rest(event)
-                if rest.token_ids or rest.text:
-                    yield rest
-            elif not (isinstance(event, Started) or (isinstance(event, BranchFinished) and self._is_told(event))):
-                yield event
-
-    def _is_told(self, event: BranchFinished) -> bool:
-        return event.branch in self._finished
-
-    def _rest(self, event: Delta) -> Delta:
-        branch = event.branch
-        begin = self._num_tokens[branch]
-        told = self._told[branch][begin : begin + len(event.token_ids)]
-        if told != list(event.token_ids[: len(told)]):
-            raise UnavailableError("the worker was lost, and what it had begun to tell cannot be continued; ask again")
-        self._num_tokens[branch] += len(event.token_ids)
-        skipped = max(0, self._num_told_characters[branch] - self._num_characters[branch])
-        self._num_characters[branch] += len(event.text)
-        return replace(
-            event,
-            token_ids=event.token_ids[len(told) :],
-            text=event.text[skipped:],
-            logprobs=event.logprobs[len(told) :],
-        )

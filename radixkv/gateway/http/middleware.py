@@ -14,7 +14,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixkv.core.errors import LimitError
-from radixkv.gateway.backend.generations import Generations
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission, TurnLostError
 from radixkv.gateway.http.auth import TENANT, KeyRing, Tenant, authenticate, sent_key
@@ -23,15 +22,12 @@ from radixkv.gateway.http.connections import CONNECTION, Connection
 from radixkv.gateway.http.csrf import WhileKnown, check_origin
 from radixkv.gateway.http.gate import Gate, StrangersLane
 from radixkv.gateway.http.inner_calls import JOB, TAKEN_OVER
-from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.paths import API_PREFIX, as_served
-from radixkv.gateway.http.recording import Recording
 from radixkv.gateway.http.refusals import error_response
-from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
+from radixkv.gateway.http.request_context import REQUEST_CONTEXT, Books, RequestContext
 from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.billing import BillingBook
 from radixkv.util.fair_semaphore import CALLER, FairSemaphore
 
 __all__ = ["GatewayMiddleware"]
@@ -66,10 +62,7 @@ class GatewayMiddleware:
         gate: Gate,
         admission: Admission,
         limits: SharedLimiter,
-        metrics: Metrics,
-        recording: Recording,
-        generations: Generations,
-        billing: BillingBook,
+        books: Books,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -80,10 +73,7 @@ class GatewayMiddleware:
         self._strangers, self._probes = StrangersLane(), StrangersLane()
         self._bodies = FairSemaphore(None, BODIES_AT_ONCE)
         self._uploads = FairSemaphore(None, UPLOADS_AT_ONCE)
-        self._metrics = metrics
-        self._recording = recording
-        self._generations = generations
-        self._billing = billing
+        self._books = books
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,9 +81,8 @@ class GatewayMiddleware:
             return
         scope = as_served(scope)
         job: Tenant | None = scope.get(JOB)
-        books = self._metrics, self._recording, self._generations, self._billing
         is_background = job is not None and TAKEN_OVER not in scope
-        context = RequestContext(_request_id(scope), *books, is_background=is_background)
+        context = RequestContext(_request_id(scope), self._books, is_background=is_background)
         scope[REQUEST_CONTEXT] = context
         answer = _Answer(send, context, _id_headers(scope))
         if job is not None:

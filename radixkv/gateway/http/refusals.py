@@ -14,7 +14,7 @@ from starlette.types import Scope
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body, anthropic_status, speaks_anthropic
-from radixkv.gateway.protocol.errors import ApiError, error_body
+from radixkv.gateway.protocol.errors import ApiError, error_body, invalid
 
 __all__ = ["add_error_handlers", "error_response", "refusal_of"]
 
@@ -75,7 +75,7 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     """
     path, error = max(((_path(error, body), error) for error in errors), key=_weight)
     param = ".".join(map(str, path))[:MAX_PARAM_CHARACTERS] or "body"
-    return ApiError(400, f"{param}: {error['msg']}", code="invalid_value", param=param)
+    return invalid(f"{param}: {error['msg']}", param)
 
 
 def _weight(found: tuple[list[str | int], Any]) -> tuple[int, bool]:

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Request
 
-from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
 from radixkv.core.namespaces import choose_sharing, derived_namespace
 from radixkv.gateway.backend.backend import Backend, EventStream
@@ -32,7 +31,15 @@ from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams
 from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 from radixkv.net.limits import Slot
 
-__all__ = ["GENERATION_ID", "LEFT_OUT", "REQUEST_CONTEXT", "CurrentContext", "RequestContext", "current_context"]
+__all__ = [
+    "GENERATION_ID",
+    "LEFT_OUT",
+    "REQUEST_CONTEXT",
+    "Books",
+    "CurrentContext",
+    "RequestContext",
+    "current_context",
+]
 
 REQUEST_CONTEXT = "radixkv.request_context"
 """Key of the context in the request's scope."""
@@ -59,12 +66,22 @@ TOO_LONG_FOR_POOL = "prompt + max_tokens"
 _LOG = logging.getLogger("radixkv.gateway")
 
 
+class Books(NamedTuple):
+    """Where requests are counted and recorded."""
+
+    metrics: Metrics
+    recording: Recording
+    generations: Generations
+    billing: BillingBook
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class RequestContext:
     """State of a request from its first byte to the last of its response. The middleware creates and ends it.
 
     Attributes:
         request_id: the caller's `x-request-id`, or a new one.
+        books: where it is counted.
         tenant: on whose behalf; None until the caller is authenticated.
         num_prompt_tokens, num_cached_tokens, num_generated_tokens: of all its generations so far.
         is_background: part of a batch; runs only when no other prompt waits, at any named priority.
@@ -76,10 +93,7 @@ class RequestContext:
     """
 
     request_id: str
-    _metrics: Metrics
-    _recording: Recording
-    _generations: Generations
-    _billing: BillingBook
+    books: Books
     is_background: bool = field(default=False, kw_only=True)
     started_s: float = field(init=False, default_factory=time.perf_counter)
     tenant: Tenant | None = field(init=False, default=None)
@@ -94,6 +108,12 @@ class RequestContext:
     routes: list[str] = field(init=False, default_factory=list)
     left_out: list[str] = field(init=False, default_factory=list)
     let_body_go: Callable[[], None] = field(init=False, default=lambda: None)
+
+    @property
+    def caller(self) -> Tenant:
+        """Its tenant, once authenticated, which every route requires."""
+        assert self.tenant is not None
+        return self.tenant
 
     async def admit(self, tenant: Tenant, limits: SharedLimiter) -> None:
         """Count the request against its tenant's limits.
@@ -114,9 +134,8 @@ class RequestContext:
         Raises:
             ApiError: 403: the tenant's is stricter.
         """
-        assert self.tenant is not None
         try:
-            self._sharing = choose_sharing(self.tenant.sharing, asked)
+            self._sharing = choose_sharing(self.caller.sharing, asked)
         except PermissionDeniedError as error:
             raise ApiError(403, str(error), type="permission_error", code="no_right", param="sharing") from None
         return self._sharing
@@ -167,25 +186,29 @@ class RequestContext:
 
         Args:
             backend: the worker.
-            params: what to generate.
+            params: what to generate; the tenant's namespace and the request's id are filled in.
             may_shorten: the caller named no length: a reply that would not fit the pool is halved, repeatedly, instead of
                 rejected.
             transcript: the conversation that it replies to; None: no messages.
         """
+        namespace = self.caller.namespace
+        params = replace(
+            params,
+            namespace=namespace,
+            request_id=self.request_id,
+            sampling=params.sampling.with_speculation(self.caller.speculation),
+        )
         if self.is_background:
             params = replace(params, priority=BACKGROUND_PRIORITY)
         if self.sharing != "on":
             params = replace(params, sharing=self.sharing)
-        if self.tenant is not None:
-            params = replace(params, sampling=params.sampling.with_speculation(self.tenant.speculation))
-        transcript = transcript or nothing_said(params.namespace or DEFAULT_NAMESPACE)
+        transcript = transcript or nothing_said(namespace)
         while True:
             if self._constraint is not None and params.sampling.grammar is not None:
                 params = replace(params, sampling=replace(params.sampling, grammar=self._constraint.grammar))
             try:
-                books = self._metrics, self._recording, self._generations
-                bill = partial(self._billing.count, params.namespace or DEFAULT_NAMESPACE, backend.prices)
-                meter = _Meter(self, *books, params, transcript, bill)
+                bill = partial(self.books.billing.count, namespace, backend.prices)
+                meter = _Meter(self, params, transcript, bill)
                 stream = await backend.generate(params, meter.watch)
                 self.let_body_go()
                 if len(self.generation_ids) < MAX_TOLD_IDS:
@@ -216,7 +239,7 @@ class RequestContext:
         """Count and log the request: its response is sent, or the client is gone."""
         self.leave()
         duration_s = time.perf_counter() - self.started_s
-        self._metrics.answered(route, status, duration_s)
+        self.books.metrics.answered(route, status, duration_s)
         if log:
             _LOG.info(
                 "%s %s %s %s status=%d prompt=%d cached=%d generated=%d ms=%.1f%s",
@@ -238,9 +261,6 @@ class _Meter:
     """Counts, times and records one generation."""
 
     _context: RequestContext
-    _metrics: Metrics
-    _recording: Recording
-    _generations: Generations
     _params: GenerateParams
     _transcript: Transcript
     _bill: Callable[..., None]
@@ -251,26 +271,26 @@ class _Meter:
     _last_s: float | None = None
 
     def watch(self, events: Sequence[GenerationEvent]) -> None:
-        context, cost = self._context, self._cost
+        context, cost, books = self._context, self._cost, self._context.books
         num_before = cost.num_generated_tokens
         for event in events:
             context.charge(cost.add(event))
             if isinstance(event, Delta):
                 self._bill_prompt(event.num_cached_tokens)
                 if self._told is not None:
-                    self._generations.grow(self._told, event)
+                    books.generations.grow(self._told, event)
                 if self._recorded is not None:
-                    self._recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
+                    books.recording.extend(self._recorded, event.branch, event.token_ids, time.perf_counter())
             elif isinstance(event, Started):
                 self._bill(num_requests=1)
                 context.num_prompt_tokens += cost.num_prompt_tokens
-                self._metrics.prompted(cost.num_prompt_tokens)
+                books.metrics.prompted(cost.num_prompt_tokens)
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
                 self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
-                self._generations.begin(self._told)
-                namespace, salt = self._params.namespace or DEFAULT_NAMESPACE, self._params.cache_salt
+                books.generations.begin(self._told)
+                namespace, salt = context.caller.namespace, self._params.cache_salt
                 place = derived_namespace(namespace, salt=salt, adapter=self._params.adapter)
-                self._recorded = self._recording.begin(
+                self._recorded = books.recording.begin(
                     namespace,
                     place.removeprefix(namespace),
                     context.started_s,
@@ -281,7 +301,7 @@ class _Meter:
                 num_cached = event.usage.num_cached_tokens
                 self._bill_prompt(num_cached)
                 context.num_cached_tokens += num_cached
-                self._metrics.found(num_cached)
+                books.metrics.found(num_cached)
                 if self._recorded is not None:
                     self._recorded.num_found = num_cached
         if cost.num_generated_tokens > num_before:
@@ -294,15 +314,15 @@ class _Meter:
             self._bill(num_computed=self._cost.num_prompt_tokens - num_found, num_found=num_found)
 
     def _generated(self, num_new: int) -> None:
-        now_s = time.perf_counter()
+        now_s, metrics = time.perf_counter(), self._context.books.metrics
         if self._last_s is None:
-            self._metrics.first_token(now_s - self._context.started_s)
+            metrics.first_token(now_s - self._context.started_s)
         else:
-            self._metrics.next_tokens(now_s - self._last_s)
+            metrics.next_tokens(now_s - self._last_s)
         self._last_s = now_s
         self._bill(num_generated=num_new)
         self._context.num_generated_tokens += num_new
-        self._metrics.generated(num_new)
+        metrics.generated(num_new)
 
 
 async def current_context(request: Request) -> RequestContext:

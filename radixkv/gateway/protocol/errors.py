@@ -31,7 +31,16 @@ from radixkv.core.errors import (
 )
 from radixkv.net.limits import duration
 
-__all__ = ["RATE_LIMIT_HEADERS", "ApiError", "error_body", "rate_limit_headers"]
+__all__ = [
+    "RATE_LIMIT_HEADERS",
+    "ApiError",
+    "conflict",
+    "error_body",
+    "invalid",
+    "missing",
+    "not_found",
+    "rate_limit_headers",
+]
 
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
@@ -91,6 +100,26 @@ class ApiError(Exception):
         return cls(500, "the server failed; its log tells why", type="server_error", code="internal_error")
 
 
+def invalid(message: str, param: str | None) -> ApiError:
+    """Return the rejection of a request that is invalid in every state. `param`: the faulty field."""
+    return ApiError(400, message, code="invalid_value", param=param)
+
+
+def missing(param: str) -> ApiError:
+    """Return the rejection of a request without this field."""
+    return ApiError(400, f"{param} is missing", code="missing_value", param=param)
+
+
+def not_found(what: str, told: str | None, param: str) -> ApiError:
+    """Return the rejection of an id that is unknown, or another tenant's. `what`: kind of the object; `param`: the field."""
+    return ApiError(404, f"{what} with id {told!r} not found", code="not_found", param=param)
+
+
+def conflict(message: str, param: str | None = None) -> ApiError:
+    """Return the rejection of a request that conflicts with the stored state."""
+    return ApiError(409, message, code="conflict", param=param)
+
+
 def rate_limit_headers(rates: Iterable[RateLimit]) -> dict[str, str]:
     """Return the response headers with the caller's limits and what remains of them."""
     headers = {}
@@ -136,7 +165,7 @@ def _of_invalid_argument(error: InvalidArgumentError) -> ApiError:
     bound = re.match(r"at most (\d+) tokens", error.bound)
     counted = re.findall(r"\d+", str(error.value))
     if bound is None or not counted or error.argument not in ("prompt", "history", "prompt + max_tokens"):
-        return ApiError(400, str(error), code="invalid_value", param=param or None)
+        return invalid(str(error), param or None)
     message = f"This model's maximum context length is {bound[1]} tokens: {error}"
     overflow = (int(counted[-1]), int(bound[1]))
     return ApiError(400, message, code="context_length_exceeded", param=param, overflow=overflow)

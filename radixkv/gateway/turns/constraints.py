@@ -18,7 +18,7 @@ from pydantic import Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, PlainObject
 from radixkv.gateway.turns.options import GenerationOptions, check_plain
 from radixkv.gateway.turns.response_format import (
@@ -73,8 +73,7 @@ class ConstrainedOptions(GenerationOptions):
         held = list(self._constraints())
         if len(held) > 1:
             names = f"{held[0].param} and {held[1].param}"
-            message = f"{names} both say what the reply is held to; leave one of them out"
-            raise ApiError(400, message, code="invalid_value", param=held[1].param)
+            raise invalid(f"{names} both say what the reply is held to; leave one of them out", held[1].param)
         return held[0] if held else None
 
     def _constraints(self) -> Iterator[Constraint]:
@@ -114,6 +113,6 @@ def _schema_constraint(schema: PlainObject | str, param: str) -> Constraint:
     except ValueError:
         told = None
     if not isinstance(told, dict):
-        raise ApiError(400, f"{param} is no JSON schema, which is an object", code="invalid_value", param=param)
+        raise invalid(f"{param} is no JSON schema, which is an object", param)
     check_plain(told, param)
     return schema_constraint(told, param)

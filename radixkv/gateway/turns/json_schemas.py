@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Any
 from urllib.parse import unquote
 
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 
 __all__ = ["FORMATS", "Definitions", "Detail", "engine_schema"]
 
@@ -98,7 +98,7 @@ class _Rewriter:
     def fault(self, message: str) -> ApiError:
         """Return the rejection of an invalid schema."""
         message = f"{self._param} is no JSON schema: {message}"[:500]
-        return ApiError(400, message, code="invalid_value", param=self._param)
+        return invalid(message, self._param)
 
     def rewrite_all(self) -> Any:
         """Return the rewritten schema; referenced schemas go to the definitions. Chains of references may be of any length."""

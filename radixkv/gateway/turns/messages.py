@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid, missing
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.options import check_plain
@@ -28,7 +28,9 @@ __all__ = [
     "leave_noise_out",
     "left_out_thoughts",
     "placeholder",
+    "template_arguments",
     "template_messages",
+    "text_of",
     "unsupported_part",
 ]
 
@@ -121,7 +123,7 @@ def check_arguments(arguments: Iterable[str], param: str) -> None:
         left -= num_values(text)
         if left < 0:
             message = f"{param}: the arguments of its calls must hold at most {MAX_ARGUMENT_VALUES:,} values together"
-            raise ApiError(400, message, code="invalid_value", param=param)
+            raise invalid(message, param)
 
 
 def _template_message(message: ChatMessage, param: str) -> Message:
@@ -143,13 +145,18 @@ def _text(message: ChatMessage, param: str) -> str:
         raise unsupported_part("audio", f"{param}.audio")
     if content is None:
         if message.role not in ("assistant", "tool", "function"):  # a tool's result may be empty
-            raise ApiError(400, f"{param}.content is missing", code="missing_value", param=f"{param}.content")
+            raise missing(f"{param}.content")
         return message.refusal or ""
+    return text_of(content, f"{param}.content")
+
+
+def text_of(content: str | Sequence[ContentPart], param: str) -> str:
+    """Return the text of a content. Raises ApiError 400: a part is not text."""
     if isinstance(content, str):
         return content
     for index, part in enumerate(content):
         if part.said is None:
-            raise unsupported_part(part.type, f"{param}.content.{index}")
+            raise unsupported_part(part.type, f"{param}.{index}")
     return "".join(part.said or "" for part in content)
 
 
@@ -186,14 +193,17 @@ def unsupported_part(kind: str, param: str) -> ApiError:
     return ApiError(400, message, code="unsupported_content_type", param=param)
 
 
-def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
-    """Convert a call: templates want arguments as an object; arguments that are none stay text."""
-    arguments: Any = call.function.arguments
+def template_arguments(arguments: str) -> Any:
+    """Return a call's arguments for the template, which wants an object; other text stays text."""
     try:
-        parsed = read_json(call.function.arguments)
-        arguments = parsed if isinstance(parsed, dict) else arguments
+        parsed = read_json(arguments)
     except ValueError:
-        pass
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
+    arguments = template_arguments(call.function.arguments)
     check_plain(arguments, param, MAX_ARGUMENT_VALUES)
     function = {"name": call.function.name, "arguments": arguments}
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})

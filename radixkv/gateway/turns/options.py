@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from radixkv.core.api import DEFAULT_PRIORITY, MAX_PRIORITY, Retention
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import MAX_SALT_CHARS
 from radixkv.core.validation import MAX_POSITION, MAX_RETENTION_RANGES, MAX_TTL_S
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
     MAX_PLAIN_VALUES,
@@ -176,6 +175,13 @@ def retention_of(ranges: Iterable[RetentionRange] | None) -> tuple[Retention, ..
     return tuple(Retention(each.start, each.end, each.priority, each.duration_s) for each in ranges or ())
 
 
+_AS_THEY_ARE = {
+    *("n", "ignore_eos", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "best_of", "num_beams", "length_penalty"),
+}
+"""Options that are sampling parameters of the same name, with the same default."""
+
+
 class GenerationOptions(ApiModel):
     """Fields that chat completions and completions share."""
 
@@ -288,7 +294,7 @@ class GenerationOptions(ApiModel):
         """Return the sampling parameters. `echoed_logprobs`: number of most likely tokens per prompt token of an echo.
 
         Raises:
-            ApiError: 400 with the faulty field.
+            ApiError: 400 with the faulty field. InvalidArgumentError: a value is out of its bounds.
         """
         if self.stream and self.prompt_logprobs is not None:
             message = "prompt_logprobs are not told in a stream: leave one of them out"
@@ -299,10 +305,9 @@ class GenerationOptions(ApiModel):
             and self.repetition_penalty != self.repeat_penalty
         ):
             message = "repeat_penalty is another name of repetition_penalty; leave one of them out"
-            raise ApiError(400, message, code="invalid_value", param="repeat_penalty")
+            raise invalid(message, "repeat_penalty")
         if self.truncate_prompt_tokens == 0:
-            message = "truncate_prompt_tokens is 0; it must be -1 or at least 1"
-            raise ApiError(400, message, code="invalid_value", param="truncate_prompt_tokens")
+            raise invalid("truncate_prompt_tokens is 0; it must be -1 or at least 1", "truncate_prompt_tokens")
         biases = {int(token_id): bias for token_id, bias in (self.logit_bias or {}).items()}
         named = {
             "logit_bias": biases,
@@ -311,44 +316,31 @@ class GenerationOptions(ApiModel):
         }
         for name, ids in named.items():
             if (token_id := max(ids or (), default=0)) >= info.vocab_size:
-                message = f"{name} holds {token_id}; token ids are below {info.vocab_size}"
-                raise ApiError(400, message, code="invalid_value", param=name)
+                raise invalid(f"{name} holds {token_id}; token ids are below {info.vocab_size}", name)
         is_beam_search = (self.num_beams or 1) > 1
         if is_beam_search and self.temperature:
-            raise ApiError(
-                400, "temperature must be 0 or left out with num_beams", code="invalid_value", param="temperature"
-            )
+            raise invalid("temperature must be 0 or left out with num_beams", "temperature")
         defaults = SamplingDefaults(temperature=0.0) if is_beam_search else info.sampling
-        try:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                n=self.n or 1,
-                **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
-                seed=None if self.seed is None else self.seed % _UINT64,
-                stop=stop_texts(self.stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                ignore_eos=bool(self.ignore_eos),
-                logit_bias=biases,
-                presence_penalty=self.presence_penalty or 0.0,
-                frequency_penalty=self.frequency_penalty or 0.0,
-                min_tokens=self.min_tokens or 0,
-                best_of=self.best_of,
-                num_beams=self.num_beams or 1,
-                length_penalty=_or(self.length_penalty, 1.0),
-                early_stopping=_early_stopping(self.early_stopping),
-                logprobs=logprobs,
-                prompt_logprobs=max(scores, default=None),
-                grammar=grammar,
-                repetition_penalty=_or(_or(self.repetition_penalty, self.repeat_penalty), 1.0),
-                bad_words=tuple(self.bad_words or ()),
-                allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-                include_stop=bool(self.include_stop_str_in_output),
-                keep_special_tokens=self.skip_special_tokens is False,
-                speculation="none" if self.speculation is False else "all",
-                prediction=self.prediction.text if self.prediction else "",
-            )
-        except InvalidArgumentError as error:
-            raise ApiError.of(error) from None
+        return SamplingParams(
+            max_tokens=max_tokens,
+            **self.model_dump(include=_AS_THEY_ARE, exclude_none=True),
+            **drawing(defaults, self.temperature, self.top_p, self.top_k, self.min_p),
+            seed=None if self.seed is None else self.seed % _UINT64,
+            stop=stop_texts(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=biases,
+            early_stopping=_early_stopping(self.early_stopping),
+            logprobs=logprobs,
+            prompt_logprobs=max(scores, default=None),
+            grammar=grammar,
+            repetition_penalty=self.repetition_penalty or self.repeat_penalty or 1.0,
+            bad_words=tuple(self.bad_words or ()),
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            include_stop=bool(self.include_stop_str_in_output),
+            keep_special_tokens=self.skip_special_tokens is False,
+            speculation="none" if self.speculation is False else "all",
+            prediction=self.prediction.text if self.prediction else "",
+        )
 
 
 def drawing(
@@ -362,14 +354,6 @@ def drawing(
     if top_p == 0:
         top_p, top_k = 1.0, 1
     return defaults.fill(temperature, None if top_k is None else max(0, top_k), top_p, min_p)
-
-
-@overload
-def _or(value: float | None, default: float) -> float: ...
-@overload
-def _or(value: float | None, default: float | None) -> float | None: ...
-def _or(value: float | None, default: float | None) -> float | None:
-    return default if value is None else value
 
 
 def _early_stopping(value: str | bool | None) -> EarlyStopping:
@@ -386,4 +370,4 @@ def check_plain(value: Any, param: str, max_values: int = MAX_PLAIN_VALUES) -> N
     """
     problem = plain_problem(value, max_values)
     if problem is not None:
-        raise ApiError(400, f"{param} must be {problem}", code="invalid_value", param=param)
+        raise invalid(f"{param} must be {problem}", param)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece, FunctionCalled
-from radixkv.generation.params import SampledToken
-from radixkv.generation.request import Message
+from radixkv.generation.params import SampledToken, SamplingParams
+from radixkv.generation.request import Message, ModelInfo
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason, Usage
 from radixkv.generation.thinking import ThinkingMarks
 from radixkv.generation.thought_splitter import splitter_of
 
-__all__ = ["Growth", "Reply", "RunningUsage", "cost_of", "usage_body"]
+__all__ = ["NO_GROWTH", "Growth", "Reply", "RunningUsage", "cost_of", "end_ids", "usage_body"]
 
 
 class Growth(NamedTuple):
@@ -26,6 +27,9 @@ class Growth(NamedTuple):
     logprobs: tuple[SampledToken, ...] = ()
     token_ids: Sequence[int] = ()
     thinking: str = ""
+
+
+NO_GROWTH = Growth("", [])
 
 
 class Reply:
@@ -104,7 +108,7 @@ class Reply:
     def push(self, delta: Delta) -> Growth:
         """Take in sampled tokens."""
         if self._parser.is_over:
-            return Growth("", [])
+            return NO_GROWTH
         self.token_ids += delta.token_ids
         self.raw += delta.text
         was_thinking = self._splitter.is_thinking
@@ -120,7 +124,7 @@ class Reply:
         """Take in the end."""
         if self._parser.is_over:
             self.reason = FinishReason.STOP
-            return Growth("", [])
+            return NO_GROWTH
         self.reason = event.reason
         self.stop = event.stop
         thought, said = self._splitter.flush()
@@ -181,29 +185,35 @@ class Reply:
         return message
 
 
+def end_ids(info: ModelInfo, sampling: SamplingParams) -> frozenset[int]:
+    """Return the tokens that end a reply and have no text."""
+    return frozenset((*(() if sampling.ignore_eos else info.eos_token_ids), *sampling.stop_token_ids))
+
+
 class RunningUsage:
-    """Usage so far of each choice of a stream; `usage_body` gives the total at the end.
+    """Usage so far of each choice of a stream; `usage_body` gives the total at the end."""
 
-    `num_prompt_tokens`: of each choice; set once known.
-    """
-
-    __slots__ = ("_num_generated", "num_prompt_tokens")
+    __slots__ = ("_num_generated", "_num_prompt")
 
     def __init__(self) -> None:
-        self.num_prompt_tokens = 0
-        self._num_generated: dict[int, int] = {}
+        self._num_prompt: Counter[int] = Counter()  # tokens, by choice
+        self._num_generated: Counter[int] = Counter()
+
+    def begin(self, index: int, num_prompt_tokens: int) -> None:
+        """Note the prompt of a choice."""
+        self._num_prompt[index] = num_prompt_tokens
 
     def grow(self, index: int, num_tokens: int) -> None:
         """Add generated tokens to a choice."""
-        self._num_generated[index] = self._num_generated.get(index, 0) + num_tokens
+        self._num_generated[index] += num_tokens
 
     def body(self, index: int) -> Mapping[str, Any]:
         """Return `usage` of a chunk of that choice."""
-        num_generated = self._num_generated.get(index, 0)
+        num_prompt, num_generated = self._num_prompt[index], self._num_generated[index]
         return {
-            "prompt_tokens": self.num_prompt_tokens,
+            "prompt_tokens": num_prompt,
             "completion_tokens": num_generated,
-            "total_tokens": self.num_prompt_tokens + num_generated,
+            "total_tokens": num_prompt + num_generated,
         }
 
 

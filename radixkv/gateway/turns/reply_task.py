@@ -14,12 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from radixkv.core.errors import LimitError, RadixKVError, UnavailableError
-from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns.models import ServedModel
-from radixkv.gateway.turns.replies import Reply
-from radixkv.gateway.turns.turns import begin_replies
+from radixkv.gateway.turns.turns import TurnReader
 from radixkv.generation.stream import GenerationEvent, Started
 
 __all__ = ["ReplyTask", "ReplyTasks"]
@@ -37,15 +33,9 @@ class ReplyTask(ABC):
     Args:
         task_id: unique among running tasks of its kind.
         namespace: of its owner.
-        stream: the worker's events.
-        replies: parse the events, by branch.
-        model: generates the replies.
-        transcript: the prompt as messages.
-        transcripts: cache of the replies' token ids.
-        backend: the worker, for its tokenizer.
+        turn: source of the events, with the replies.
 
     Attributes:
-        prompt: its packed ids; empty until the worker has started.
         work: ends once everything is stored.
     """
 
@@ -58,26 +48,10 @@ class ReplyTask(ABC):
     is_handed_on = False
     """Whether this gateway has stopped writing it, for another to go on."""
 
-    def __init__(
-        self,
-        task_id: str,
-        namespace: str,
-        stream: EventStream,
-        replies: Sequence[Reply],
-        model: ServedModel,
-        transcript: Transcript,
-        transcripts: Transcripts,
-        backend: Backend,
-    ) -> None:
+    def __init__(self, task_id: str, namespace: str, turn: TurnReader) -> None:
         self.task_id = task_id
         self.namespace = namespace
-        self._stream = stream
-        self.replies = replies
-        self.model = model
-        self.transcript = transcript
-        self.transcripts = transcripts
-        self._backend = backend
-        self.prompt = b""
+        self.turn = turn
         self.work = asyncio.get_running_loop().create_task(self._work(), name=f"reply {task_id}")
 
     async def wait(self) -> None:
@@ -87,23 +61,17 @@ class ReplyTask(ABC):
     def abort(self, error: RadixKVError) -> None:
         """Fail it soon, or hand it on where that is possible: this server stops. Harmless at the end."""
         self.is_handed_on = self.can_be_handed_on
-        self._stream.fail(error)
+        self.turn.stream.fail(error)
 
     def when_ended(self, callback: Callable[[], None]) -> None:
         """Register `callback` for the complete end of the task."""
         self.work.add_done_callback(lambda _: callback())
 
-    async def within(self, reply: Reply, text: str) -> Transcript | None:
-        """Return the transcript of a continuation of `text`, a beginning of one of the replies; None: its ids are not known."""
-        if not self.prompt or self.model.info.thinking is not None:
-            return None  # the template decides how text after thoughts is written
-        return await self.transcripts.within(self.transcript, self.prompt, reply.token_ids, text)
-
     async def _work(self) -> None:
         failure: ApiError | None = None
         try:
-            async with self._stream:
-                while events := await self._stream.take():
+            async with self.turn.stream:
+                while events := await self.turn.stream.take():
                     await self._read(events)
         except (RadixKVError, ApiError) as error:
             failure = ApiError.of(error)
@@ -116,8 +84,7 @@ class ReplyTask(ABC):
         """Take in the events that are available now."""
         for event in events:
             if isinstance(event, Started):
-                self.prompt = event.prompt
-                await begin_replies(self._backend, self.model, self.replies, event.prompt, self.transcript)
+                await self.turn.begin(event.prompt)
             else:
                 await self._grow(event)
 

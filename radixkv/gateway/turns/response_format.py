@@ -11,7 +11,7 @@ from pydantic import Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import PlainObject
 from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
 from radixkv.generation.params import Grammar
@@ -113,5 +113,4 @@ def require_all(left_out: Sequence[str], param: str) -> None:
     """
     if left_out:
         keywords = ", ".join(name.removeprefix(f"{param}.") for name in left_out)
-        message = f"{param} holds {keywords}, which cannot be enforced here; leave that out, or strict"
-        raise ApiError(400, message, code="invalid_value", param=param)
+        raise invalid(f"{param} holds {keywords}, which cannot be enforced here; leave that out, or strict", param)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, Name, Plain
 from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
 from radixkv.gateway.turns.response_format import MAX_TOLD, looser, require_all
@@ -129,7 +129,7 @@ def plan_tools(
     takes_one_call = parallel_calls is False
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice needs tools", code="invalid_value", param="tool_choice")
+            raise invalid("tool_choice needs tools", "tool_choice")
         return ToolPlan()
     described = tuple(tool.model_dump(exclude_none=True) for tool in tools)
     places = places or [f"tools.{index}.function.parameters" for index in range(len(tools))]
@@ -155,9 +155,7 @@ def _named(functions: Mapping[str, _Function], named: Sequence[NamedTool]) -> di
     names = [tool.function.name for tool in named]
     for name in names:
         if name not in functions:
-            raise ApiError(
-                400, f"tool_choice names {name!r}, which is not in tools", code="invalid_value", param="tool_choice"
-            )
+            raise invalid(f"tool_choice names {name!r}, which is not in tools", "tool_choice")
     return {name: functions[name] for name in names}
 
 
@@ -172,7 +170,7 @@ def _call_constraint(functions: Mapping[str, _Function], detail: Detail = Detail
         )
         if "object" not in arguments.get("type", "object"):
             if function.strict:
-                raise ApiError(400, f"{place} must be a schema of an object", code="invalid_value", param=place)
+                raise invalid(f"{place} must be a schema of an object", place)
             arguments, missing = {}, [place]
         if function.strict:
             require_all(missing, place)

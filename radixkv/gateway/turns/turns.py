@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from fastapi import Request
+from starlette.datastructures import State
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.backend.backend import Backend, EventStream
@@ -15,11 +16,13 @@ from radixkv.gateway.http.request_context import RequestContext
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.transcripts import Reader, Transcript, Transcripts, ends_in_mark
 from radixkv.gateway.turns.models import ServedModel, served_model
-from radixkv.gateway.turns.replies import Reply
-from radixkv.generation.params import Grammar
+from radixkv.gateway.turns.replies import NO_GROWTH, Growth, Reply, end_ids
+from radixkv.gateway.turns.tools import ToolPlan
+from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams, Prompt
+from radixkv.generation.stream import BranchFinished, Delta, GenerationEvent, Started
 
-__all__ = ["begin_replies", "chat_model", "read_prompt", "remember_reply", "start_turn", "with_prompt"]
+__all__ = ["TurnPlan", "TurnReader", "chat_model", "read_prompt"]
 
 
 async def chat_model(request: Request, asked: str | None) -> ServedModel:
@@ -36,43 +39,13 @@ async def chat_model(request: Request, asked: str | None) -> ServedModel:
     return model
 
 
-async def begin_replies(
-    reader: Reader,
-    model: ServedModel,
-    replies: Iterable[Reply],
-    prompt: bytes,
-    transcript: Transcript | None = None,
-    grammar: Grammar | None = None,
-) -> None:
-    """Start replies after this prompt of packed tokens: thoughts that the prompt has opened are noted.
-
-    `transcript`: the input of the model, which may have the replies continue a text.
-
-    Raises:
-        ApiError: 400: a `grammar` constrains replies that continue within thoughts.
-    """
-    marks = model.info.thinking
-    if marks is None:
-        return
-    before, begun = prompt, ""
-    if transcript is not None and transcript.goes_on:
-        before, begun = transcript.stem if prompt.startswith(transcript.stem) else b"", transcript.begun
-    has_opened = bool(before) and await ends_in_mark(reader, before, marks)
-    for reply in replies:
-        if has_opened:
-            reply.open_thinking()
-        if begun and reply.go_on(begun) and grammar is not None:
-            message = "the reply goes on from within thoughts, where no grammar, schema or forced call can hold it"
-            raise ApiError(400, message, code="invalid_value")
-
-
 async def read_prompt(
     reader: Reader,
     transcript: Transcript,
     tools: Sequence[Mapping[str, Any]],
     arguments: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the packed tokens of the prompt of a turn after a transcript, as `start_turn` submits it.
+    """Return the packed tokens of the prompt of a turn after a transcript, as `TurnPlan.start` submits it.
 
     Raises:
         InvalidArgumentError: the model's template rejects the messages.
@@ -89,44 +62,146 @@ async def read_prompt(
     return await reader.tokenize(told(messages=transcript.messages), b"", transcript.namespace)
 
 
-def with_prompt(params: GenerateParams, tokens: bytes, transcript: Transcript) -> GenerateParams:
-    """Return the request for a prompt of `read_prompt`."""
-    if not transcript.goes_on:
-        return replace(params, token_ids=tokens)
-    nothing = [{"role": "assistant", "content": ""}]
-    return replace(params, history=tokens, messages=nothing, continue_final_message=True)
+@dataclass(frozen=True, kw_only=True)
+class TurnPlan:
+    """A parsed request for a turn.
 
-
-async def start_turn(
-    context: RequestContext,
-    backend: Backend,
-    transcript: Transcript,
-    params: GenerateParams,
-    *,
-    may_shorten: bool = False,
-) -> EventStream:
-    """Begin a turn after a transcript. `params`: all but the prompt; `may_shorten`: see `RequestContext.generate`."""
-    if transcript.history:
-        behind = replace(
-            params, messages=transcript.rest, history=transcript.history, continue_final_message=transcript.goes_on
-        )
-        try:
-            return await context.generate(backend, behind, may_shorten=may_shorten, transcript=transcript)
-        except InvalidArgumentError as error:
-            if error.argument != "messages":  # the template rejects these after a reply
-                raise
-    whole = replace(params, messages=transcript.messages, continue_final_message=transcript.goes_on)
-    return await context.generate(backend, whole, may_shorten=may_shorten, transcript=transcript)
-
-
-async def remember_reply(
-    transcripts: Transcripts, transcript: Transcript, reply: Reply, prompt: bytes, *, is_cut: bool = False
-) -> None:
-    """Cache a finished turn, before the client gets its end.
-
-    `prompt`: from its `Started` event. `is_cut`: as for `Transcripts.remember`.
+    Attributes:
+        model: generates the replies.
+        sampling: their number, draws and constraint.
+        transcript: the history before them. They may continue its last text.
+        tools: functions that they may call.
+        template_arguments: variables of the chat template.
     """
-    if reply.is_exact:
-        await transcripts.remember(
-            transcript, reply.as_message(), prompt, reply.token_ids, text=reply.raw, stop=reply.stop, is_cut=is_cut
+
+    model: ServedModel
+    sampling: SamplingParams
+    transcript: Transcript
+    tools: ToolPlan = field(default_factory=ToolPlan)
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    async def start(
+        self, state: State, context: RequestContext, *, tokens: bytes = b"", may_shorten: bool = False, **asked: Any
+    ) -> TurnReader:
+        """Begin it. Raises the errors of `RequestContext.generate`.
+
+        Args:
+            state: of the application. context: the request.
+            tokens: its prompt, where `read_prompt` has read that already.
+            may_shorten: see `RequestContext.generate`.
+            asked: other fields of `GenerateParams`.
+        """
+        transcript = self.transcript
+        begin = partial(context.generate, state.backend, may_shorten=may_shorten, transcript=transcript)
+        params = replace(self.params(**asked), messages=transcript.messages, continue_final_message=transcript.goes_on)
+        if tokens:
+            nothing = [{"role": "assistant", "content": ""}]
+            prompt = (
+                {"history": tokens, "messages": nothing}
+                if transcript.goes_on
+                else {"token_ids": tokens, "messages": None}
+            )
+            return self.reader(state, await begin(replace(params, **prompt)))
+        if transcript.history:
+            try:
+                behind = replace(params, messages=transcript.rest, history=transcript.history)
+                return self.reader(state, await begin(behind))
+            except InvalidArgumentError as error:
+                if error.argument != "messages":  # the template rejects these after a reply
+                    raise
+        return self.reader(state, await begin(params))
+
+    def params(self, **asked: Any) -> GenerateParams:
+        """Return what to generate, without the prompt. `asked`: other fields."""
+        return GenerateParams(
+            tools=self.tools.tools,
+            template_arguments=self.template_arguments,
+            sampling=self.sampling,
+            adapter=self.model.adapter,
+            **asked,
         )
+
+    def reader(self, state: State, stream: EventStream) -> TurnReader:
+        """Return the reader of a started turn."""
+        tools, ends = self.tools, end_ids(self.model.info, self.sampling)
+        replies = [
+            Reply(index, tools.names, ends, **tools.reading, marks=self.model.info.thinking)
+            for index in range(self.sampling.n)
+        ]
+        return TurnReader(self, stream, replies, state.transcripts, state.backend)
+
+
+@dataclass(slots=True)
+class TurnReader:
+    """A started turn, and the replies that are read from it.
+
+    Attributes:
+        plan: of the turn.
+        stream: the worker's events.
+        replies: parse them, by branch.
+        transcripts: cache of the replies' token ids.
+        backend: the worker, for its tokenizer.
+        prompt: its packed ids; empty until the worker has started.
+    """
+
+    plan: TurnPlan
+    stream: EventStream
+    replies: Sequence[Reply]
+    transcripts: Transcripts
+    backend: Backend
+    prompt: bytes = b""
+
+    async def take(self) -> list[tuple[GenerationEvent, Growth]]:
+        """Return all available events, at least one, each with the growth of its reply; empty at the end.
+
+        Replies begin after the prompt, and are cached at their ends.
+        """
+        return [(event, await self._read(event)) for event in await self.stream.take()]
+
+    async def _read(self, event: GenerationEvent) -> Growth:
+        match event:
+            case Started():
+                await self.begin(event.prompt)
+            case Delta():
+                return self.replies[event.branch].push(event)
+            case BranchFinished():
+                reply = self.replies[event.branch]
+                growth = reply.finish(event)
+                await self.remember(reply)
+                return growth
+        return NO_GROWTH
+
+    async def begin(self, prompt: bytes) -> None:
+        """Start the replies after this prompt: thoughts that it has opened are noted.
+
+        Raises:
+            ApiError: 400: the grammar constrains replies that continue within thoughts.
+        """
+        self.prompt = prompt
+        transcript, marks = self.plan.transcript, self.plan.model.info.thinking
+        if marks is None:
+            return
+        before, begun = prompt, ""
+        if transcript.goes_on:
+            before, begun = transcript.stem if prompt.startswith(transcript.stem) else b"", transcript.begun
+        has_opened = bool(before) and await ends_in_mark(self.backend, before, marks)
+        for reply in self.replies:
+            if has_opened:
+                reply.open_thinking()
+            if begun and reply.go_on(begun) and self.plan.sampling.grammar is not None:
+                message = "the reply goes on from within thoughts, where no grammar, schema or forced call can hold it"
+                raise ApiError(400, message, code="invalid_value")
+
+    async def remember(self, reply: Reply, *, is_cut: bool = False) -> None:
+        """Cache a finished reply, before the client gets its end. `is_cut`: as for `Transcripts.remember`."""
+        if reply.is_exact:
+            said, tokens = reply.as_message(), reply.token_ids
+            await self.transcripts.remember(
+                self.plan.transcript, said, self.prompt, tokens, text=reply.raw, stop=reply.stop, is_cut=is_cut
+            )
+
+    async def within(self, reply: Reply, text: str) -> Transcript | None:
+        """Return the transcript of a continuation of `text`, a beginning of one of the replies; None: its ids are not known."""
+        if not self.prompt or self.plan.model.info.thinking is not None:
+            return None  # the template decides how text after thoughts is written
+        return await self.transcripts.within(self.plan.transcript, self.prompt, reply.token_ids, text)

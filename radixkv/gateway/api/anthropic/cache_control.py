@@ -19,7 +19,7 @@ from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.validation import PIN_CLASSES
 from radixkv.gateway.api.anthropic.schema import Block, CacheControl, MessagesPrompt, ResultPart, TextBlock, Turn
 from radixkv.gateway.api.anthropic.turns import template_turns, text_of
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.storage.transcripts import Reader, Transcripts
 from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message, PrefixPin
@@ -38,16 +38,10 @@ _OTHER_TOOL: Mapping[str, Any] = {
 
 
 class Breakpoint(NamedTuple):
-    """The end of a marked block. `messages`, `tools`: the request up to it, with another text after it."""
+    """The end of a marked block, `param`. `messages`, `tools`: the request up to it, with another text after it."""
 
-    ttl_s: float
-    messages: list[Message]
-    tools: Sequence[Mapping[str, Any]]
-
-
-class _Mark(NamedTuple):
     param: str
-    control: CacheControl
+    ttl_s: float
     messages: list[Message]
     tools: Sequence[Mapping[str, Any]]
 
@@ -61,21 +55,14 @@ def find_breakpoints(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]])
     marked = itertools.chain(_tool_marks(prompt, tools), _system_marks(prompt, tools), _turn_marks(prompt, tools))
     marks = list(itertools.islice(marked, MAX_BREAKPOINTS + 1))  # each one costs a pass over everything before it
     if len(marks) > MAX_BREAKPOINTS:
-        message = f"{len(marks)} blocks or more bear cache_control; at most {MAX_BREAKPOINTS} may"
-        raise ApiError(400, message, code="invalid_value", param="cache_control")
+        raise invalid(f"{len(marks)} blocks or more bear cache_control; at most {MAX_BREAKPOINTS} may", "cache_control")
     shortest_s = PIN_CLASSES["1h"]
     for mark in marks:
-        ttl_s = PIN_CLASSES[mark.control.ttl or "5m"]
-        if ttl_s > shortest_s:
+        if mark.ttl_s > shortest_s:
             name = f"{mark.param}.cache_control.ttl"
-            raise ApiError(
-                400,
-                f"{name} is '1h' behind a block of '5m'; what lasts longer stands first",
-                code="invalid_value",
-                param=name,
-            )
-        shortest_s = ttl_s
-    return [Breakpoint(PIN_CLASSES[mark.control.ttl or "5m"], mark.messages, mark.tools) for mark in marks]
+            raise invalid(f"{name} is '1h' behind a block of '5m'; what lasts longer stands first", name)
+        shortest_s = mark.ttl_s
+    return marks
 
 
 async def pins_of(
@@ -99,23 +86,23 @@ async def pins_of(
     return tuple(PrefixPin(length, ttls_s[length]) for length in sorted(ttls_s) if length)
 
 
-def _tool_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+def _tool_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[Breakpoint]:
     messages = template_turns(prompt.system, [_OTHER_TURN])
     for index, tool in enumerate(tool for tool in prompt.tools or () if tool.is_own):
         if tool.cache_control is not None and tools:
-            yield _Mark(f"tools.{index}", tool.cache_control, messages, [*tools[: index + 1], _OTHER_TOOL])
+            yield Breakpoint(f"tools.{index}", _ttl_s(tool.cache_control), messages, [*tools[: index + 1], _OTHER_TOOL])
 
 
-def _system_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+def _system_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[Breakpoint]:
     blocks = prompt.system if isinstance(prompt.system, list) else []
     for index, block in enumerate(blocks):
         if block.cache_control is not None:
             system = text_of(blocks[: index + 1]) + _unlike(blocks[index + 1 : index + 2])
             messages = template_turns(system, [_OTHER_TURN])
-            yield _Mark(f"system.{index}", block.cache_control, messages, tools)
+            yield Breakpoint(f"system.{index}", _ttl_s(block.cache_control), messages, tools)
 
 
-def _turn_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+def _turn_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> Iterator[Breakpoint]:
     for index, turn in enumerate(prompt.messages):
         is_last = index == len(prompt.messages) - 1
         if isinstance(turn.content, str) and not (is_last and prompt.cache_control):
@@ -126,13 +113,17 @@ def _turn_marks(prompt: MessagesPrompt, tools: Sequence[Mapping[str, Any]]) -> I
             own = _controls_of(block)
             if is_last and number == len(blocks) - 1 and prompt.cache_control is not None:
                 own = own or [prompt.cache_control]
-                if (own[-1].ttl or "5m") != (prompt.cache_control.ttl or "5m"):
+                if _ttl_s(own[-1]) != _ttl_s(prompt.cache_control):
                     message = f"cache_control and {param}.cache_control mark the same block for different times"
-                    raise ApiError(400, message, code="invalid_value", param="cache_control")
+                    raise invalid(message, "cache_control")
             if own:
                 cut = [*prompt.messages[:index], *_cut(turn, blocks, number)]
                 messages = template_turns(prompt.system, cut)
-                yield from (_Mark(param, control, messages, tools) for control in own)
+                yield from (Breakpoint(param, _ttl_s(control), messages, tools) for control in own)
+
+
+def _ttl_s(control: CacheControl) -> float:
+    return PIN_CLASSES[control.ttl or "5m"]
 
 
 def _text_block(text: str) -> Block:

@@ -19,7 +19,7 @@ from radixkv.gateway.api.anthropic.reading import keep_readable
 from radixkv.gateway.api.anthropic.schema import MessagesPrompt, MessagesRequest
 from radixkv.gateway.api.anthropic.turns import template_turns
 from radixkv.gateway.api.anthropic.usage import usage_of
-from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.protocol.anthropic_errors import anthropic_error_body
@@ -28,13 +28,11 @@ from radixkv.gateway.protocol.sse import EventStreamResponse, sse, until_disconn
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.openapi import streamed_or
-from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.thinking_wish import thinking_arguments
 from radixkv.gateway.turns.tools import ToolPlan
-from radixkv.gateway.turns.turns import begin_replies, chat_model, read_prompt, remember_reply, start_turn, with_prompt
-from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import GenerateParams, PrefixPin
-from radixkv.generation.stream import BranchFinished, Completed, Delta, Started, Usage
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model, read_prompt
+from radixkv.generation.request import PrefixPin
+from radixkv.generation.stream import BranchFinished, Completed, Started, Usage
 
 __all__ = ["router"]
 
@@ -46,23 +44,14 @@ _WISHES = {"is_on": "thinking", "effort": "output_config.effort", "budget_tokens
 """Field names of a `ThinkingWish` in requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+@dataclass(frozen=True, kw_only=True)
+class _Plan(TurnPlan):
     """A parsed request. `tokens`: the whole prompt, tokenized only where there are `pins` to set."""
 
+    body: MessagesRequest
     message_id: str
-    model: ServedModel
-    sampling: SamplingParams
-    transcript: Transcript
-    tools: ToolPlan
-    template_arguments: Mapping[str, Any]
     tokens: bytes
     pins: Sequence[PrefixPin]
-    body: MessagesRequest
-
-    def new_reply(self) -> Reply:
-        ends = self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, ends, **self.tools.reading, marks=self.model.info.thinking)
 
     def message(self, content: MessageContent, stop: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         head = {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model.name}
@@ -72,21 +61,25 @@ class _Plan:
 @router.post("/v1/messages", response_model=None, responses=streamed_or(MessageAnswer))
 async def create_message(body: MessagesRequest, request: Request, context: CurrentContext) -> Response:
     """The model's next turn, as a whole or streamed."""
-    state = request.app.state
     plan = await _make_plan(body, request, context)
-    stream = await _start(plan, context, state.backend)
+    asked: dict[str, Any] = {
+        "cache_salt": body.cache_salt or "",
+        "priority": body.priority or 0,
+        "timeout_s": body.timeout,
+        "pins": plan.pins,
+    }
+    # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
+    turn = await plan.start(request.app.state, context, tokens=plan.tokens, may_shorten=True, **asked)
     if body.stream:
-        events = _stream_events(plan, stream, state.backend, state.transcripts)
         tell_error = partial(_failure_event, request_id=context.request_id)
-        return EventStreamResponse(events, heartbeat=_event(PING), tell_error=tell_error)
-    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
+        return EventStreamResponse(_stream_events(plan, turn), heartbeat=_event(PING), tell_error=tell_error)
+    return JSONResponse(await until_disconnected(request, _collect(plan, turn)))
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
 async def count_tokens(body: MessagesPrompt, request: Request, context: CurrentContext) -> dict[str, int]:
     """The number of prompt tokens of a request with the same fields."""
     backend: Backend = request.app.state.backend
-    body.check()
     model = await chat_model(request, body.model)
     arguments = await _keep_readable(body, model, request, context)
     tools = await off_loop(request, body.tool_plan)
@@ -107,7 +100,6 @@ async def _keep_readable(
 
 
 async def _make_plan(body: MessagesRequest, request: Request, context: RequestContext) -> _Plan:
-    body.check()
     model = await chat_model(request, body.model)
     arguments = await _keep_readable(body, model, request, context)
     context.choose_sharing(body.sharing)
@@ -123,7 +115,17 @@ async def _make_plan(body: MessagesRequest, request: Request, context: RequestCo
         tokens = await read_prompt(state.backend, transcript, tools.tools, arguments)
         space = _namespace(body, context)
         pins = await pins_of(breakpoints, tokens, state.transcripts, state.backend, space, arguments)
-    return _Plan(f"msg_{uuid.uuid4().hex}", model, sampling, transcript, tools, arguments, tokens, pins, body)
+    return _Plan(
+        body=body,
+        message_id=f"msg_{uuid.uuid4().hex}",
+        model=model,
+        sampling=sampling,
+        transcript=transcript,
+        tools=tools,
+        template_arguments=arguments,
+        tokens=tokens,
+        pins=pins,
+    )
 
 
 async def _read_transcript(
@@ -135,81 +137,46 @@ async def _read_transcript(
 
 
 def _namespace(body: MessagesPrompt, context: RequestContext) -> str:
-    assert context.tenant is not None
-    return derived_namespace(context.tenant.namespace, salt=body.cache_salt or "")
+    return derived_namespace(context.caller.namespace, salt=body.cache_salt or "")
 
 
-async def _start(plan: _Plan, context: RequestContext, backend: Backend) -> EventStream:
-    params = GenerateParams(
-        tools=plan.tools.tools,
-        template_arguments=plan.template_arguments,
-        sampling=plan.sampling,
-        namespace=plan.transcript.namespace,
-        adapter=plan.model.adapter,
-        cache_salt=plan.body.cache_salt or "",
-        priority=plan.body.priority or 0,
-        timeout_s=plan.body.timeout,
-        request_id=context.request_id,
-        pins=plan.pins,
-    )
-    # Clients of this API must name a length and name a large one, so a reply that exceeds the pool is shortened.
-    if plan.pins:
-        asked = with_prompt(params, plan.tokens, plan.transcript)
-        return await context.generate(backend, asked, may_shorten=True, transcript=plan.transcript)
-    return await start_turn(context, backend, plan.transcript, params, may_shorten=True)
-
-
-async def _collect(plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
+async def _collect(plan: _Plan, turn: TurnReader) -> dict[str, Any]:
     """Return the whole response at the end of the generation."""
-    reply, content = plan.new_reply(), MessageContent()
-    prompt = b""
-    async with stream:
-        async for event in stream:
-            match event:
-                case Started():
-                    prompt = event.prompt
-                    await begin_replies(backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar)
-                case Delta():
-                    list(content.grow(reply.push(event)))
-                case BranchFinished():
-                    list(content.grow(reply.finish(event)))
-                    list(content.end())
-                    await remember_reply(transcripts, plan.transcript, reply, prompt)
-                case Completed():
-                    usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
-                    return plan.message(content, stop_of(reply, plan.body.max_tokens), usage)
-    raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
+    content, last = MessageContent(), PING
+    async with turn.stream:
+        while (told := await _take(plan, turn, content)) is not None:
+            last = told[-1] if told else last
+    if last["type"] != "message_delta":
+        raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
+    return plan.message(content, last["delta"], last["usage"])
 
 
-async def _stream_events(
-    plan: _Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
-) -> AsyncIterator[bytes]:
+async def _stream_events(plan: _Plan, turn: TurnReader) -> AsyncIterator[bytes]:
     """Yield the response as events."""
-    reply, content = plan.new_reply(), MessageContent()
-    prompt = b""
-    async with stream:
-        while events := await stream.take():
-            told: list[Mapping[str, Any]] = []
-            for event in events:
-                match event:
-                    case Delta():
-                        told += content.grow(reply.push(event))
-                    case BranchFinished():
-                        told += content.grow(reply.finish(event))
-                        told += content.end()
-                        await remember_reply(transcripts, plan.transcript, reply, prompt)
-                    case Started():
-                        prompt = event.prompt
-                        await begin_replies(
-                            backend, plan.model, [reply], prompt, plan.transcript, plan.sampling.grammar
-                        )
-                        told += [_message_start(plan, prompt), PING]
-                    case Completed():
-                        stop = stop_of(reply, plan.body.max_tokens)
-                        usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
-                        told.append({"type": "message_delta", "delta": stop, "usage": usage})
+    content = MessageContent()
+    async with turn.stream:
+        while (told := await _take(plan, turn, content)) is not None:
             yield b"".join(map(_event, told))
     yield _event({"type": "message_stop"})
+
+
+async def _take(plan: _Plan, turn: TurnReader, content: MessageContent) -> list[Mapping[str, Any]] | None:
+    """Return the events of what has arrived, of which there may be none; None at the end."""
+    arrived = await turn.take()
+    told: list[Mapping[str, Any]] = []
+    for event, growth in arrived:
+        told += content.grow(growth)
+        match event:
+            case Started():
+                told += [_message_start(plan, event.prompt), PING]
+            case BranchFinished():
+                told += content.end()
+            case Completed():
+                (reply,) = turn.replies
+                stop = stop_of(reply, plan.body.max_tokens)
+                usage = usage_of(event.usage, plan.pins, event.pinned, reply.num_thinking_tokens)
+                told.append({"type": "message_delta", "delta": stop, "usage": usage})
+    return told if arrived else None
 
 
 def _message_start(plan: _Plan, prompt: bytes) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
@@ -271,18 +270,15 @@ class MessagesRequest(MessagesPrompt):
         """Return the sampling parameters.
 
         Raises:
-            ApiError: 400 with the faulty field.
+            InvalidArgumentError: a value is out of its bounds.
         """
-        try:
-            return SamplingParams(
-                max_tokens=self.max_tokens,
-                **drawing(info.sampling, self.temperature, self.top_p, self.top_k),
-                seed=self.seed,
-                stop=tuple(self.stop_sequences or ()),
-                grammar=grammar,
-            )
-        except InvalidArgumentError as error:
-            raise ApiError.of(error) from None
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            **drawing(info.sampling, self.temperature, self.top_p, self.top_k),
+            seed=self.seed,
+            stop=tuple(self.stop_sequences or ()),
+            grammar=grammar,
+        )
 
 
 def _chat_tool(tool: Tool) -> ChatTool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixkv.gateway.api.anthropic.schema import Block, ResultPart, TextBlock, Turn
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import missing
 from radixkv.gateway.turns.messages import unsupported_part
 from radixkv.generation.request import Message
 
@@ -48,7 +48,7 @@ def _template_turn(turn: Turn, param: str) -> list[Message]:
         place = f"{param}.{index}"
         if block.type == "tool_result" and turn.role == "user":
             if block.tool_use_id is None:
-                raise _missing(f"{place}.tool_use_id")
+                raise missing(f"{place}.tool_use_id")
             if texts is not None:
                 messages.append({"role": turn.role, "content": "".join(texts)})
                 texts = None
@@ -70,7 +70,7 @@ def _reply(blocks: Sequence[Block], param: str) -> Message:
         place = f"{param}.{index}"
         if block.type == "tool_use":
             if block.name is None or block.id is None:
-                raise _missing(f"{place}.{'id' if block.name else 'name'}")
+                raise missing(f"{place}.{'id' if block.name else 'name'}")
             function = {"name": block.name, "arguments": block.input or {}}
             calls.append({"type": "function", "function": function, "id": block.id})
         elif block.type == "thinking":
@@ -87,9 +87,5 @@ def _text(block: Block, param: str) -> str:
     if block.type != "text":
         raise unsupported_part(block.type, param)
     if block.text is None:
-        raise _missing(f"{param}.text")
+        raise missing(f"{param}.text")
     return block.text
-
-
-def _missing(param: str) -> ApiError:
-    return ApiError(400, f"{param} is missing", code="missing_value", param=param)

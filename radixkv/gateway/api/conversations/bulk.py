@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
-from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.schema import MAX_TAGS, BulkChange, dump_tags
 from radixkv.gateway.api.conversations.writing import Value
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict
 
 __all__ = ["change_all"]
 
@@ -40,9 +39,9 @@ async def change_all(service: ConversationService, namespace: str, asked: BulkCh
 async def _change(service: ConversationService, namespace: str, conversation_id: str, asked: BulkChange) -> None:
     match asked.action:
         case "trash":
-            await service.trash.throw(namespace, conversation_id)
+            await service.throw(namespace, conversation_id)
         case "restore":
-            await service.trash.restore(namespace, conversation_id)
+            await service.restore(namespace, conversation_id)
         case "delete":
             await service.delete(namespace, conversation_id)
         case "tag" | "untag":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,15 @@ from fastapi import Request
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.files.import_tree import Imported
 from radixkv.gateway.api.conversations.messages import Conversation, Message
-from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
 from radixkv.gateway.api.conversations.replies.live import Live, Lives
 from radixkv.gateway.api.conversations.replies.message_task import MessageTasks
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.search import Found, search
 from radixkv.gateway.api.conversations.store.store import ConversationStore
-from radixkv.gateway.api.conversations.trashing import Trash
+from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
 from radixkv.gateway.api.conversations.writing import Value
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict
 from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.protocol.sse import sse
 from radixkv.gateway.storage.database import Database
@@ -59,7 +59,6 @@ class ConversationService:
     ) -> None:
         self.store = ConversationStore(database, max_conversations=max_conversations, max_bytes=max_bytes, clock=clock)
         self.lives = Lives(is_shared=database.is_shared)
-        self.trash = Trash(self.store.trash, self.lives, self._forget, self.store.stop)
         self.message_tasks = MessageTasks(self.store)
         self.transcripts = transcripts
         self.clock = clock
@@ -185,10 +184,7 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             change, above = await self.store.remove(namespace, conversation_id, message_id, live.version)
             _drop(live, change.messages)
-            live.version = change.conversation.version
-            ids = [message.id for message in change.messages]
-            live.tell("removed", {"ids": ids})
-            live.tell("conversation", change.conversation.body())
+            ids = live.tell_removed(change)
         await self._forget(namespace, above, change.messages)
         return ids
 
@@ -232,9 +228,62 @@ class ConversationService:
         else:
             live.catch_up(conversation, changed, gone)
 
+    # -- the trash
+
+    async def throw(self, namespace: str, conversation_id: str) -> Conversation:
+        """Move a conversation to the trash; replies under way are stopped, and keep their text so far."""
+        async with self.lives.changing(conversation_id) as live:
+            thrown = await self.store.trash.throw(namespace, conversation_id, live.version)
+            for growing in list(live.growing.values()):
+                await growing.stop()
+            live.tell("deleted", {"id": conversation_id})
+            self.lives.end_followers(live)
+            return thrown
+
+    async def restore(self, namespace: str, conversation_id: str) -> Conversation:
+        """Restore a conversation."""
+        async with self.lives.changing(conversation_id) as live:
+            return await self.store.trash.restore(namespace, conversation_id, live.version)
+
+    async def throw_branch(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
+        """Move a message and its descendants to the trash; replies under way there are stopped, and keep their text so far."""
+        async with self.lives.changing(conversation_id) as live:
+            for message in await self.store.trash.below(namespace, conversation_id, message_id):
+                growing = live.growing.get(message.id)
+                if growing is not None:
+                    await growing.stop()
+                elif message.status == "running" and live.is_shared:
+                    await self.store.stop(namespace, conversation_id, message.id, live.version)
+            return live.tell_removed(
+                await self.store.trash.throw_branch(namespace, conversation_id, message_id, live.version)
+            )
+
+    async def restore_branch(self, namespace: str, conversation_id: str, message_id: str) -> list[Message]:
+        """Restore a branch; returns its messages. Raises ApiError 409 as `TrashStore.restore_branch`."""
+        async with self.lives.changing(conversation_id) as live:
+            change = await self.store.trash.restore_branch(namespace, conversation_id, message_id, live.version)
+            live.tell_change(change)
+            return change.messages
+
+    async def drop_branch(self, namespace: str, conversation_id: str, message_id: str) -> list[str]:
+        """Remove a branch in the trash for good, with its cached transcripts; returns the ids of its messages."""
+        async with self.lives.changing(conversation_id):
+            above, gone = await self.store.trash.drop_branch(namespace, conversation_id, message_id)
+        await self._forget(namespace, above, gone)
+        return [message.id for message in gone]
+
     async def sweep(self) -> int:
         """Remove conversations and branches whose time in the trash is over; return their number. Call periodically."""
-        return await self.trash.sweep(self.clock(), self.delete)
+        expired = await self.store.trash.expired(self.clock() - TRASH_S)
+        for namespace, conversation_id, branch in expired:
+            with suppress(ApiError):  # it was removed meanwhile
+                if branch is None:
+                    await self.delete(namespace, conversation_id)
+                else:
+                    await self.drop_branch(namespace, conversation_id, branch)
+        return len(expired)
+
+    # -- replies being written
 
     async def stop(self, namespace: str, conversation_id: str, message_id: str) -> Message:
         """End a reply that is being written; its text so far stays. No effect on a finished reply."""

@@ -30,7 +30,6 @@ from radixkv.gateway.api.conversations.objects import (
     RemovedMessages,
     TrashedBranches,
 )
-from radixkv.gateway.api.conversations.refusals import not_possible
 from radixkv.gateway.api.conversations.replies.alternatives import tell_alternatives
 from radixkv.gateway.api.conversations.replies.begun import cut_reply
 from radixkv.gateway.api.conversations.replies.branching import Wanted, copy_branch
@@ -47,6 +46,7 @@ from radixkv.gateway.api.conversations.schema import (
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.request_context import CurrentContext
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.turns.openapi import answer_of
 from radixkv.gateway.turns.turns import chat_model
 
@@ -104,8 +104,7 @@ async def tell_reply_alternatives(
 
     Continue with one by `{"continue": true, "position": ..., "append": TEXT}`.
     """
-    assert context.tenant is not None
-    place = context.tenant, conversation_id, message_id, body.position, body.top
+    place = context.caller, conversation_id, message_id, body.position, body.top
     return JSONResponse(await tell_alternatives(request, context, *place))
 
 
@@ -121,7 +120,7 @@ async def mark_message(
 ) -> Response:
     """Give a message a star, or a name for its branch."""
     if body.starred is None and body.name is None:
-        raise not_possible("one of starred and name must be given", "body")
+        raise invalid("one of starred and name must be given", "body")
     place = tenant.namespace, conversation_id, message_id
     name = None if body.name is None else body.name.strip()
     return JSONResponse((await service_of(request).mark(*place, body.starred, name)).body())
@@ -130,29 +129,27 @@ async def mark_message(
 @router.post("/messages/{message_id}/trash", response_model=None, responses=answer_of(RemovedMessages))
 async def throw_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Move a message and its descendants to the trash: `restore` brings them back, for 30 days. Replies there are stopped."""
-    trash = service_of(request).trash
-    return JSONResponse({"ids": await trash.throw_branch(tenant.namespace, conversation_id, message_id)})
+    return JSONResponse({"ids": await service_of(request).throw_branch(tenant.namespace, conversation_id, message_id)})
 
 
 @router.post("/messages/{message_id}/restore", response_model=None, responses=answer_of(MessageList))
 async def restore_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Restore a message from the trash with its descendants."""
-    back = await service_of(request).trash.restore_branch(tenant.namespace, conversation_id, message_id)
+    back = await service_of(request).restore_branch(tenant.namespace, conversation_id, message_id)
     return JSONResponse({"messages": [each.body() for each in back]})
 
 
 @router.get("/trash", response_model=None, responses=answer_of(TrashedBranches))
 async def list_trash(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """The branches in the trash, latest first."""
-    branches = await service_of(request).trash.branches(tenant.namespace, conversation_id)
+    branches = await service_of(request).store.trash.branches(tenant.namespace, conversation_id)
     return JSONResponse({"branches": [each.body() for each in branches]})
 
 
 @router.delete("/trash/{message_id}", response_model=None, responses=answer_of(RemovedMessages))
 async def drop_branch(conversation_id: str, message_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Remove a branch from the trash for good."""
-    trash = service_of(request).trash
-    return JSONResponse({"ids": await trash.drop_branch(tenant.namespace, conversation_id, message_id)})
+    return JSONResponse({"ids": await service_of(request).drop_branch(tenant.namespace, conversation_id, message_id)})
 
 
 # -- branches

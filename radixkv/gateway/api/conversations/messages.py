@@ -6,7 +6,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["DEFAULT_TITLE", "MAX_TITLE_CHARACTERS", "Conversation", "Message", "new_id", "title_of"]
+from radixkv.gateway.protocol.errors import ApiError
+
+__all__ = ["DEFAULT_TITLE", "MAX_TITLE_CHARACTERS", "Conversation", "Message", "new_id", "no_message", "title_of"]
 
 DEFAULT_TITLE = "New conversation"
 MAX_TITLE_CHARACTERS = 200
@@ -110,6 +112,12 @@ class Conversation(NamedTuple):
 def new_id(kind: str) -> str:
     """Return a new unique id, such as ``msg_...``."""
     return f"{kind}_{uuid.uuid4().hex}"
+
+
+def no_message(message_id: str, param: str = "message_id") -> ApiError:
+    """Return the rejection of an id that no message of the conversation has. `param`: the field."""
+    told = f"message with id {message_id!r} not found in this conversation"
+    return ApiError(404, told, code="not_found", param=param)
 
 
 def title_of(text: str) -> str:

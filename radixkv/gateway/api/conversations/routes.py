@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -28,7 +28,7 @@ from radixkv.gateway.api.conversations.conversation_service import ConversationS
 from radixkv.gateway.api.conversations.files.exports import export_html, export_json, export_markdown, file_headers
 from radixkv.gateway.api.conversations.files.file_values import RefusedError
 from radixkv.gateway.api.conversations.files.imports import Imported, read_conversations
-from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, new_id, no_message
 from radixkv.gateway.api.conversations.objects import (
     BulkAnswer,
     ConversationObject,
@@ -37,13 +37,12 @@ from radixkv.gateway.api.conversations.objects import (
     ImportAnswer,
     TagList,
 )
-from radixkv.gateway.api.conversations.refusals import no_message, not_json, not_possible
 from radixkv.gateway.api.conversations.schema import MAX_TAG_CHARACTERS, BulkChange, ConversationChange, NewConversation
 from radixkv.gateway.api.conversations.shown import Shown
 from radixkv.gateway.api.conversations.store.search import Found
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.openapi import answer_of
 
@@ -83,33 +82,25 @@ async def list_conversations(
     """
     if archived is None and not search and not trash:
         archived = False
-    wanted = _Wanted(limit, before, search, Shown(archived, pinned, tag, trash))
-    found, has_more = await _page(request, tenant.namespace, wanted)
+    shown = Shown(archived, pinned, tag, trash)
+    found: Sequence[Conversation | Found]
+    if search:
+        found, has_more = await until_disconnected(
+            request, _search(request, tenant.namespace, search, limit, before, shown)
+        )
+    else:
+        found, has_more = await service_of(request).page(tenant.namespace, limit, before, shown)
     return JSONResponse({"conversations": [each.body() for each in found], "has_more": has_more})
 
 
-class _Wanted(NamedTuple):
-    """A page of conversations."""
-
-    limit: int
-    before_s: float | None
-    text: str
-    shown: Shown
-
-
-async def _page(request: Request, namespace: str, wanted: _Wanted) -> tuple[Sequence[Conversation | Found], bool]:
-    """Return a page; a namespace runs one search at a time, which is cancelled when its client disconnects."""
-    service, (limit, before_s, text, shown) = service_of(request), wanted
-    if not text:
-        return await service.page(namespace, limit, before_s, shown)
-
-    async def search() -> tuple[list[Found], bool]:
-        async with request.app.state.one_by_one.place(namespace):
-            if (stopping := request.app.state.gate.draining()) is not None:
-                raise stopping  # a search still waiting for its turn is not begun
-            return await service.search(namespace, text, limit, before_s, shown)
-
-    return await until_disconnected(request, search())
+async def _search(
+    request: Request, namespace: str, text: str, limit: int, before_s: float | None, shown: Shown
+) -> tuple[Sequence[Conversation | Found], bool]:
+    """Return a page of a search, of which a namespace runs one at a time."""
+    async with request.app.state.one_by_one.place(namespace):
+        if (stopping := request.app.state.gate.draining()) is not None:
+            raise stopping  # a search still waiting for its turn is not begun
+        return await service_of(request).search(namespace, text, limit, before_s, shown)
 
 
 @router.get("/tags", response_model=None, responses=answer_of(TagList))
@@ -140,7 +131,7 @@ def _first_messages(body: NewConversation, now_s: float) -> list[Message]:
     messages: list[Message] = []
     for place, first in enumerate(body.messages or ()):
         if place and first.role == "system":
-            raise not_possible("a system message begins a conversation; it has no parent", f"messages.{place}.role")
+            raise invalid("a system message begins a conversation; it has no parent", f"messages.{place}.role")
         parent = messages[-1].id if messages else None
         messages.append(Message(new_id("msg"), parent, first.role, first.text, now_s))
     return messages
@@ -161,7 +152,8 @@ async def import_conversations(request: Request, tenant: CurrentTenant) -> Respo
     service = service_of(request)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not (media_type.startswith("application/") and "json" in media_type):
-        raise not_json()
+        message = "the body must be JSON or JSON lines: send the header 'Content-Type: application/json'"
+        raise ApiError(415, message, code="unsupported_media_type", param="body")
     content = await request.body()
     async with request.app.state.one_by_one.place(tenant.namespace):
         read = await off_loop(request, partial(read_conversations, content, service.clock()))
@@ -178,7 +170,7 @@ async def _import(
     for index, each in reversed(list(enumerate(read))):  # so that the first one becomes the latest
         try:
             if isinstance(each, RefusedError):
-                raise not_possible(each.reason, "body")
+                raise invalid(each.reason, "body")
             stored, num_added = await service.bring(namespace, each)
             left_out += Counter(each.left_out)
             if num_added is None:
@@ -209,20 +201,20 @@ async def change_conversation(
     """Set a conversation's title, settings, tags or marks."""
     values = body.values()
     if not values:
-        raise not_possible("one of title, settings, tags, pinned and archived must be given", "body")
+        raise invalid("one of title, settings, tags, pinned and archived must be given", "body")
     return JSONResponse((await service_of(request).change(tenant.namespace, conversation_id, values)).body())
 
 
 @router.post("/{conversation_id}/trash", response_model=None, responses=answer_of(ConversationObject))
 async def throw_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Move a conversation to the trash: `restore` brings it back, for 30 days. Replies under way are stopped."""
-    return JSONResponse((await service_of(request).trash.throw(tenant.namespace, conversation_id)).body())
+    return JSONResponse((await service_of(request).throw(tenant.namespace, conversation_id)).body())
 
 
 @router.post("/{conversation_id}/restore", response_model=None, responses=answer_of(ConversationObject))
 async def restore_conversation(conversation_id: str, request: Request, tenant: CurrentTenant) -> Response:
     """Restore a conversation from the trash; no effect on one outside it."""
-    return JSONResponse((await service_of(request).trash.restore(tenant.namespace, conversation_id)).body())
+    return JSONResponse((await service_of(request).restore(tenant.namespace, conversation_id)).body())
 
 
 @router.delete("/{conversation_id}", response_model=None, status_code=204)

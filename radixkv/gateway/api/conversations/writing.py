@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.conversations.messages import Conversation, Message, title_of
-from radixkv.gateway.api.conversations.refusals import full
 from radixkv.gateway.api.conversations.store.rows import INSERT_MESSAGE, new_row, next_update, read_conversation
+from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.connection import Connection, Row
 
 __all__ = ["MAX_CONVERSATION_BYTES", "MAX_MESSAGES", "Change", "Value", "Writer"]
@@ -77,23 +77,23 @@ class Writer:
         query = "SELECT num_conversations FROM conversation_usage WHERE namespace = ?"
         (count,) = connection.execute(query, (namespace,)).fetchone()
         if count > self.max_conversations:
-            raise full(f"{self.max_conversations:,} conversations are kept already; delete some that you need no more")
+            raise _full(f"{self.max_conversations:,} conversations are kept already; delete some that you need no more")
 
     def check_bounds(self, connection: Connection, conversation_id: str, namespace: str) -> None:
         """Raises ApiError 409: the conversation, or its namespace, is too large."""
         row = connection.execute("SELECT * FROM conversations WHERE id = ?", (conversation_id,)).fetchone()
         if row["num_messages"] > MAX_MESSAGES:
-            raise full(
+            raise _full(
                 f"a conversation has at most {MAX_MESSAGES:,} messages; delete branches of it, or begin another one"
             )
         if row["size_bytes"] > MAX_CONVERSATION_BYTES:
             bound = f"a conversation has at most {MAX_CONVERSATION_BYTES:,} bytes"
-            raise full(f"{bound}; delete branches of it, or begin another one")
+            raise _full(f"{bound}; delete branches of it, or begin another one")
         (size,) = connection.execute(
             "SELECT size_bytes FROM conversation_usage WHERE namespace = ?", (namespace,)
         ).fetchone()
         if size > self.max_bytes:
-            raise full(
+            raise _full(
                 f"your conversations have at most {self.max_bytes:,} bytes in all; delete some that you need no more"
             )
 
@@ -124,3 +124,7 @@ class Writer:
         return read_conversation(
             connection.execute("SELECT * FROM conversations WHERE id = ?", (row["id"],)).fetchone()
         )
+
+
+def _full(message: str) -> ApiError:
+    return ApiError(409, message, code="conversations_full")

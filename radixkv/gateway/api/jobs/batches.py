@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.api.jobs.answers import refusal_line
-from radixkv.gateway.api.jobs.files import add_result_file, remove_requests, unknown
+from radixkv.gateway.api.jobs.files import add_result_file, remove_requests
 from radixkv.gateway.api.jobs.lines import BatchLine, LineError
 from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, not_found
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import LEASE_S, LOST
@@ -150,7 +150,7 @@ class BatchStore:
             lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
         )
         if row is None:
-            raise unknown("batch", batch_id, "batch_id")
+            raise not_found("batch", batch_id[:128], "batch_id")
         return _read(row)
 
     async def page(

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal, NamedTuple
 
 from radixkv.gateway.api.jobs.quotas import JobLimits, check_usage
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import not_found
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import LOST
 
-__all__ = ["FileStore", "StoredFile", "add_result_file", "unknown"]
+__all__ = ["FileStore", "StoredFile", "add_result_file"]
 
 READ_BYTES = 256 * 1024
 """Results of a batch read at once."""
@@ -55,11 +55,6 @@ class StoredFile(NamedTuple):
 
 _COLUMNS = ", ".join(StoredFile._fields)
 _FOUND = f"SELECT {_COLUMNS} FROM files WHERE namespace = ? AND status = 'processed' AND expires_s > ?"
-
-
-def unknown(what: str, given: str, param: str) -> ApiError:
-    """Return the rejection of an id that is unknown, or another tenant's."""
-    return ApiError(404, f"{what} with id {given[:128]!r} not found", code="not_found", param=param)
 
 
 def _new_id() -> str:
@@ -159,7 +154,7 @@ class FileStore:
             lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
         )
         if row is None:
-            raise unknown("file", file_id, param)
+            raise not_found("file", file_id[:128], param)
         return StoredFile(*row)
 
     async def page(

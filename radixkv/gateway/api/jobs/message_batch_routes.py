@@ -22,7 +22,7 @@ from radixkv.gateway.api.jobs.lines import MAX_REQUESTS, BatchLine, LineError, r
 from radixkv.gateway.api.jobs.schema import DeletedMessageBatch, MessageBatch, MessageBatchPage, message_batch_body
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.request_context import CurrentContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.gateway.turns.openapi import answer_of
 from radixkv.util.json_text import read_json
@@ -99,8 +99,7 @@ def _read(content: bytes) -> tuple[list[BatchLine], list[str]]:
         raise ApiError(400, f"the body cannot be read as JSON: {reason}", code="invalid_json") from None
     items = body.get("requests") if isinstance(body, dict) else None
     if not isinstance(items, list) or not 0 < len(items) <= MAX_REQUESTS:
-        message = f"requests must be a list of 1 to {MAX_REQUESTS:,} requests"
-        raise ApiError(400, message, code="invalid_value", param="requests")
+        raise invalid(f"requests must be a list of 1 to {MAX_REQUESTS:,} requests", "requests")
     lines = []
     for place, item in enumerate(items):
         try:
@@ -173,7 +172,7 @@ async def delete_batch(batch_id: str, request: Request, tenant: CurrentTenant) -
     store = _store(request)
     batch = await store.find(tenant.namespace, ANTHROPIC, batch_id)
     if batch.is_open:
-        raise ApiError(400, "the batch has not ended: cancel it first", code="invalid_value", param="batch_id")
+        raise invalid("the batch has not ended: cancel it first", "batch_id")
     await store.delete(batch)
     request.app.state.jobs.look()
     return JSONResponse({"id": batch_id, "type": "message_batch_deleted"})

@@ -35,7 +35,7 @@ from radixkv.gateway.api.jobs.schema import (
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.bodies.uploads import Upload
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.gateway.turns.openapi import answer_of
 
@@ -113,16 +113,15 @@ def _check_fields(fields: dict[str, str]) -> float | None:
         raise ApiError(400, f"{unknown[0][:64]}: there is no such field", code="unknown_field", param=unknown[0][:64])
     if fields.get("purpose") != PURPOSE:
         message = f"purpose must be {PURPOSE!r}, not {fields.get('purpose')!r}: files of batches alone are kept here"
-        raise ApiError(400, message, code="invalid_value", param="purpose")
+        raise invalid(message, "purpose")
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
-        message = "expires_after.anchor must be 'created_at'"
-        raise ApiError(400, message, code="invalid_value", param="expires_after.anchor")
+        raise invalid("expires_after.anchor must be 'created_at'", "expires_after.anchor")
     if seconds is None or not re.fullmatch("[0-9]{1,9}", seconds) or not MIN_TTL_S <= int(seconds) <= MAX_TTL_S:
         message = f"expires_after.seconds must be a whole number from {MIN_TTL_S:,} to {MAX_TTL_S:,}"
-        raise ApiError(400, message, code="invalid_value", param="expires_after.seconds")
+        raise invalid(message, "expires_after.seconds")
     return float(seconds)
 
 
@@ -203,8 +202,7 @@ async def cancel_batch(batch_id: str, request: Request, tenant: CurrentTenant) -
     store = _batches(request)
     batch = await store.find(tenant.namespace, OPENAI, batch_id)
     if not batch.is_open:
-        message = f"the batch is {batch.status} already; it cannot be cancelled any more"
-        raise ApiError(400, message, code="invalid_value", param="batch_id")
+        raise invalid(f"the batch is {batch.status} already; it cannot be cancelled any more", "batch_id")
     await store.cancel(batch)
     request.app.state.jobs.look()
     return JSONResponse(batch_body(await store.find(tenant.namespace, OPENAI, batch_id)))

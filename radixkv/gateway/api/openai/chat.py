@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.api.openai.chat_chunks import ChatChunks
 from radixkv.gateway.api.openai.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
+from radixkv.gateway.api.openai.plan import Plan
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
-from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_PARTS, Plain, PlainObject, Whole
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
@@ -30,16 +30,15 @@ from radixkv.gateway.turns.logprobs import chat_logprobs
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.openapi import ChatCompletion, streamed_or
-from radixkv.gateway.turns.options import MaxTokens, retention_of
+from radixkv.gateway.turns.options import MaxTokens
 from radixkv.gateway.turns.replies import Growth, Reply, usage_body
 from radixkv.gateway.turns.thinking_wish import Effort, ThinkingWish, thinking_arguments
 from radixkv.gateway.turns.tools import ChatTools, ToolChoice, ToolPlan, plan_tools
-from radixkv.gateway.turns.turns import begin_replies, chat_model, remember_reply, start_turn
-from radixkv.generation.params import MAX_LOGPROBS, Grammar, SamplingParams
-from radixkv.generation.request import GenerateParams
-from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
+from radixkv.generation.params import MAX_LOGPROBS, Grammar
+from radixkv.generation.stream import BranchFinished, Completed, Delta, PromptLogprobs, Started, Usage
 
-__all__ = ["ChatOptions", "ChatRequest", "Plan", "answer_plan", "plan_turn", "router"]
+__all__ = ["ChatOptions", "ChatPlan", "ChatRequest", "answer_plan", "plan_turn", "router"]
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
@@ -105,8 +104,7 @@ class ChatRequest(ChatOptions):
         if self.functions is None and self.function_call in (None, "none", "auto"):
             return plan_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
         if self.tools:
-            message = "functions and tools say the same in two ways; leave one of them out"
-            raise ApiError(400, message, code="invalid_value", param="functions")
+            raise invalid("functions and tools say the same in two ways; leave one of them out", "functions")
         return plan_functions(self.functions, self.function_call)
 
     @property
@@ -121,23 +119,14 @@ class ChatRequest(ChatOptions):
             ("echo", self.echo and not goes_on, "left out without continue_final_message"),
         ):
             if is_wrong:
-                message = f"{name} is {str(getattr(self, name)).lower()}; it must be {when}"
-                raise ApiError(400, message, code="invalid_value", param=name)
+                raise invalid(f"{name} is {str(getattr(self, name)).lower()}; it must be {when}", name)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A parsed request."""
+@dataclass(frozen=True, kw_only=True)
+class ChatPlan(Plan, TurnPlan):
+    """A parsed chat request."""
 
-    completion_id: str
-    created: int
-    model: ServedModel
-    sampling: SamplingParams
-    transcript: Transcript
-    tools: ToolPlan
-    template_arguments: dict[str, Any]
     body: ChatOptions
-    end_ids: frozenset[int]
 
     @property
     def echoed(self) -> str:
@@ -152,13 +141,6 @@ class Plan:
     def _echoed(self, name: str) -> str:
         return str(self.transcript.messages[-1].get(name) or "") if self.body.echo else ""
 
-    @property
-    def names_ids(self) -> bool:
-        return bool(self.body.return_tokens_as_token_ids)
-
-    def new_reply(self, index: int) -> Reply:
-        return Reply(index, self.tools.names, self.end_ids, **self.tools.reading, marks=self.model.info.thinking)
-
 
 @router.post("/v1/chat/completions", response_model=None, responses=streamed_or(ChatCompletion))
 async def create_chat_completion(body: ChatRequest, request: Request, context: CurrentContext) -> Response:
@@ -167,32 +149,30 @@ async def create_chat_completion(body: ChatRequest, request: Request, context: C
     return await answer_plan(plan, request, context)
 
 
-async def answer_plan(plan: Plan, request: Request, context: RequestContext) -> Response:
+async def answer_plan(plan: ChatPlan, request: Request, context: RequestContext) -> Response:
     """Generate the reply of a plan, as a whole or streamed."""
-    state, body = request.app.state, plan.body
-    stream = await _start(plan, context, state.backend)
-    if body.stream:
-        return EventStreamResponse(_stream_chunks(plan, stream, state.backend, state.transcripts))
-    return JSONResponse(await until_disconnected(request, _collect(plan, stream, state.backend, state.transcripts)))
+    may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
+    turn = await plan.start(request.app.state, context, may_shorten=may_shorten, **plan.asked)
+    if plan.body.stream:
+        return EventStreamResponse(_stream_chunks(plan, turn))
+    return JSONResponse(await until_disconnected(request, _collect(plan, turn)))
 
 
-async def _make_plan(body: ChatRequest, request: Request, context: RequestContext) -> Plan:
+async def _make_plan(body: ChatRequest, request: Request, context: RequestContext) -> ChatPlan:
     state = request.app.state
-    body.check()
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
     arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
     context.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
     grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
-    assert context.tenant is not None
     context.choose_sharing(body.sharing)
     context.leave_out(leave_noise_out(body.messages))
     context.leave_out(left_out_thoughts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)
-    namespace = derived_namespace(context.tenant.namespace, salt=body.cache_salt or "")
+    namespace = derived_namespace(context.caller.namespace, salt=body.cache_salt or "")
     transcript = await transcripts.read(namespace, messages, tools.tools, arguments, goes_on=goes_on)
     return plan_turn(body, model, transcript, tools, arguments, grammar, state.config.max_tokens)
 
@@ -205,14 +185,14 @@ def plan_turn(
     template_arguments: Mapping[str, Any],
     grammar: Grammar | None,
     max_tokens: int,
-) -> Plan:
+) -> ChatPlan:
     """Plan a request's turn after a transcript. `grammar`: of the reply. `max_tokens`: default length.
 
     Raises:
         ApiError: 400 with the faulty field.
     """
     if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", code="invalid_value", param="top_logprobs")
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     sampling = body.sampling(
         model.info,
@@ -220,85 +200,53 @@ def plan_turn(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar,
     )
-    ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
-    return Plan(
-        completion_id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
+    return ChatPlan(
+        body=body,
         model=model,
         sampling=sampling,
+        completion_id=f"chatcmpl-{uuid.uuid4().hex}",
         transcript=transcript,
         tools=tools,
-        template_arguments=dict(template_arguments),
-        body=body,
-        end_ids=frozenset(ends),
+        template_arguments=template_arguments,
     )
 
 
-async def _start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
-    assert context.tenant is not None
-    params = GenerateParams(
-        tools=plan.tools.tools,
-        template_arguments=plan.template_arguments,
-        sampling=plan.sampling,
-        namespace=context.tenant.namespace,
-        adapter=plan.model.adapter,
-        cache_salt=plan.body.cache_salt or "",
-        truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
-        priority=plan.body.priority or 0,
-        timeout_s=plan.body.timeout,
-        request_id=context.request_id,
-        retention=retention_of(plan.body.retention),
-    )
-    may_shorten = plan.body.max_tokens is None and plan.body.max_completion_tokens is None
-    return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
-
-
-async def _collect(plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts) -> dict[str, Any]:
+async def _collect(plan: ChatPlan, turn: TurnReader) -> dict[str, Any]:
     """Return the whole response at the end of the generation."""
-    replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
-    prompt, num_top = b"", plan.body.prompt_logprobs
-    scored = ScoredPrompt(b"")
-    async with stream:
-        async for event in stream:
-            match event:
-                case Started():
-                    prompt = event.prompt
-                    await begin_replies(backend, plan.model, replies, prompt, plan.transcript, plan.sampling.grammar)
-                    if num_top is not None:
-                        check_size(num_tokens(prompt), num_top, 1)
-                        scored = ScoredPrompt(prompt)
-                case PromptLogprobs():
-                    scored.push(event)
-                case Delta():
-                    replies[event.branch].push(event)
-                case BranchFinished():
-                    replies[event.branch].finish(event)
-                    await remember_reply(transcripts, plan.transcript, replies[event.branch], prompt)
-                case Completed():
-                    usage = usage_body(event.usage, sum(reply.num_thinking_tokens for reply in replies))
-                    answer = await _answer(plan, replies, prompt, usage, backend)
-                    if num_top is not None:
-                        answer["prompt_logprobs"] = await scored.as_vllm(backend, num_top)
-                    return answer
+    num_top, scored = plan.body.prompt_logprobs, ScoredPrompt(b"")
+    async with turn.stream:
+        while arrived := await turn.take():
+            for event, _ in arrived:
+                match event:
+                    case Started() if num_top is not None:
+                        check_size(num_tokens(event.prompt), num_top, 1)
+                        scored = ScoredPrompt(event.prompt)
+                    case PromptLogprobs():
+                        scored.push(event)
+                    case Completed():
+                        answer = await _answer(plan, turn, event.usage)
+                        if num_top is not None:
+                            answer["prompt_logprobs"] = await scored.as_vllm(turn.backend, num_top)
+                        return answer
     raise ApiError(500, "the generation ended without an end", type="server_error", code="internal_error")
 
 
-async def _answer(plan: Plan, replies: list[Reply], prompt: bytes, usage: Any, backend: Backend) -> dict[str, Any]:
+async def _answer(plan: ChatPlan, turn: TurnReader, usage: Usage) -> dict[str, Any]:
     answer = {
-        "id": plan.completion_id,
-        "object": "chat.completion",
-        "created": plan.created,
-        "model": plan.model.name,
-        "choices": [await _choice(plan, reply, backend) for reply in replies],
-        "usage": usage,
-        "system_fingerprint": plan.model.fingerprint,
+        **plan.head("chat.completion"),
+        "choices": [await _choice(plan, reply, turn.backend) for reply in turn.replies],
+        "usage": _usage(turn, usage),
     }
     if plan.body.return_token_ids:
-        answer["prompt_token_ids"] = unpack_tokens(prompt)
+        answer["prompt_token_ids"] = unpack_tokens(turn.prompt)
     return answer
 
 
-async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
+def _usage(turn: TurnReader, usage: Usage) -> Mapping[str, Any]:
+    return usage_body(usage, sum(reply.num_thinking_tokens for reply in turn.replies))
+
+
+async def _choice(plan: ChatPlan, reply: Reply, backend: Backend) -> dict[str, Any]:
     text = plan.echoed + reply.text
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if thoughts := plan.echoed_thoughts + reply.thinking:
@@ -314,50 +262,29 @@ async def _choice(plan: Plan, reply: Reply, backend: Backend) -> dict[str, Any]:
     return in_old_words(choice) if plan.body.has_old_words else choice
 
 
-async def _stream_chunks(
-    plan: Plan, stream: EventStream, backend: Backend, transcripts: Transcripts
-) -> AsyncIterator[bytes]:
+async def _stream_chunks(plan: ChatPlan, turn: TurnReader) -> AsyncIterator[bytes]:
     """Yield the response in chunks."""
-    chunks = ChatChunks(
-        plan.completion_id,
-        plan.created,
-        plan.model.name,
-        plan.model.fingerprint,
-        tells_usage=plan.body.includes_usage,
-        tells_token_ids=bool(plan.body.return_token_ids),
-        tells_running_usage=plan.body.tells_running_usage,
-        has_old_words=plan.body.has_old_words,
-    )
-    replies = [plan.new_reply(index) for index in range(plan.sampling.n)]
-    wants_logprobs = plan.sampling.logprobs is not None
-    prompt = b""
-    async with stream:
-        while events := await stream.take():
+    head, has_old_words = plan.head("chat.completion.chunk"), plan.body.has_old_words
+    chunks = ChatChunks(head, plan.body, has_old_words=has_old_words)
+    indices = range(len(turn.replies))
+    async with turn.stream:
+        while arrived := await turn.take():
             pieces: list[bytes] = []
-            for event in events:
+            for event, growth in arrived:
                 match event:
                     case Delta():
-                        reply = replies[event.branch]
-                        growth = reply.push(event)
                         logprobs = None
-                        if wants_logprobs:
-                            logprobs = await chat_logprobs(backend, growth.logprobs, by_id=plan.names_ids)
-                        pieces.append(chunks.grown(reply, growth, logprobs))
+                        if plan.sampling.logprobs is not None:
+                            logprobs = await chat_logprobs(turn.backend, growth.logprobs, by_id=plan.names_ids)
+                        pieces.append(chunks.grown(event.branch, growth, logprobs))
                     case BranchFinished():
-                        reply = replies[event.branch]
-                        pieces.append(chunks.grown(reply, reply.finish(event), None))
-                        await remember_reply(transcripts, plan.transcript, reply, prompt)
-                        pieces.append(chunks.finished(reply))
+                        pieces.append(chunks.grown(event.branch, growth, None))
+                        pieces.append(chunks.finished(turn.replies[event.branch]))
                     case Started():
-                        prompt = event.prompt
-                        await begin_replies(
-                            backend, plan.model, replies, prompt, plan.transcript, plan.sampling.grammar
-                        )
-                        pieces += [chunks.opened(index, prompt) for index in range(len(replies))]
+                        pieces += [chunks.opened(index, event.prompt) for index in indices]
                         echoed = Growth(plan.echoed, [], thinking=plan.echoed_thoughts)
-                        pieces += [chunks.echoed(index, echoed) for index in range(len(replies))]
+                        pieces += [chunks.echoed(index, echoed) for index in indices]
                     case Completed():
-                        num_thinking = sum(reply.num_thinking_tokens for reply in replies)
-                        pieces.append(chunks.completed(usage_body(event.usage, num_thinking)))
+                        pieces.append(chunks.completed(_usage(turn, event.usage)))
             yield b"".join(pieces)
     yield DONE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +16,21 @@ from pydantic import BeforeValidator, Field
 
 from radixkv.core.tokens import num_tokens, unpack_tokens
 from radixkv.gateway.api.openai.completion_chunks import CompletionChunks
+from radixkv.gateway.api.openai.plan import Plan
 from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.constraints import ConstrainedOptions
 from radixkv.gateway.turns.logprobs import completion_logprobs
-from radixkv.gateway.turns.models import ServedModel, served_model
+from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import Completion, streamed_or
-from radixkv.gateway.turns.options import MaxTokens, retention_of
-from radixkv.gateway.turns.replies import Reply, usage_body
-from radixkv.generation.params import MAX_LOGPROBS, SamplingParams
+from radixkv.gateway.turns.options import MaxTokens
+from radixkv.gateway.turns.replies import Reply, end_ids, usage_body
+from radixkv.generation.params import MAX_LOGPROBS
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, PromptLogprobs, Started, Usage
 
@@ -41,6 +41,7 @@ router = APIRouter(tags=["completions"], route_class=JsonRoute)
 MAX_PROMPTS = 1024
 MAX_CHOICES = 4096
 _DEFAULT_MAX_TOKENS = 16
+_KIND = "text_completion"
 
 
 def _check_number(prompt: Any) -> Any:
@@ -71,29 +72,21 @@ class CompletionRequest(ConstrainedOptions):
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+@dataclass(frozen=True, kw_only=True)
+class _Plan(Plan):
     """A parsed request."""
 
-    completion_id: str
-    created: int
-    model: ServedModel
-    sampling: SamplingParams
-    prompts: Sequence[str | bytes]
     body: CompletionRequest
-    end_ids: frozenset[int]
+    prompts: Sequence[str | bytes]
 
     @property
     def echoed_logprobs(self) -> int | None:
         """Number of most likely tokens per token of an echoed prompt; None: no log probabilities of an echo."""
         return self.body.logprobs if self.body.echo else None
 
-    @property
-    def names_ids(self) -> bool:
-        return bool(self.body.return_tokens_as_token_ids)
-
     def new_replies(self) -> list[Reply]:
-        return [Reply(index, (), self.end_ids) for index in range(len(self.prompts) * self.sampling.n)]
+        ends = end_ids(self.model.info, self.sampling)
+        return [Reply(index, (), ends) for index in range(len(self.prompts) * self.sampling.n)]
 
 
 @router.post("/v1/completions", response_model=None, responses=streamed_or(Completion))
@@ -119,7 +112,7 @@ async def _make_plan(body: CompletionRequest, request: Request, context: Request
         message = (
             f"{len(prompts)} prompts and {body.n} choices of each are {num_choices}; at most {MAX_CHOICES} are served"
         )
-        raise ApiError(400, message, code="invalid_value", param="n")
+        raise invalid(message, "n")
     sampling = body.sampling(
         model.info,
         max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -127,16 +120,8 @@ async def _make_plan(body: CompletionRequest, request: Request, context: Request
         echoed_logprobs=body.logprobs if body.echo else None,
         grammar=context.hold(await off_loop(request, body.constraint)),
     )
-    ends = set(body.stop_token_ids or ()) | (set() if body.ignore_eos else set(model.info.eos_token_ids))
-    return _Plan(
-        completion_id=f"cmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=model,
-        sampling=sampling,
-        prompts=prompts,
-        body=body,
-        end_ids=frozenset(ends),
-    )
+    completion_id = f"cmpl-{uuid.uuid4().hex}"
+    return _Plan(body=body, model=model, sampling=sampling, completion_id=completion_id, prompts=prompts)
 
 
 def _prompts(prompt: Any) -> list[str | bytes]:
@@ -145,26 +130,13 @@ def _prompts(prompt: Any) -> list[str | bytes]:
 
 async def _start_all(plan: _Plan, context: RequestContext, backend: Backend) -> tuple[list[EventStream], list[bytes]]:
     """Start a generation per prompt, all or none; returns them with the packed tokens of each prompt."""
-    assert context.tenant is not None
-    namespace = context.tenant.namespace
     num_top = plan.sampling.prompt_logprobs
     streams: list[EventStream] = []
     prompts: list[bytes] = []
     try:
         for prompt in plan.prompts:
-            params = GenerateParams(
-                text=prompt if isinstance(prompt, str) else None,
-                token_ids=None if isinstance(prompt, str) else prompt,
-                sampling=plan.sampling,
-                namespace=namespace,
-                adapter=plan.model.adapter,
-                cache_salt=plan.body.cache_salt or "",
-                truncate_prompt_tokens=plan.body.truncate_prompt_tokens or 0,
-                priority=plan.body.priority or 0,
-                timeout_s=plan.body.timeout,
-                request_id=context.request_id,
-                retention=retention_of(plan.body.retention),
-            )
+            read = {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+            params = GenerateParams(**read, sampling=plan.sampling, adapter=plan.model.adapter, **plan.asked)
             streams.append(await context.generate(backend, params))
             prompts.append(await _started(streams[-1]))
             if num_top is not None:
@@ -217,15 +189,7 @@ async def _collect(
             choice |= {"token_ids": reply.token_ids, "prompt_token_ids": unpack_tokens(prompts[number])}
         choices.append(choice)
         await asyncio.sleep(0)  # building a scored prompt takes long
-    return {
-        "id": plan.completion_id,
-        "object": "text_completion",
-        "created": plan.created,
-        "model": plan.model.name,
-        "choices": choices,
-        "usage": _sum(usages),
-        "system_fingerprint": plan.model.fingerprint,
-    }
+    return {**plan.head(_KIND), "choices": choices, "usage": _sum(usages)}
 
 
 async def _choice(plan: _Plan, reply: Reply, echo: str, scored: ScoredPrompt, backend: Backend) -> dict[str, Any]:
@@ -247,15 +211,7 @@ async def _choice(plan: _Plan, reply: Reply, echo: str, scored: ScoredPrompt, ba
 async def _stream_chunks(
     plan: _Plan, streams: list[EventStream], prompts: Sequence[bytes], backend: Backend
 ) -> AsyncIterator[bytes]:
-    chunks = CompletionChunks(
-        plan.completion_id,
-        plan.created,
-        plan.model.name,
-        plan.model.fingerprint,
-        tells_usage=plan.body.includes_usage,
-        tells_running_usage=plan.body.tells_running_usage,
-        tells_token_ids=bool(plan.body.return_token_ids),
-    )
+    chunks = CompletionChunks(plan.head(_KIND), plan.body)
     replies = plan.new_replies()
     scored = [ScoredPrompt(prompt) for prompt in prompts]
     offsets = [0] * len(replies)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, Plain
 from radixkv.gateway.turns.tools import (
     MAX_TOOLS,
@@ -40,8 +40,7 @@ def plan_functions(functions: Sequence[ToolFunction] | None, choice: FunctionCho
     chosen: ToolChoice | None = choice if not isinstance(choice, NamedFunction) else None
     if isinstance(choice, NamedFunction):
         if choice.name not in (function.name for function in functions or ()):
-            message = f"function_call names {choice.name!r}, which is not in functions"
-            raise ApiError(400, message, code="invalid_value", param="function_call")
+            raise invalid(f"function_call names {choice.name!r}, which is not in functions", "function_call")
         chosen = NamedTool(type="function", function=choice)
     tools = [ChatTool(type="function", function=function) for function in functions or ()]
     places = [f"functions.{index}.parameters" for index in range(len(tools))]

@@ -11,7 +11,7 @@ from typing import Any
 
 from radixkv.core.tokens import token_array
 from radixkv.gateway.backend.backend import Backend
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
 from radixkv.generation.params import SampledToken
 from radixkv.generation.stream import PromptLogprobs
@@ -34,7 +34,7 @@ def check_size(num_tokens: int, num_top: int, num_choices: int) -> None:
             f"{num_tokens:,} prompt tokens, {num_top} most likely ones at each and {num_choices} choices of each are "
             f"{num_values:,} log probabilities; at most {MAX_VALUES:,} are told in one answer"
         )
-        raise ApiError(400, message, code="invalid_value", param="prompt")
+        raise invalid(message, "prompt")
 
 
 class ScoredPrompt:

@@ -7,11 +7,10 @@ from typing import Any
 
 from fastapi import Request
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.items import Item, assistant_turn, new_id, to_messages
 from radixkv.gateway.api.responses.response_store import Context, ResponseStore, UnknownResponseError
 from radixkv.gateway.api.responses.schema import ResponseRequest
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.reply_task import ReplyTask
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
@@ -78,35 +77,30 @@ async def cut_response(
     """
     state, response_id, position = http.app.state, request.previous_response_id or "", request.position or 0
     task: ReplyTask | None = state.response_tasks.find(namespace, response_id)
-    output = context.items[len(context.items) - context.num_output :]
-    turn = assistant_turn(output) or {}
-    text: str = task.replies[0].text if task is not None else turn.get("content", "")
+    turn = assistant_turn(context.output) or {}
+    text: str = task.turn.replies[0].text if task is not None else turn.get("content", "")
     if position > len(text):
         message = f"position is {position}; it must be at most {len(text)}, the characters of its text now"
-        raise ApiError(400, message, code="invalid_value", param="position")
+        raise invalid(message, "position")
     begun = text[:position]
-    before = context.items[: len(context.items) - context.num_output]
-    try:
-        transcript, tools, arguments = await _transcript(state, space, context, before, begun, task)
-        tokens = await read_prompt(state.backend, transcript, tools, arguments)
-        await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")
-    except InvalidArgumentError as error:
-        raise ApiError.of(error) from None
+    transcript, tools, arguments = await _transcript(state, space, context, begun, task)
+    tokens = await read_prompt(state.backend, transcript, tools, arguments)
+    await state.transcripts.remember(transcript, {"role": "assistant", "content": ""}, tokens, b"", text="")
     part = {"type": "output_text", "text": begun, "annotations": [], "logprobs": []}
     cut = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "incomplete", "content": [part]}
-    return [*before, cut]
+    return [*context.before, cut]
 
 
 async def _transcript(
-    state: Any, space: str, context: Context, before: Sequence[Item], begun: str, task: ReplyTask | None
+    state: Any, space: str, context: Context, begun: str, task: ReplyTask | None
 ) -> tuple[Transcript, Sequence[Mapping[str, Any]], Mapping[str, Any]]:
     """Return the transcript of a reply that continues the beginning of a response's text, its tools, and its variables."""
     transcripts: Transcripts = state.transcripts
-    if task is not None and task.replies[0].raw.startswith(begun):
-        found = await task.within(task.replies[0], begun)
+    if task is not None and task.turn.replies[0].raw.startswith(begun):
+        found = await task.turn.within(task.turn.replies[0], begun)
         if found is not None:
             return found, (), {}
     info = await state.backend.model()
-    messages, tools, arguments = conversation_of(context._replace(items=list(before)), info)
+    messages, tools, arguments = conversation_of(context._replace(output=[]), info)
     last: Message = {"role": "assistant", "content": begun}
     return await transcripts.read(space, [*messages, last], tools, arguments, goes_on=True), tools, arguments

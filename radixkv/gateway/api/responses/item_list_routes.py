@@ -15,13 +15,14 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from radixkv.gateway.api.responses.item_lists import ItemLists, no_item
+from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.items import page_of, read_input
 from radixkv.gateway.api.responses.openapi import AnyItem, ItemList
 from radixkv.gateway.api.responses.schema import InputItem, Metadata
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.protocol.api_model import ApiModel
+from radixkv.gateway.protocol.errors import not_found
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, Each
 from radixkv.gateway.turns.openapi import answer_of
 
@@ -132,7 +133,7 @@ async def retrieve_item(conversation_id: str, item_id: str, request: Request, te
     items = await _lists(request).items(tenant.namespace, conversation_id)
     found = next((item for item in items if item["id"] == item_id), None)
     if found is None:
-        raise no_item(item_id)
+        raise not_found("item", item_id, "item_id")
     return JSONResponse(found)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from radixkv.gateway.api.responses.items import Item, new_id
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, not_found
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
@@ -126,7 +126,7 @@ class ItemLists:
             found = _read(_find(connection, namespace, list_id))
             row = connection.execute("SELECT * FROM items WHERE list = ? AND id = ?", (list_id, item_id)).fetchone()
             if row is None:
-                raise no_item(item_id)
+                raise not_found("item", item_id, "item_id")
             connection.execute("DELETE FROM items WHERE number = ?", (row["number"],))
             connection.execute(_GROW, (-1, -row["size_bytes"], list_id))
             return found
@@ -156,16 +156,11 @@ class ItemLists:
 _GROW = "UPDATE item_lists SET num_items = num_items + ?, size_bytes = size_bytes + ? WHERE id = ?"
 
 
-def no_item(item_id: str) -> ApiError:
-    """Return the rejection of an unknown item."""
-    return ApiError(404, f"item with id {item_id!r} not found", code="not_found", param="item_id")
-
-
 def _find(connection: Connection, namespace: str, list_id: str) -> Row:
     query = "SELECT * FROM item_lists WHERE id = ? AND namespace = ?"
     row: Row | None = connection.execute(query, (list_id, namespace)).fetchone()
     if row is None:
-        raise ApiError(404, f"conversation with id {list_id!r} not found", code="not_found", param="conversation")
+        raise not_found("conversation", list_id, "conversation")
     return row
 
 

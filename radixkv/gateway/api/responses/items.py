@@ -14,13 +14,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.gateway.api.responses.schema import InputItem, InputPart
+from radixkv.gateway.api.responses.schema import InputItem
 from radixkv.gateway.api.responses.tools import INPUT, offered_name
-from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.turns.messages import check_arguments, placeholder, unsupported_part
+from radixkv.gateway.protocol.errors import ApiError, invalid, missing, not_found
+from radixkv.gateway.turns.messages import ContentPart, check_arguments, placeholder, template_arguments, text_of
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
-from radixkv.util.json_text import read_json
 
 __all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
 
@@ -32,7 +31,6 @@ MAX_REFERRED_CHARACTERS = 4 * 1024 * 1024
 MAX_ITEM_STRINGS = 8
 """Per item, as made here."""
 
-_TEXT_PARTS = ("input_text", "output_text", "text")
 _CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "local_shell_call")
 _OF_SERVERS = ("reasoning", "mcp_", "compaction")
 
@@ -48,7 +46,7 @@ def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) ->
     if after is not None:
         index = next((i for i, item in enumerate(listed) if item["id"] == after), None)
         if index is None:
-            raise ApiError(404, f"item with id {after!r} not found", code="not_found", param="after")
+            raise not_found("item", after, "after")
         listed = listed[index + 1 :]
     page = listed[:limit]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
@@ -85,12 +83,12 @@ def read_input(
                 message = (
                     f"{param}: what is referred to holds more than {MAX_REFERRED_CHARACTERS:,} characters together"
                 )
-                raise ApiError(400, message, code="invalid_value", param=param)
+                raise invalid(message, param)
         else:
             items.append(_read_item(item, param))
         known[items[-1]["id"]] = items[-1]
     if not items:
-        raise ApiError(400, f"{field} is empty; it must hold at least 1 item", code="invalid_value", param=field)
+        raise invalid(f"{field} is empty; it must hold at least 1 item", field)
     check_arguments((item["arguments"] for item in items if item["type"] == "function_call"), field)
     check_plain([text for item in items for text in _strings(item)], field, MAX_ITEM_STRINGS * len(items) + 1)
     return items
@@ -103,7 +101,7 @@ def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) ->
         if _is_left_out(item, thinks):
             left_out.append(f"input.{index}")
         parts = item.output if isinstance(item.output, list) else ()
-        left_out += [f"input.{index}.output.{number}" for number, part in enumerate(parts) if _part_text(part) is None]
+        left_out += [f"input.{index}.output.{number}" for number, part in enumerate(parts) if part.said is None]
     return left_out
 
 
@@ -123,7 +121,7 @@ def _thoughts(item: InputItem) -> str:
 def _referred(item: InputItem, known: Mapping[str, Item], param: str) -> Item:
     found = known.get(item.id or "")
     if found is None:
-        raise ApiError(404, f"item with id {item.id!r} not found", code="not_found", param=f"{param}.id")
+        raise not_found("item", item.id, f"{param}.id")
     return found
 
 
@@ -165,7 +163,7 @@ def _read_item(item: InputItem, param: str) -> Item:
 def _read_message(item: InputItem, param: str) -> Item:
     role = _needed(item.role, f"{param}.role")
     content = _needed(item.content, f"{param}.content")
-    text = _text(content, f"{param}.content")
+    text = text_of(content, f"{param}.content")
     base = {"id": item.id or new_id("msg"), "type": "message", "status": "completed", "role": role}
     if role == "assistant":
         return {**base, "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]}
@@ -174,32 +172,15 @@ def _read_message(item: InputItem, param: str) -> Item:
 
 def _needed(value: Any, param: str) -> Any:
     if value is None:
-        raise ApiError(400, f"{param} is missing", code="missing_value", param=param)
+        raise missing(param)
     return value
 
 
-def _text(content: str | Sequence[InputPart], param: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        text = _part_text(part)
-        if text is None:
-            raise unsupported_part(part.type, f"{param}.{index}")
-        texts.append(text)
-    return "".join(texts)
-
-
-def _output_text(output: str | Sequence[InputPart]) -> str:
+def _output_text(output: str | Sequence[ContentPart]) -> str:
     """Return the text of a tool's output, with placeholders for other parts."""
     if isinstance(output, str):
         return output
-    texts = ((part, _part_text(part)) for part in output)
-    return "".join(placeholder(part.type) if text is None else text for part, text in texts)
-
-
-def _part_text(part: InputPart) -> str | None:
-    return part.text if part.type in _TEXT_PARTS else part.refusal if part.type == "refusal" else None
+    return "".join(placeholder(part.type) if part.said is None else part.said for part in output)
 
 
 def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[Message]:
@@ -237,20 +218,9 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
 
 
 def _template_call(item: Item) -> dict[str, Any]:
-    """Convert a call: templates want arguments as an object; arguments that are none stay text."""
     name = offered_name(item["name"], item.get("namespace"))
-    if item["type"] == "custom_tool_call":
-        return {
-            "type": "function",
-            "id": item["call_id"],
-            "function": {"name": name, "arguments": {INPUT: item["input"]}},
-        }
-    arguments: Any = item["arguments"]
-    try:
-        parsed = read_json(arguments)
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    except ValueError:
-        pass
+    is_custom = item["type"] == "custom_tool_call"
+    arguments = {INPUT: item["input"]} if is_custom else template_arguments(item["arguments"])
     return {"type": "function", "id": item["call_id"], "function": {"name": name, "arguments": arguments}}
 
 

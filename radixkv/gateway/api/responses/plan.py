@@ -9,35 +9,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import Request
+from starlette.datastructures import State
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import conversation_salt, derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import CONVERSATION, SPACE, cut_response, find_previous, space_of, told_of
 from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, read_input, to_messages
-from radixkv.gateway.api.responses.response_store import Context, ResponseStore
+from radixkv.gateway.api.responses.response_store import Context
 from radixkv.gateway.api.responses.schema import ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
-from radixkv.gateway.backend.backend import Backend, EventStream
+from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import off_loop
-from radixkv.gateway.http.request_context import REQUEST_CONTEXT, RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.http.request_context import RequestContext
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.options import retention_of
-from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.thinking_wish import ThinkingWish, thinking_arguments
-from radixkv.gateway.turns.tools import ToolPlan
-from radixkv.gateway.turns.turns import start_turn
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import GenerateParams, Message, Prompt
+from radixkv.generation.request import Message, Prompt
 
 __all__ = ["Plan", "make_plan", "start"]
 
@@ -45,59 +44,34 @@ _ABOUT_INPUT = ("history", "messages", "prompt", "prompt + max_tokens")
 """The worker's argument names for the request's `input`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(TurnPlan):
     """A parsed request.
 
     Attributes:
         body: the initial response object.
         items: the request's own input. before: items before it, unless those are a stored response as a whole.
         parent_id: the stored response before it.
-        transcript: the conversation as input of the model.
-        template_arguments: variables for its template.
         salt: of the cache namespace: the request's, or its conversation's.
     """
 
     request: ResponseRequest
     namespace: str
-    model: ServedModel
     body: dict[str, Any]
     items: list[Item]
+    before: Sequence[Item]
     parent_id: str | None
-    tools: ToolPlan
-    sampling: SamplingParams
-    transcript: Transcript
-    template_arguments: Mapping[str, Any]
-    before: Sequence[Item] = ()
-    salt: str = ""
-
-    def new_reply(self) -> Reply:
-        """Return a reply that parses the worker's events."""
-        ends = () if self.request.ignore_eos else self.model.info.eos_token_ids
-        return Reply(0, self.tools.names, frozenset(ends), **self.tools.reading, marks=self.model.info.thinking)
+    salt: str
 
 
-async def make_plan(
-    request: ResponseRequest,
-    namespace: str,
-    model: ServedModel,
-    *,
-    http: Request,
-    store: ResponseStore,
-    transcripts: Transcripts,
-    max_tokens: int,
-) -> Plan:
-    """Parse a request. Changes nothing.
-
-    Args:
-        http: the HTTP request.
-        max_tokens: default length of a response.
+async def make_plan(request: ResponseRequest, http: Request, context: RequestContext) -> Plan:
+    """Parse a request; `http`: as it came. Changes nothing.
 
     Raises:
         ApiError: 400 and 404, with the faulty field.
     """
-    await off_loop(http, request.check)
-    context: RequestContext = http.scope[REQUEST_CONTEXT]
+    state, namespace = http.app.state, context.caller.namespace
+    model = await chat_model(http, request.model)
     thinks = model.info.thinking is not None
     sharing = context.choose_sharing(request.sharing)
     context.leave_out(left_out_tools(request.tools))
@@ -108,14 +82,12 @@ async def make_plan(
     if request.instructions is not None:
         said, request.instructions = request.instructions, without_noise(request.instructions)
         context.leave_out(["instructions"] if said != request.instructions else ())
-    if not model.info.has_chat_template:
-        message = f"the model {model.name!r} has no chat template; use /v1/completions"
-        raise ApiError(400, message, code="unsupported_model", param="model")
     tools = await off_loop(http, request.tool_plan)
     grammar = context.hold(tools.constraint or await off_loop(http, request.constraint))
-    sampling = request.sampling(model.info, request.max_output_tokens or max_tokens, grammar)
+    max_tokens = request.max_output_tokens or min(state.config.max_tokens, model.info.max_length)
+    sampling = request.sampling(model.info, max_tokens, grammar)
     space = derived_namespace(namespace, salt=request.cache_salt or "")
-    previous, parent, before = await _read_before(http, request, store, namespace, space)
+    previous, parent, before = await _read_before(http, request, namespace, space)
     earlier = parent.items if parent is not None else before
     items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
@@ -126,15 +98,29 @@ async def make_plan(
         body[CONVERSATION] = request.conversation_id or (previous and previous.body.get(CONVERSATION)) or body["id"]
         salt = conversation_salt(sharing, body[CONVERSATION])
     messages = await off_loop(http, partial(to_messages, [*earlier, *items], request.instructions))
+    transcripts: Transcripts = state.transcripts
     transcript = await transcripts.read(space, messages, tools.tools, arguments)
     if parent is not None and transcripts.keeps_thoughts(messages):
         transcript = await off_loop(http, partial(_behind, parent, body, items, transcript))
     parent_id = request.previous_response_id if parent is not None else None
-    return Plan(request, namespace, model, body, items, parent_id, tools, sampling, transcript, arguments, before, salt)
+    return Plan(
+        request=request,
+        namespace=namespace,
+        model=model,
+        sampling=sampling,
+        transcript=transcript,
+        tools=tools,
+        template_arguments=arguments,
+        body=body,
+        items=items,
+        before=before,
+        parent_id=parent_id,
+        salt=salt,
+    )
 
 
 async def _read_before(
-    http: Request, request: ResponseRequest, store: ResponseStore, namespace: str, space: str
+    http: Request, request: ResponseRequest, namespace: str, space: str
 ) -> tuple[Context | None, Context | None, list[Item]]:
     """Return the stored response that a request continues; again, if as a whole; else the items before its input."""
     response_id = request.previous_response_id
@@ -142,16 +128,16 @@ async def _read_before(
         if request.conversation_id is None:
             return None, None, []
         return None, None, await http.app.state.item_lists.items(namespace, request.conversation_id)
-    parent = await find_previous(store, namespace, response_id)
+    parent = await find_previous(http.app.state.store, namespace, response_id)
     if space_of(parent, namespace) != space:
         message = f"previous_response_id: {response_id!r} has another cache_salt, or none; name that one"
-        raise ApiError(400, message, code="invalid_value", param="cache_salt")
+        raise invalid(message, "cache_salt")
     if request.position is not None:
         return parent, None, await cut_response(http, namespace, space, request, parent)
     status = parent.body["status"]
     if status not in ("completed", "incomplete"):
         message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
-        raise ApiError(400, message, code="invalid_value", param="previous_response_id")
+        raise invalid(message, "previous_response_id")
     return parent, parent, []
 
 
@@ -210,43 +196,33 @@ def _told_tool(tool: ResponseTool) -> dict[str, Any]:
     return tool.model_dump(exclude_unset=True)
 
 
-async def start(plan: Plan, context: RequestContext, backend: Backend) -> EventStream:
+async def start(plan: Plan, state: State, context: RequestContext) -> TurnReader:
     """Begin to generate.
 
     Raises:
         ApiError: 400: the model rejects it, or it is too long.
         RadixKVError: the worker rejects it for now.
     """
-    params = _params(plan, context)
-    may_shorten = plan.request.max_output_tokens is None
+    request = plan.request
+    asked: dict[str, Any] = {
+        "cache_salt": plan.salt,
+        "priority": request.priority or 0,
+        "timeout_s": request.timeout,
+        "retention": retention_of(request.retention),
+    }
     try:
         try:
-            return await start_turn(context, backend, plan.transcript, params, may_shorten=may_shorten)
+            return await plan.start(state, context, may_shorten=request.max_output_tokens is None, **asked)
         except InvalidArgumentError as error:
-            if plan.request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
+            if request.truncation != "auto" or ApiError.of(error).code != "context_length_exceeded":
                 raise
-            messages = await _shortened(plan, backend, error)
-            return await context.generate(backend, replace(params, messages=messages))
+            params = plan.params(messages=await _shortened(plan, state.backend, error), **asked)
+            return plan.reader(state, await context.generate(state.backend, params))
     except InvalidArgumentError as error:
         refusal = ApiError.of(error)
         if error.argument in _ABOUT_INPUT:
             refusal.param = "input"
         raise refusal from None
-
-
-def _params(plan: Plan, context: RequestContext) -> GenerateParams:
-    return GenerateParams(
-        tools=plan.tools.tools,
-        template_arguments=plan.template_arguments,
-        sampling=plan.sampling,
-        namespace=plan.namespace,
-        adapter=plan.model.adapter,
-        cache_salt=plan.salt,
-        priority=plan.request.priority or 0,
-        timeout_s=plan.request.timeout,
-        request_id=context.request_id,
-        retention=retention_of(plan.request.retention),
-    )
 
 
 async def _shortened(plan: Plan, backend: Backend, error: InvalidArgumentError) -> list[Message]:

@@ -41,17 +41,22 @@ class UnknownResponseError(ApiError):
 
 
 class Context(NamedTuple):
-    """A response with its whole conversation: all items up to and including its output, and their exact token ids.
+    """A response with its whole conversation: the items before its output, its output, and the exact token ids of all.
 
     `body`: the object of the API. `tokens` is empty where they were never known, e.g. for a failed response. `model` identifies
-    their tokenizer and template, as passed by the caller. `num_output`: items of its output, at the end of `items`.
+    their tokenizer and template, as passed by the caller.
     """
 
     body: dict[str, Any]
-    items: list[Item]
+    before: list[Item]
+    output: list[Item]
     tokens: bytes
     model: bytes
-    num_output: int
+
+    @property
+    def items(self) -> list[Item]:
+        """All items."""
+        return self.before + self.output
 
 
 class ResponseStore:
@@ -163,12 +168,13 @@ class ResponseStore:
 
         def read(connection: Connection) -> Context:
             row = _find(connection, namespace, response_id, now_s)
-            items: list[Item] = []
-            for part in [*_lineage(connection, row)][::-1]:
-                items += json.loads(part["input"])
-                items += json.loads(part["output"])
-            tokens, num_output = _tokens(connection, response_id), len(json.loads(row["output"]))
-            return Context(_read(row), items, tokens, row["model"], num_output)
+            before: list[Item] = []
+            for part in [*_lineage(connection, row)][:0:-1]:  # those before it, from the first on
+                before += json.loads(part["input"])
+                before += json.loads(part["output"])
+            before += json.loads(row["input"])
+            body = _read(row)
+            return Context(body, before, body["output"], _tokens(connection, response_id), row["model"])
 
         return await self._database.read(read, namespace)
 
@@ -178,8 +184,7 @@ class ResponseStore:
         Raises:
             UnknownResponseError: as `get`.
         """
-        context = await self.context(namespace, response_id)
-        return context.items[: len(context.items) - context.num_output]
+        return (await self.context(namespace, response_id)).before
 
     async def delete(self, namespace: str, response_id: str) -> None:
         """Remove a response. Its children keep their full history, including its content.

@@ -21,14 +21,13 @@ from radixkv.gateway.api.responses.output import Output
 from radixkv.gateway.api.responses.plan import Plan
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.tools import offers_of
-from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.protocol.follower import Follower, Followers
 from radixkv.gateway.protocol.sse import sse
-from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.logprobs import chat_logprobs
 from radixkv.gateway.turns.replies import Growth, cost_of
 from radixkv.gateway.turns.reply_task import ReplyTask, ReplyTasks
+from radixkv.gateway.turns.turns import TurnReader
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Usage
 
 __all__ = ["ResponseTask", "ResponseTasks"]
@@ -44,28 +43,18 @@ class ResponseTask(ReplyTask):
 
     Args:
         plan: the parsed request; the task fills in its `body`.
-        stream: the worker's events.
+        turn: source of the events; of one reply.
         store, lists: of the response, and of its conversation.
-        transcripts, backend: as for `ReplyTask`.
 
     Attributes:
         failure: its error, if it failed.
         is_stored: whether the store has it.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        stream: EventStream,
-        store: ResponseStore,
-        lists: ItemLists,
-        transcripts: Transcripts,
-        backend: Backend,
-    ) -> None:
+    def __init__(self, plan: Plan, turn: TurnReader, store: ResponseStore, lists: ItemLists) -> None:
         self.body = plan.body
-        self._reply = plan.new_reply()
-        turn = plan.model, plan.transcript, transcripts, backend
-        super().__init__(self.body["id"], plan.namespace, stream, [self._reply], *turn)
+        (self._reply,) = turn.replies
+        super().__init__(self.body["id"], plan.namespace, turn)
         self.is_background = bool(self.body["background"])
         self.keeps_events = bool(plan.request.stream)
         self.is_stored = plan.request.stores
@@ -90,7 +79,7 @@ class ResponseTask(ReplyTask):
     def stop(self) -> None:
         """End it soon; its output so far stays. Harmless at the end."""
         self._is_stopped = True
-        self._stream.close()
+        self.turn.stream.close()
 
     def follow(self, first: int = 0) -> Follower:
         """Return a follower from sequence number `first` on; outside the background, its leaving stops the task."""
@@ -119,7 +108,7 @@ class ResponseTask(ReplyTask):
     async def _add(self, growth: Growth) -> None:
         logprobs: list[dict[str, Any]] = []
         if growth.logprobs:
-            logprobs = await chat_logprobs(self._backend, growth.logprobs)
+            logprobs = await chat_logprobs(self.turn.backend, growth.logprobs)
         self._output.add_thinking(growth.thinking)
         self._output.add_text(growth.text, logprobs)
         is_cut = self._reply.reason is FinishReason.LENGTH
@@ -184,21 +173,21 @@ class ResponseTask(ReplyTask):
 
     async def _keep(self) -> None:
         """Store the finished response and cache its exact ids, so that responses and chats can continue it."""
-        body, reply, request, tokens = self.body, self._reply, self._plan.request, b""
+        plan, body, reply, tokens = self._plan, self.body, self._reply, b""
         has_output = body["status"] in ("completed", "incomplete")
         if has_output and reply.is_exact:
-            exact = await self.transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
+            exact = await self.turn.transcripts.exact_tokens(reply.token_ids, reply.raw, reply.stop)
             turn = assistant_turn(body["output"])
             if exact is not None:
-                tokens = self.prompt + exact
+                tokens = self.turn.prompt + exact
                 if turn is not None:
-                    await self.transcripts.remember(self.transcript, turn, self.prompt, exact, text=reply.raw)
-        if request.stores:
-            await self._store.finish(body, tokens, self.transcript.model)
-        if has_output and request.conversation_id is not None:
+                    await self.turn.transcripts.remember(plan.transcript, turn, self.turn.prompt, exact, text=reply.raw)
+        if plan.request.stores:
+            await self._store.finish(body, tokens, plan.transcript.model)
+        if has_output and plan.request.conversation_id is not None:
             try:
-                items = [*self._plan.items, *body["output"]]
-                await self._lists.add(self.namespace, request.conversation_id, items)
+                items = [*plan.items, *body["output"]]
+                await self._lists.add(self.namespace, plan.request.conversation_id, items)
             except ApiError as refusal:  # deleted or full by now; the response itself is complete
                 _LOG.warning("response %s is not added to its conversation: %s", self.task_id, refusal)
 

@@ -29,9 +29,8 @@ from radixkv.gateway.http.auth import Tenant, current_tenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.protocol.sse import EventStreamResponse, until_disconnected
-from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import answer_of, streamed_or
 from radixkv.gateway.turns.turns import read_prompt
 
@@ -48,11 +47,10 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
     """The model's reply to the input, after a stored conversation or on its own."""
     state = request.app.state
     tasks: ResponseTasks = state.response_tasks
-    assert context.tenant is not None
     if body.background and TAKEN_OVER not in request.scope:
         body = body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(53)})
-        tasks.check_room(context.tenant.namespace, context.tenant.limits.max_concurrent)
-    plan = await _plan_of(body, request, context)
+        tasks.check_room(context.caller.namespace, context.caller.limits.max_concurrent)
+    plan = await make_plan(body, request, context)
     task = await _begin(plan, request, context)
     if body.stream:
         return EventStreamResponse(task.follow())
@@ -64,24 +62,9 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
 async def count_input_tokens(body: ResponseRequest, request: Request, context: Admitted) -> dict[str, Any]:
     """The number of prompt tokens of a request with the same fields."""
-    plan = await _plan_of(body, request, context)
+    plan = await make_plan(body, request, context)
     tokens = await read_prompt(request.app.state.backend, plan.transcript, plan.tools.tools, plan.template_arguments)
     return {"object": "response.input_tokens", "input_tokens": num_tokens(tokens)}
-
-
-async def _plan_of(body: ResponseRequest, request: Request, context: RequestContext) -> Plan:
-    state = request.app.state
-    assert context.tenant is not None
-    model = await served_model(request, body.model)
-    return await make_plan(
-        body,
-        context.tenant.namespace,
-        model,
-        http=request,
-        store=state.store,
-        transcripts=state.transcripts,
-        max_tokens=min(state.config.max_tokens, model.info.max_length),
-    )
 
 
 async def _begin(plan: Plan, request: Request, context: RequestContext) -> ResponseTask:
@@ -93,18 +76,18 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
     if taken_over is not None:
         plan.body["id"] = taken_over
         plan.body["created_at"] = (await store.get(plan.namespace, taken_over))["created_at"]
-    stream = await start(plan, context, state.backend)
+    turn = await start(plan, state, context)
     try:
         if taken_over is not None:
             if not await store.claim(taken_over):
-                raise ApiError(409, "another gateway writes this response", code="conflict")
+                raise conflict("another gateway writes this response")
         elif plan.request.stores:
             await store.begin(plan.namespace, plan.body, [*plan.before, *plan.items], plan.parent_id, stored)
     except BaseException:
-        stream.close()
+        turn.stream.close()
         raise
 
-    task = ResponseTask(plan, stream, store, state.item_lists, state.transcripts, state.backend)
+    task = ResponseTask(plan, turn, store, state.item_lists)
     task.can_be_handed_on = stored is not None
     state.response_tasks.add(task)
     return task
@@ -116,9 +99,8 @@ def _stored_request(plan: Plan, request: Request, context: RequestContext) -> st
     is_lasting = asked.background and asked.stores and asked.conversation_id is None
     if not is_lasting or not request.app.state.database.is_shared:
         return None
-    assert context.tenant is not None
     body = asked.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return json.dumps({"tenant": context.tenant.name, "path": "/v1/responses", "body": body})
+    return json.dumps({"tenant": context.caller.name, "path": "/v1/responses", "body": body})
 
 
 async def _finished(task: ResponseTask, request: Request) -> dict[str, Any]:
@@ -170,8 +152,7 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
     if stored["status"] in ("queued", "in_progress"):  # another gateway writes it
         stored = await request.app.state.store.cancel(tenant.namespace, response_id)
     if stored["status"] != "cancelled":
-        message = f"the response is {stored['status']} already; it cannot be cancelled any more"
-        raise ApiError(400, message, code="invalid_value", param="response_id")
+        raise invalid(f"the response is {stored['status']} already; it cannot be cancelled any more", "response_id")
     return JSONResponse(stored)
 
 

@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import (
     FAIL_FAST,
     MAX_MESSAGES,
@@ -24,6 +23,7 @@ from radixkv.gateway.protocol.fields import (
     Whole,
     check_fits,
 )
+from radixkv.gateway.turns.messages import ContentPart
 from radixkv.gateway.turns.options import (
     CacheSalt,
     ModelName,
@@ -62,15 +62,7 @@ _READ = frozenset(
 """Types of items that belong to no other server."""
 
 
-class InputPart(ApiModel):
-    """A part of a message."""
-
-    type: Annotated[Name, Field(min_length=1)]
-    text: str | None = None
-    refusal: str | None = None
-
-
-InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS), FAIL_FAST]
+InputParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST]
 
 
 class InputItem(ApiModel):
@@ -204,16 +196,16 @@ class ResponseRequest(ApiModel):
             ApiError: 400 with the faulty field.
         """
         if self.prompt is not None:
-            raise _refusal("prompt is not supported here; use instructions and input", "prompt")
+            raise invalid("prompt is not supported here; use instructions and input", "prompt")
         if self.conversation is not None and self.previous_response_id is not None:
             message = "conversation and previous_response_id both say what comes before; leave one of them out"
-            raise _refusal(message, "conversation")
+            raise invalid(message, "conversation")
         if self.position is not None and self.previous_response_id is None:
-            raise _refusal("position needs previous_response_id", "position")
+            raise invalid("position needs previous_response_id", "position")
         if self.background and not self.stores:
-            raise _refusal("background needs store: the response could not be retrieved", "background")
+            raise invalid("background needs store: the response could not be retrieved", "background")
         if self.top_logprobs and not self.wants_logprobs:
-            raise _refusal(f"top_logprobs needs {INCLUDE_LOGPROBS!r} in include", "top_logprobs")
+            raise invalid(f"top_logprobs needs {INCLUDE_LOGPROBS!r} in include", "top_logprobs")
         told = self.model_dump(include=set(type(self).model_fields) - {"input"}, exclude_unset=True)
         for name, value in told.items():  # the response repeats most of them
             check_plain(value, name)
@@ -263,28 +255,21 @@ class ResponseRequest(ApiModel):
         if wanted.type == "json_object":
             return json_object("text.format")
         if wanted.schema_ is None:
-            raise _refusal("text.format of type json_schema needs a schema", "text.format.schema")
+            raise invalid("text.format of type json_schema needs a schema", "text.format.schema")
         return schema_constraint(wanted.schema_, "text.format.schema", is_strict=bool(wanted.strict))
 
     def sampling(self, info: ModelInfo, max_tokens: int, grammar: Grammar | None) -> SamplingParams:
         """Return the sampling parameters.
 
         Raises:
-            ApiError: 400 with the faulty field.
+            InvalidArgumentError: a value is out of its bounds.
         """
-        try:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                **drawing(info.sampling, self.temperature, self.top_p, self.top_k, self.min_p),
-                seed=None if self.seed is None else self.seed % _UINT64,
-                stop=stop_texts(self.stop),
-                ignore_eos=bool(self.ignore_eos),
-                logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
-                grammar=grammar,
-            )
-        except InvalidArgumentError as error:
-            raise ApiError.of(error) from None
-
-
-def _refusal(message: str, param: str, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, message, code=code, param=param)
+        return SamplingParams(
+            max_tokens=max_tokens,
+            **drawing(info.sampling, self.temperature, self.top_p, self.top_k, self.min_p),
+            seed=None if self.seed is None else self.seed % _UINT64,
+            stop=stop_texts(self.stop),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
+            grammar=grammar,
+        )

@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import invalid, missing
 from radixkv.gateway.protocol.fields import FAIL_FAST, Name, PlainObject
 from radixkv.gateway.turns.call_parser import FunctionCalled
 from radixkv.gateway.turns.tools import (
@@ -140,13 +140,13 @@ def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
         if tool.type not in ("function", "custom"):
             continue
         if tool.name is None:
-            raise ApiError(400, f"{param}.name is missing", code="missing_value", param=f"{param}.name")
+            raise missing(f"{param}.name")
         name = offered_name(tool.name, namespace)
         if len(name) > MAX_NAME_CHARACTERS:
             message = (
                 f"{param}.name and its namespace have {len(name)} characters; at most {MAX_NAME_CHARACTERS} may be"
             )
-            raise ApiError(400, message, code="invalid_value", param=f"{param}.name")
+            raise invalid(message, f"{param}.name")
         offers[name] = Offer(tool, namespace, param)
     return offers
 

@@ -119,7 +119,11 @@ def _read(body: bytes, field: Any) -> _Read:
     model, errors = field.validate(value, {}, loc=("body",))
     if errors:
         return _Read(b"", refusal_of(errors, value))
+    unknown: Sequence[str] = ()
     try:
-        return _Read(model, None, unknown_fields(model, value) if isinstance(model, ApiModel) else ())
+        if isinstance(model, ApiModel):
+            unknown = unknown_fields(model, value)
+            model.check()
     except ApiError as refusal:
-        return _Read(b"", refusal)
+        return _Read(b"", refusal, unknown)
+    return _Read(model, None, unknown)

@@ -31,7 +31,7 @@ from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
 from radixkv.gateway.pages.cache_view.branch_routes import Branch, Place, place_of_branch
 from radixkv.gateway.pages.cache_view.routes import asking, by_pool, changing, name_of, view_of
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import ClosedModel, Name, PlainObject, TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import served_model
@@ -76,18 +76,16 @@ class RetainedPrompt(CachedPrompt):
 
 async def _place_of(body: CachedPrompt, request: Request, context: RequestContext) -> Place:
     backend, state = request.app.state.backend, request.app.state
-    assert context.tenant is not None
     sharing = context.choose_sharing(body.sharing)
     if sum(each is not None for each in (body.prompt, body.messages, body.branch, body.response)) != 1:
-        message = "one of prompt, messages, branch and response must be given"
-        raise ApiError(400, message, code="invalid_value", param="prompt")
+        raise invalid("one of prompt, messages, branch and response must be given", "prompt")
     if body.branch is not None:
         _check_alone(body, "branch")
-        return await _place_of_branch(body, body.branch, request, context.tenant, sharing)
+        return await _place_of_branch(body, body.branch, request, context.caller, sharing)
     if body.response is not None:
         _check_alone(body, "response")
-        return await _place_of_response(body, body.response, request, context.tenant)
-    owner = context.tenant.namespace or DEFAULT_NAMESPACE
+        return await _place_of_response(body, body.response, request, context.caller)
+    owner = context.caller.namespace or DEFAULT_NAMESPACE
     model = await (served_model if body.messages is None else chat_model)(request, body.model)
     salt = body.cache_salt or ""
     if body.messages is not None:
@@ -106,13 +104,13 @@ async def _place_of(body: CachedPrompt, request: Request, context: RequestContex
 def _check_alone(body: CachedPrompt, given: str) -> None:
     for name in ("tools", "chat_template_kwargs", "cache_salt"):
         if getattr(body, name) is not None:
-            raise ApiError(400, f"{name} does not go with {given}", code="invalid_value", param=name)
+            raise invalid(f"{name} does not go with {given}", name)
 
 
 async def _place_of_response(body: CachedPrompt, response_id: str, request: Request, tenant: Tenant) -> Place:
     stored = await request.app.state.store.context(tenant.namespace, response_id)
     if not stored.tokens:
-        raise ApiError(400, "the token ids of this response are not known", code="invalid_value", param="response")
+        raise invalid("the token ids of this response are not known", "response")
     model = await served_model(request, body.model or stored.body["model"])
     return Place(stored.tokens, with_adapter(space_of(stored, tenant.namespace or DEFAULT_NAMESPACE), model.adapter))
 
@@ -155,7 +153,7 @@ async def match(body: CachedPrompt, request: Request, context: CurrentContext) -
         }
 
     best = answers.by_pool[_holding_most(answers)]
-    return {"num_prompt_tokens": num_tokens(tokens), **told(best), **by_pool(answers, tenant_of(context), told)}
+    return {"num_prompt_tokens": num_tokens(tokens), **told(best), **by_pool(answers, context.caller, told)}
 
 
 @router.post("/explain")
@@ -187,7 +185,7 @@ async def explain(body: CachedPrompt, request: Request, context: CurrentContext)
         }
 
     best = answers.by_pool[_holding_most(answers)]
-    return {"sharing": context.sharing, **told(best), **by_pool(answers, tenant_of(context), told)}
+    return {"sharing": context.sharing, **told(best), **by_pool(answers, context.caller, told)}
 
 
 @router.post("/tokens")
@@ -204,7 +202,7 @@ async def pin(body: PinnedPrompt, request: Request, context: CurrentContext) -> 
     """
     tokens, namespace = await _place_of(body, request, context)
     found = await _ask(request, partial(RemoteReader.match, tokens=tokens, namespace=namespace))
-    pool, view, tenant = _holding_most(found), view_of(request), tenant_of(context)
+    pool, view, tenant = _holding_most(found), view_of(request), context.caller
     if not found.by_pool[pool].num_tokens:
         found.require(partial(name_of, tenant), is_all=True)  # a silent service may hold it
     with changing(view):
@@ -223,9 +221,9 @@ async def unpin(body: CachedPrompt, request: Request, context: CurrentContext) -
     longest = max((one for one in own if tokens.startswith(one.tokens)), key=lambda one: one.num_tokens, default=None)
     ended = longest and await _ask(request, partial(RemoteReader.unpin, tokens=longest.tokens, namespace=namespace))
     if longest is None or ended is None or not any(ended.by_pool.values()):
-        listed.require(partial(name_of, tenant_of(context)), is_all=True)  # a silent service may have it
+        listed.require(partial(name_of, context.caller), is_all=True)  # a silent service may have it
         raise ApiError(404, "no pin stands at the beginning of this prompt", code="not_pinned")
-    unreachable = [name_of(tenant_of(context), service) for service in {*listed.silent, *ended.silent}]
+    unreachable = [name_of(context.caller, service) for service in {*listed.silent, *ended.silent}]
     return {"num_tokens": longest.num_tokens, "unreachable": unreachable}
 
 
@@ -249,19 +247,13 @@ async def retain(body: RetainedPrompt, request: Request, context: CurrentContext
     retention = retention_of(body.retention)
     call = partial(RemoteReader.retain, tokens=tokens, retention=retention, namespace=namespace)
     answers = await _ask(request, call)
-    told = by_pool(answers, tenant_of(context), lambda number: {"num_tokens": number})
+    told = by_pool(answers, context.caller, lambda number: {"num_tokens": number})
     return {"num_tokens": max(answers.by_pool.values()), **told}
 
 
 def _holding_most(answers: Answers[Any]) -> PoolName:
     """Return the pool with the longest match, of equals the first; `answers`: matches or explanations, at least one."""
     return max(answers.by_pool, key=lambda pool: answers.by_pool[pool].num_tokens)
-
-
-def tenant_of(context: RequestContext) -> Tenant:
-    """Return the tenant of a request, which was authenticated before."""
-    assert context.tenant is not None
-    return context.tenant
 
 
 def _told(pin: PinInfo, pool: PoolName, tenant: Tenant) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_a_response_goes_on_behind_a_part_of_one_that_runs(client: OpenAI, stack
 
     def has_text() -> bool:
         run = stack.server.app.state.response_tasks.find("default", running.id)
-        return run is not None and len(run.replies[0].text) > len(shared)
+        return run is not None and len(run.turn.replies[0].text) > len(shared)
 
     wait_until(has_text)
     prompt = list(stack.engine.prompts[-1])

@@ -257,7 +257,7 @@ def test_what_ends_while_the_database_is_away_is_told_once_it_is_stored(pair: Pa
         postgres.stop(signal.SIGQUIT)
         try:
             pair.runner.gate.open()
-            wait_until(lambda: all(reply.reason is not None for task in tasks for reply in task.replies))
+            wait_until(lambda: all(reply.reason is not None for task in tasks for reply in task.turn.replies))
         finally:
             postgres.start()
         told = waiting.result()

@@ -21,7 +21,7 @@ from radixkv.gateway.api.conversations.store import rows
 from radixkv.gateway.api.conversations.store import search as search_module
 from radixkv.gateway.api.conversations.store.search import search
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.api.conversations.trashing import TRASH_S
+from radixkv.gateway.api.conversations.store.trash_store import TRASH_S
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage import database_schema
 from radixkv.gateway.storage.database import Database
@@ -478,21 +478,21 @@ def test_what_was_thrown_away_ends_after_its_time(database: Database) -> None:
             await store.create("a", messages=[message("x")]),
             await store.create("a", messages=[first, second]),
         )
-        await service.trash.throw("a", whole.id)
-        await service.trash.throw_branch("a", part.id, second.id)
+        await service.throw("a", whole.id)
+        await service.throw_branch("a", part.id, second.id)
         now[0] += TRASH_S - 1
         assert await service.sweep() == 0
-        await service.trash.restore("a", whole.id)
-        await service.trash.throw("a", whole.id)
+        await service.restore("a", whole.id)
+        await service.throw("a", whole.id)
         now[0] += 1
         assert await service.sweep() == 1, "the branch; the conversation was thrown away again since"
         assert await store.trash.branches("a", part.id) == []
         with pytest.raises(ApiError, match="not found"):
-            await service.trash.restore_branch("a", part.id, second.id)
+            await service.restore_branch("a", part.id, second.id)
         now[0] += TRASH_S
         assert await service.sweep() == 1
         with pytest.raises(ApiError, match="not found"):
-            await service.trash.restore("a", whole.id)
+            await service.restore("a", whole.id)
         assert [each.text for each in (await store.open("a", part.id))[1]] == ["first"]
         assert usage(database) == (1, rows.ROW_BYTES + 5)
 

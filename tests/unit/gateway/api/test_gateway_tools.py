@@ -20,6 +20,7 @@ from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece
 from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.tools import MAX_NAME_CHARACTERS, ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
+from radixkv.generation.params import SamplingParams
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
 
@@ -156,19 +157,19 @@ def test_one_call_at_a_time_ends_the_reply_for_its_caller(separator: str) -> Non
     assert (reply.finish_reason, reply.stop) == ("tool_calls", None)
 
 
-@pytest.mark.parametrize("plan", [chat.Plan, anthropic_routes._Plan, Plan])
+@pytest.mark.parametrize("plan", [chat.ChatPlan, anthropic_routes._Plan, Plan])
 @pytest.mark.parametrize(("takes_one_call", "num_calls"), [(True, 1), (False, 2)])
 def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to(
     plan: Any, takes_one_call: bool, num_calls: int
 ) -> None:
     said = dict.fromkeys(field.name for field in fields(plan))
-    said |= {"tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call), "end_ids": frozenset()}
-    said |= {
+    named = {
+        "tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call),
         "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=(), thinking=None)),
-        "request": SimpleNamespace(ignore_eos=True),
+        "sampling": SamplingParams(),
     }
-    known = plan(**{name: said[name] for name in said if name in plan.__slots__})
-    reply = known.new_reply(0) if plan is chat.Plan else known.new_reply()
+    known = plan(**{name: named.get(name, value) for name, value in said.items()})
+    (reply,) = known.reader(SimpleNamespace(transcripts=None, backend=None), None).replies
     reply.push(Delta(0, (1,), HERMES + HERMES))
     reply.finish(BranchFinished(0, FinishReason.LENGTH, None, None))
     assert len(reply.calls) == num_calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from radixkv.gateway.protocol.follower import Follower
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.turns import reply_task
 from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.turns.turns import TurnPlan
+from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ModelInfo
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationEvent, Started, Usage
 
@@ -97,14 +100,12 @@ class Desk:
         replies = [Message(new_id("msg"), asked.id, "assistant", "", 5.0, status="running") for _ in range(num_drafts)]
         change = await self.store.begin("a", made.id, replies, 0)
         self.live.tell_change(change)
-        fakes: Any = (self.events, self.store, self, self)
-        self.task = MessageTask(
-            self.live,
-            change.messages,
-            Origin("a", MODEL, None, 10.0),  # type: ignore[arg-type]  # nobody here looks at the transcript
-            *fakes,
-            clock=lambda: self.now_s,
-        )
+        nothing: Any = None  # nobody here looks at the transcript
+        plan = TurnPlan(model=MODEL, sampling=SamplingParams(n=num_drafts), transcript=nothing)
+        fakes: Any = (SimpleNamespace(transcripts=self, backend=self), self.events)
+        turn = plan.reader(*fakes)
+        origin = Origin("a", 10.0)
+        self.task = MessageTask(self.live, change.messages, origin, turn, self.store, clock=lambda: self.now_s)
         self.tasks.add(self.task)
         self.events.tell(Started("g", PROMPT))
 

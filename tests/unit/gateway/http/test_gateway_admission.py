@@ -10,7 +10,7 @@ from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recording
-from radixkv.gateway.http.request_context import RequestContext
+from radixkv.gateway.http.request_context import Books, RequestContext
 from radixkv.gateway.http.shared_limits import SharedLimiter
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.storage.billing import BillingBook
@@ -56,7 +56,7 @@ class Door:
         self.admission = Admission(self.gate, SharedLimiter(None, Limiter(lambda: 0.0)))
 
     def enter(self, asked: dict[str, object]) -> Cost:
-        context = RequestContext("id", Metrics(), Recording(), Generations(), BillingBook())
+        context = RequestContext("id", Books(Metrics(), Recording(), Generations(), BillingBook()))
         try:
             self.admission.enter(asked, context, self.tenant).send(None)  # it waits for nobody
         except StopIteration as done:

@@ -27,7 +27,6 @@ from radixkv.gateway.api.conversations.files.import_tree import (
     Imported,
     Node,
     import_tree,
-    require_text,
     with_placeholders,
 )
 
@@ -85,15 +84,13 @@ def read_claude(document: Mapping[str, Any], now_s: float) -> Imported:
         before, named = nodes[-1].key if nodes else None, entry.get("parent_message_uuid")
         parent = before if not isinstance(named, str) else named if named in known else None
         nodes.append(_claude_node(entry, parent, what))
-    return require_text(
-        import_tree(
-            nodes,
-            now_s,
-            title=document.get("name"),
-            created_s=read_time(document.get("created_at")),
-            updated_s=read_time(document.get("updated_at")),
-            source=read_source("claude", document.get("uuid")),
-        )
+    return import_tree(
+        nodes,
+        now_s,
+        title=document.get("name"),
+        created_s=read_time(document.get("created_at")),
+        updated_s=read_time(document.get("updated_at")),
+        source=read_source("claude", document.get("uuid")),
     )
 
 
@@ -142,16 +139,14 @@ def _instructed(document: Mapping[str, Any], nodes: list[Node], now_s: float, sy
         nodes = [node if node.parent is not None else replace(node, parent=key) for node in nodes]
         nodes.insert(0, Node(key, None, "system", system))
     chat: Mapping[str, Any] = document["chat"]
-    return require_text(
-        import_tree(
-            nodes,
-            now_s,
-            title=document.get("title") or chat.get("title"),
-            created_s=read_time(document.get("created_at") or chat.get("timestamp")),
-            updated_s=read_time(document.get("updated_at")),
-            head=read_key(head),
-            source=read_source("open-webui", document.get("id")),
-        )
+    return import_tree(
+        nodes,
+        now_s,
+        title=document.get("title") or chat.get("title"),
+        created_s=read_time(document.get("created_at") or chat.get("timestamp")),
+        updated_s=read_time(document.get("updated_at")),
+        head=read_key(head),
+        source=read_source("open-webui", document.get("id")),
     )
 
 
@@ -200,14 +195,12 @@ def read_librechat(document: Mapping[str, Any], now_s: float) -> Imported:
     for above, entry in found:
         named = entry.get("parentMessageId")
         nodes.append(_librechat_node(entry, named if isinstance(named, str) and named in known else above))
-    return require_text(
-        import_tree(
-            nodes,
-            now_s,
-            title=document.get("title"),
-            created_s=min((node.created_s for node in nodes if node.created_s is not None), default=None),
-            source=read_source("librechat", document.get("conversationId")),
-        )
+    return import_tree(
+        nodes,
+        now_s,
+        title=document.get("title"),
+        created_s=min((node.created_s for node in nodes if node.created_s is not None), default=None),
+        source=read_source("librechat", document.get("conversationId")),
     )
 
 
@@ -259,15 +252,13 @@ def read_silly_tavern(lines: Sequence[Any], now_s: float) -> Imported:
     name = metadata.get("integrity") if isinstance(metadata, dict) else None
     if not isinstance(name, str):
         name = f"{header.get('character_name')} {header.get('create_date')}"[:512]
-    return require_text(
-        import_tree(
-            nodes,
-            now_s,
-            title=header.get("character_name"),
-            created_s=min(times, default=None),
-            head=parent,
-            source=read_source("silly-tavern", name),
-        )
+    return import_tree(
+        nodes,
+        now_s,
+        title=header.get("character_name"),
+        created_s=min(times, default=None),
+        head=parent,
+        source=read_source("silly-tavern", name),
     )
 
 

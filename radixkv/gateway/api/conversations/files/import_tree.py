@@ -16,7 +16,7 @@ from radixkv.gateway.api.conversations.files.file_values import RefusedError, re
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS, Message, new_id
 from radixkv.gateway.api.conversations.writing import MAX_MESSAGES, Value
 
-__all__ = ["Imported", "Node", "import_tree", "require_text", "with_placeholders"]
+__all__ = ["Imported", "Node", "import_tree", "with_placeholders"]
 
 _SHOWN_CHARACTERS = 60
 _SHOWN_KINDS = ("picture", "audio", "file")
@@ -82,6 +82,7 @@ def import_tree(
     updated_s: float | None = None,
     head: str | None = None,
     source: str | None = None,
+    may_be_empty: bool = False,
 ) -> Imported:
     """Build the tree of nodes, parents first, with new ids. O(nodes · log nodes).
 
@@ -93,7 +94,7 @@ def import_tree(
         head: key of the node where the user left it; by default the last one written.
 
     Raises:
-        RefusedError: a key is repeated, a parent is missing, messages form a cycle, or there are too many.
+        RefusedError: a key is repeated, a parent is missing, messages form a cycle, there are too many, or there are none.
     """
     by_key, below = _by_key(nodes), _below(nodes)
     stands_for: dict[str | None, str | None] = {None: None}  # key -> id of the message, or of its nearest kept ancestor
@@ -115,6 +116,8 @@ def import_tree(
     if len(stands_for) <= len(nodes):
         circling = next(node.key for node in nodes if node.key not in stands_for)
         raise RefusedError(f"message {_shown(circling)} stands below itself")
+    if not messages and not may_be_empty:
+        raise RefusedError("it holds no text of anybody's")
     if len(messages) > MAX_MESSAGES:
         raise RefusedError(f"it has {len(messages):,} messages; a conversation has at most {MAX_MESSAGES:,}")
     last = max(messages, key=lambda message: message.created_s).id if messages else None
@@ -127,13 +130,6 @@ def import_tree(
     known = None if source is None else uuid.uuid5(uuid.NAMESPACE_OID, source).hex
     head_id = kept_head or last
     return Imported(_title(title), created_s, messages, head_id, written_s and min(written_s, now_s), known, left_out)
-
-
-def require_text(imported: Imported) -> Imported:
-    """Return the conversation. Raises RefusedError: it contains no text."""
-    if not imported.messages:
-        raise RefusedError("it holds no text of anybody's")
-    return imported
 
 
 def with_placeholders(text: str, left_out: Sequence[str]) -> str:

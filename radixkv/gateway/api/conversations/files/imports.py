@@ -34,14 +34,13 @@ from radixkv.gateway.api.conversations.files.import_tree import (
     Imported,
     Node,
     import_tree,
-    require_text,
     with_placeholders,
 )
 from radixkv.gateway.api.conversations.messages import MAX_TITLE_CHARACTERS
 from radixkv.gateway.api.conversations.objects import MessageDetails
 from radixkv.gateway.api.conversations.schema import ConversationChange
 from radixkv.gateway.api.conversations.writing import Value
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.util.json_text import read_json
 
 __all__ = ["Imported", "read_conversations"]
@@ -90,8 +89,7 @@ def _read_all_lines(lines: list[Any], now_s: float) -> Imported | RefusedError:
 
 def _check_number(num_documents: int) -> None:
     if num_documents > MAX_DOCUMENTS:
-        message = f"the file holds {num_documents:,} conversations; send at most {MAX_DOCUMENTS:,} at once"
-        raise ApiError(400, message, code="invalid_value", param="body")
+        raise invalid(f"the file holds {num_documents:,} conversations; send at most {MAX_DOCUMENTS:,} at once", "body")
 
 
 def _documents(body: bytes) -> list[Any]:
@@ -160,6 +158,7 @@ def _read_own(document: Mapping[str, Any], now_s: float) -> Imported:
         updated_s=read_time(document.get("updated")),
         head=read_key(document.get("head")),
         source=read_source("radixkv", document.get("id")),
+        may_be_empty=True,
     )._replace(kept=_kept(document))
 
 
@@ -228,7 +227,7 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
             if isinstance(child, str):
                 places.setdefault(child, place)
     nodes = [_chatgpt_node(key, entry, places.get(key, 0)) for key, entry in mapping.items()]
-    imported = import_tree(
+    return import_tree(
         nodes,
         now_s,
         title=document.get("title"),
@@ -237,7 +236,6 @@ def _read_chatgpt(document: Mapping[str, Any], now_s: float) -> Imported:
         head=read_key(document.get("current_node")),
         source=read_source("chatgpt", document.get("conversation_id") or document.get("id")),
     )
-    return require_text(imported)
 
 
 def _chatgpt_node(key: str, entry: Any, place: int) -> Node:
@@ -285,7 +283,7 @@ def _read_open_assistant(document: Mapping[str, Any], now_s: float) -> Imported:
         nodes.append(Node(key, parent, _OPEN_ASSISTANT.get(str(entry.get("role"))) if is_turn else None, text))
         waiting += [(key, reply) for reply in reversed(entry.get("replies", []))]
     source = read_source("open-assistant", document.get("message_tree_id"))
-    return require_text(import_tree(nodes, now_s, source=source))
+    return import_tree(nodes, now_s, source=source)
 
 
 _FORMATS: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[Mapping[str, Any], float], Imported]], ...] = (

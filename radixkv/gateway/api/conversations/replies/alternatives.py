@@ -13,12 +13,11 @@ from fastapi import Request
 from radixkv.core.namespaces import conversation_salt
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens, unpack_tokens
 from radixkv.gateway.api.conversations.conversation_service import service_of
-from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.request_context import RequestContext
-from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.protocol.errors import ApiError, conflict, invalid
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.turns.logprobs import LEAST_LOGPROB, token_text
 from radixkv.gateway.turns.models import ServedModel
@@ -57,17 +56,15 @@ async def tell_alternatives(
         begun = await find_reply(request, live, tenant, conversation_id, message_id, None)
         if position >= len(begun.text):
             bound = f"it must be below {len(begun.text)}, the characters of the reply now"
-            raise not_possible(f"position is {position}; {bound}", "position")
+            raise invalid(f"position is {position}; {bound}", "position")
         model = await _model_of(request, begun)
         place = await _find(request, tenant, conversation_id, begun, position)
     sampling = SamplingParams(max_tokens=0, prompt_logprobs=top, prompt_logprobs_start=num_tokens(place.prefix))
     params = GenerateParams(
         token_ids=place.prefix + place.token,
         sampling=sampling,
-        namespace=tenant.namespace,
         adapter=model.adapter,
         cache_salt=conversation_salt(tenant.sharing, conversation_id),
-        request_id=context.request_id,
     )
     scored: PromptLogprobs | None = None
     async with await context.generate(request.app.state.backend, params) as stream:

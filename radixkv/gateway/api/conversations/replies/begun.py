@@ -17,9 +17,9 @@ from fastapi import Request
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Message
-from radixkv.gateway.api.conversations.refusals import not_possible
 from radixkv.gateway.api.conversations.replies.live import Growing, Live
 from radixkv.gateway.http.auth import Tenant
+from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.turns import read_prompt
 from radixkv.generation.request import Message as Turn
@@ -71,11 +71,11 @@ async def find_reply(
     found = live.current(await conversations.store.message(tenant.namespace, conversation_id, message_id))
     if found.role != "assistant" or found.parent is None:
         message = f"message {message_id!r} is of role {found.role}; only a reply to a message can be gone on from"
-        raise not_possible(message, "message_id")
+        raise invalid(message, "message_id")
     length = len(found.text)
     if position is not None and position > length:
         message = f"position is {position}; it must be at most {length}, the characters of the reply now"
-        raise not_possible(message, "position")
+        raise invalid(message, "position")
     text = found.text[:position]
     if position is None and not (found.details or {}).get("edited"):
         text = text.rstrip(_HALF)

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.api.conversations.messages import Message, new_id
-from radixkv.gateway.api.conversations.refusals import no_message, not_possible
+from radixkv.gateway.api.conversations.messages import Message, new_id, no_message
+from radixkv.gateway.protocol.errors import invalid
 
 __all__ = ["Wanted", "copy_branch"]
 
@@ -62,7 +62,7 @@ def copy_branch(path: Sequence[Message], wanted: Wanted, now_s: float) -> tuple[
             break
         num_shared += 1
     if num_shared == len(turns):
-        raise not_possible("the branch would be as it is; say other instructions, an edit or a start", "body")
+        raise invalid("the branch would be as it is; say other instructions, an edit or a start", "body")
     shared = list(path[:num_shared])
     parent = shared[-1].id if shared else None
     copies: list[Message] = []
@@ -79,17 +79,16 @@ def _edited(turns: list[_Turn], wanted: Wanted) -> list[_Turn]:
         return turns
     place = _place(turns, wanted.edited, "edit.message")
     if turns[place].role == "system" and wanted.system is not None:
-        raise not_possible("the instructions are given twice; say them by system or by edit", "edit.message")
+        raise invalid("the instructions are given twice; say them by system or by edit", "edit.message")
     if not wanted.text and turns[place].role != "assistant":
-        raise not_possible("edit.text must have at least one character", "edit.text")
+        raise invalid("edit.text must have at least one character", "edit.text")
     return [*turns[:place], turns[place]._replace(text=wanted.text), *turns[place + 1 :]]
 
 
 def _cut(turns: list[_Turn], start: str) -> list[_Turn]:
     place = _place(turns, start, "start")
     if turns[place].role != "user":
-        message = f"start is a message of role {turns[place].role}; a branch begins with a user's message"
-        raise not_possible(message, "start")
+        raise invalid(f"start is a message of role {turns[place].role}; a branch begins with a user's message", "start")
     return [turn for turn in turns[:place] if turn.role == "system"] + turns[place:]
 
 
@@ -97,7 +96,7 @@ def _instructed(turns: list[_Turn], system: str) -> list[_Turn]:
     has_some = bool(turns) and turns[0].role == "system"
     rest = turns[1:] if has_some else turns
     if not rest:
-        raise not_possible("the branch holds nothing but instructions; add others as a message of role system", "leaf")
+        raise invalid("the branch holds nothing but instructions; add others as a message of role system", "leaf")
     if has_some and turns[0].text == system:
         return turns
     return [_Turn(None, "system", system), *rest] if system else rest

@@ -175,6 +175,14 @@ class Live:
             self.tell("message", message.body())
         self.tell("conversation", change.conversation.body())
 
+    def tell_removed(self, change: Change) -> list[str]:
+        """Send that messages are gone; returns their ids."""
+        self.version = change.conversation.version
+        ids = [message.id for message in change.messages]
+        self.tell("removed", {"ids": ids})
+        self.tell("conversation", change.conversation.body())
+        return ids
+
     def as_it_stands(self, conversation: Conversation, messages: list[Message]) -> tuple[Conversation, list[Message]]:
         """Return a conversation as it is now: the stored state, with the growth since."""
         version = max(conversation.version, self.version)

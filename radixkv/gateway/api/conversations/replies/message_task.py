@@ -17,14 +17,12 @@ from radixkv.core.errors import RadixKVError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Message
 from radixkv.gateway.api.conversations.replies.live import Live, Piece
 from radixkv.gateway.api.conversations.store.store import ConversationStore, Growth
-from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.protocol.errors import ApiError
-from radixkv.gateway.storage.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns.models import ServedModel
+from radixkv.gateway.storage.transcripts import Transcript
 from radixkv.gateway.turns.replies import Growth as ReplyGrowth
 from radixkv.gateway.turns.replies import Reply, cost_of
 from radixkv.gateway.turns.reply_task import ReplyTask, ReplyTasks
-from radixkv.gateway.turns.turns import remember_reply
+from radixkv.gateway.turns.turns import TurnReader
 from radixkv.generation.stream import BranchFinished, Completed, Delta, GenerationEvent, Usage
 
 __all__ = ["Branch", "MessageTask", "MessageTasks", "Origin"]
@@ -39,15 +37,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a generation: its request and its prompt.
+    """Origin of a generation: its request.
 
-    namespace: of its owner. model: of its replies. transcript: its prompt. started_s: time of the request, on the clock of
-    `MessageTask`. about: other details of its replies.
+    namespace: of its owner. started_s: time of the request, on the clock of `MessageTask`. about: other details of its replies.
     """
 
     namespace: str
-    model: ServedModel
-    transcript: Transcript
     started_s: float
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -92,8 +87,7 @@ class Branch:
         """Cache the token ids of a stopped reply, if they spell exactly its text, for the next turn."""
         try:
             if self.reply.token_ids:
-                task = self._task
-                await remember_reply(task.transcripts, task.transcript, self.reply, task.prompt, is_cut=True)
+                await self._task.turn.remember(self.reply, is_cut=True)
         except RadixKVError as error:
             _LOG.info("a reply that was stopped is not remembered: %s", error)
 
@@ -104,7 +98,7 @@ class Branch:
 
     async def within(self, text: str) -> Transcript | None:
         """Return the transcript of a reply that continues a beginning of its text; None: its token ids are not known yet."""
-        return await self._task.within(self.reply, text)
+        return await self._task.turn.within(self.reply, text)
 
 
 class MessageTask(ReplyTask):
@@ -114,10 +108,8 @@ class MessageTask(ReplyTask):
         live: the conversation, held until the end of the task; the caller holds its lock `changing`.
         messages: the replies, stored as running.
         origin: of the generation.
-        stream: the worker's events.
+        turn: source of the events; of as many replies.
         store: of the replies.
-        transcripts: cache of their token ids.
-        backend: the worker, for its tokenizer.
         clock: seconds, as `time.perf_counter`.
     """
 
@@ -126,19 +118,14 @@ class MessageTask(ReplyTask):
         live: Live,
         messages: Sequence[Message],
         origin: Origin,
-        stream: EventStream,
+        turn: TurnReader,
         store: ConversationStore,
-        transcripts: Transcripts,
-        backend: Backend,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        model, info = origin.model, origin.model.info
-        replies = [Reply(i, (), frozenset(info.eos_token_ids), marks=info.thinking) for i in range(len(messages))]
-        task_id = f"{live.conversation_id}/{messages[0].id}"
-        super().__init__(task_id, origin.namespace, stream, replies, model, origin.transcript, transcripts, backend)
+        super().__init__(f"{live.conversation_id}/{messages[0].id}", origin.namespace, turn)
         self.live = live
-        self.branches = [Branch(self, *each) for each in zip(messages, replies, strict=True)]
+        self.branches = [Branch(self, *each) for each in zip(messages, turn.replies, strict=True)]
         live.growing.update((branch.message.id, branch) for branch in self.branches)
         self._origin = origin
         self._store = store
@@ -189,7 +176,7 @@ class MessageTask(ReplyTask):
                 self._add(branch, branch.reply.push(event))
             case BranchFinished() if (branch := self.branches[event.branch]).is_running:
                 self._add(branch, branch.reply.finish(event))
-                await remember_reply(self.transcripts, self.transcript, branch.reply, self.prompt)
+                await self.turn.remember(branch.reply)
                 if any(other.reply.reason is None for other in self.branches):
                     self.finish(branch, "complete")
                     self._ended.append(branch)  # the last one ends with the generation, which reports its cost
@@ -264,8 +251,8 @@ class MessageTask(ReplyTask):
         return {
             **self._origin.about,
             **thoughts,
-            "model": self.model.name,
-            "prompt_tokens": len(self.prompt) // 4,
+            "model": self.turn.plan.model.name,
+            "prompt_tokens": len(self.turn.prompt) // 4,
             "cached_tokens": usage.num_cached_tokens if usage else self._num_cached,
             "loaded_tokens": usage.num_loaded_tokens if usage else None,
             "generated_tokens": len(reply.token_ids),
@@ -302,7 +289,7 @@ class MessageTask(ReplyTask):
     def close_if_idle(self) -> None:
         """Close the stream once all replies have ended."""
         if not any(branch.is_running for branch in self.branches):
-            self._stream.close()
+            self.turn.stream.close()
 
 
 class MessageTasks(ReplyTasks[MessageTask]):

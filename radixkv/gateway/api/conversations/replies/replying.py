@@ -14,18 +14,16 @@ from fastapi import Request
 from radixkv.core.namespaces import conversation_salt
 from radixkv.gateway.api.conversations.conversation_service import ConversationService
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.replies.begun import Begun, find_reply
 from radixkv.gateway.api.conversations.replies.live import Live
 from radixkv.gateway.api.conversations.replies.message_task import MessageTask, Origin
 from radixkv.gateway.api.conversations.schema import ReplyOptions
 from radixkv.gateway.api.conversations.settings import told_settings
-from radixkv.gateway.backend.backend import EventStream
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.inner_calls import TAKEN_OVER
 from radixkv.gateway.http.request_context import RequestContext, current_context
-from radixkv.gateway.turns.turns import chat_model, start_turn
-from radixkv.generation.request import GenerateParams
+from radixkv.gateway.protocol.errors import conflict, invalid
+from radixkv.gateway.turns.turns import TurnPlan, TurnReader, chat_model
 
 __all__ = ["Asked", "begin_replies"]
 
@@ -65,11 +63,11 @@ async def begin_replies(request: Request, tenant: Tenant, asked: Asked) -> list[
             if not is_taken_over:
                 conversations.message_tasks.check_room(tenant.namespace, tenant.limits.max_concurrent)
             kept = await conversations.store.about(tenant.namespace, asked.conversation_id)
-            origin, stream = await _start(request, context, tenant, path, asked.options, kept, begun)
+            origin, turn = await _start(request, context, tenant, path, asked.options, kept, begun)
             try:
-                return await _begin(request, tenant, live, asked, origin, stream, target)
+                return await _begin(request, tenant, live, asked, origin, turn, target)
             except BaseException:
-                stream.close()
+                turn.stream.close()
                 raise
 
 
@@ -85,7 +83,7 @@ async def _there(conversations: ConversationService, live: Live, tenant: Tenant,
 def _check_path(live: Live, path: Sequence[Message], *, is_continued: bool) -> None:
     if path[-1].role != "user" and not is_continued:
         message = f"message {path[-1].id!r} is of role {path[-1].role}; replies can be asked for to a user's message"
-        raise not_possible(message, "message_id")
+        raise invalid(message, "message_id")
     for above in path:
         if live.is_growing(above):
             raise conflict(
@@ -101,7 +99,7 @@ async def _start(
     options: ReplyOptions,
     kept: Conversation,
     begun: Begun | None,
-) -> tuple[Origin, EventStream]:
+) -> tuple[Origin, TurnReader]:
     state = request.app.state
     sharing = context.choose_sharing(options.sharing)
     settings = options.over(kept.settings)
@@ -111,30 +109,23 @@ async def _start(
         transcript = await state.transcripts.read(tenant.namespace, state.conversations.turns_of(path))
     else:
         transcript = await begun.transcript(request, tenant, path)
-    params = GenerateParams(
-        sampling=settings.sampling(model, options.n, max_tokens),
-        namespace=tenant.namespace,
-        adapter=model.adapter,
-        cache_salt=conversation_salt(sharing, kept.id),
-        request_id=context.request_id,
-    )
-    may_shorten = settings.max_tokens is None
-    stream = await start_turn(context, state.backend, transcript, params, may_shorten=may_shorten)
-    about = {"settings": told_settings(model, stream.sampling or params.sampling)}
+    plan = TurnPlan(model=model, sampling=settings.sampling(model, options.n, max_tokens), transcript=transcript)
+    salt = conversation_salt(sharing, kept.id)
+    turn = await plan.start(state, context, may_shorten=settings.max_tokens is None, cache_salt=salt)
+    about = {"settings": told_settings(model, turn.stream.sampling or plan.sampling)}
     if begun is not None:
         about |= begun.details
-    return Origin(tenant.namespace, model, transcript, context.started_s, about), stream
+    return Origin(tenant.namespace, context.started_s, about), turn
 
 
 async def _begin(
-    request: Request, tenant: Tenant, live: Live, asked: Asked, origin: Origin, stream: EventStream, target: str
+    request: Request, tenant: Tenant, live: Live, asked: Asked, origin: Origin, turn: TurnReader, target: str
 ) -> list[Message]:
     """Store the replies, send them to the followers, and start writing them. `target`: the message named in the request."""
-    state = request.app.state
-    conversations: ConversationService = state.conversations
+    conversations: ConversationService = request.app.state.conversations
     ids = asked.options.ids or [new_id("msg") for _ in range(asked.options.n)]
     now_s = conversations.clock()
-    text, about = origin.transcript.begun, dict(origin.about) or None
+    text, about = turn.plan.transcript.begun, dict(origin.about) or None
     replies = [
         Message(reply_id, asked.parent, "assistant", text, now_s, status="running", details=about) for reply_id in ids
     ]
@@ -146,7 +137,7 @@ async def _begin(
         else:
             begin = origin.namespace, asked.conversation_id, replies, live.version, stored
             change = await conversations.store.begin(*begin)
-        task = MessageTask(live, change.messages, origin, stream, conversations.store, state.transcripts, state.backend)
+        task = MessageTask(live, change.messages, origin, turn, conversations.store)
         task.can_be_handed_on = stored is not None
         if is_taken_over:
             task.draw_again(len(text))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixkv.gateway.api.conversations.refusals import conflict, not_possible
 from radixkv.gateway.api.conversations.store.rows import fail_lost, find, find_messages, read_conversation
 from radixkv.gateway.api.conversations.writing import Change
+from radixkv.gateway.protocol.errors import conflict, invalid
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import LOST, MAX_TAKEN, TAKEABLE, Lost
@@ -48,7 +48,7 @@ class LeaseStore:
                 raise conflict("another gateway writes these replies")
             there = find_messages(connection, conversation_id, ids)
             if len(there) < len(ids):
-                raise not_possible("some of these replies are removed", "ids")
+                raise invalid("some of these replies are removed", "ids")
             return Change(read_conversation(row), there)
 
         return await self._database.run(update, namespace)

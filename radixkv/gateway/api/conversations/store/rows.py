@@ -6,13 +6,12 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message
-from radixkv.gateway.api.conversations.refusals import no_conversation, no_message
+from radixkv.gateway.api.conversations.messages import DEFAULT_TITLE, Conversation, Message, no_message
+from radixkv.gateway.protocol.errors import not_found
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.owners import LOST
 
 __all__ = [
-    "BELOW",
     "CUT_SHORT",
     "FINISH",
     "INSERT_CONVERSATION",
@@ -20,6 +19,7 @@ __all__ = [
     "MESSAGE_COLUMNS",
     "ROW_BYTES",
     "all_messages",
+    "below",
     "dump_details",
     "fail_lost",
     "find",
@@ -73,7 +73,7 @@ FINISH = """
 UPDATE messages SET text = ?, status = ?, error = ?, details = ?, seq = ?, size_bytes = ?, request = NULL
 WHERE conversation = ? AND id = ? AND owner = ?
 """
-BELOW = """
+_BELOW = """
 WITH RECURSIVE below (id) AS (
     VALUES (?) UNION ALL SELECT messages.id FROM below JOIN messages ON messages.parent = below.id AND conversation = ?
 )
@@ -172,7 +172,7 @@ def find(connection: Connection, namespace: str, conversation_id: str, *, trashe
     query = "SELECT * FROM conversations WHERE id = ? AND namespace = ?"
     row: Row | None = connection.execute(query, (conversation_id, namespace)).fetchone()
     if row is None or (trashed is not None and trashed != (row["trashed_s"] is not None)):
-        raise no_conversation(conversation_id)
+        raise not_found("conversation", conversation_id, "conversation_id")
     return row
 
 
@@ -200,6 +200,11 @@ def find_messages(connection: Connection, conversation_id: str, ids: Collection[
 def path_to(connection: Connection, conversation_id: str, message_id: str | None) -> list[Message]:
     """Return the path from the conversation's beginning to a message; empty for None."""
     return [read_message(row) for row in connection.execute(_ABOVE, (message_id, conversation_id, conversation_id))]
+
+
+def below(connection: Connection, conversation_id: str, message_id: str) -> list[Message]:
+    """Return a message and its descendants, in order of creation."""
+    return [read_message(row) for row in connection.execute(_BELOW, (message_id, conversation_id, conversation_id))]
 
 
 def last_message(connection: Connection, conversation_id: str) -> str | None:

@@ -13,15 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from radixkv.gateway.api.conversations.messages import Conversation, Message, new_id
-from radixkv.gateway.api.conversations.refusals import conflict
 from radixkv.gateway.api.conversations.shown import ALL, Shown
 from radixkv.gateway.api.conversations.store.import_store import ImportStore
 from radixkv.gateway.api.conversations.store.lease_store import LeaseStore
 from radixkv.gateway.api.conversations.store.rows import (
-    BELOW,
     FINISH,
     INSERT_CONVERSATION,
     all_messages,
+    below,
     dump_details,
     fail_lost,
     find,
@@ -37,6 +36,7 @@ from radixkv.gateway.api.conversations.store.rows import (
 )
 from radixkv.gateway.api.conversations.store.trash_store import TrashStore
 from radixkv.gateway.api.conversations.writing import Change, Value, Writer
+from radixkv.gateway.protocol.errors import conflict
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
 
@@ -418,9 +418,7 @@ class ConversationStore:
         def delete(connection: Connection) -> tuple[Change, list[Message]]:
             row = find(connection, namespace, conversation_id)
             above = path_to(connection, conversation_id, find_message(connection, conversation_id, message_id).parent)
-            removed = [
-                read_message(each) for each in connection.execute(BELOW, (message_id, conversation_id, conversation_id))
-            ]
+            removed = below(connection, conversation_id, message_id)
             for each in removed:
                 connection.execute("DELETE FROM messages WHERE conversation = ? AND id = ?", (conversation_id, each.id))
             head = row["head"]

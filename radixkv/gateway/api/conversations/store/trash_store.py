@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from radixkv.gateway.api.conversations.messages import Conversation, Message
-from radixkv.gateway.api.conversations.refusals import conflict, no_message
+from radixkv.gateway.api.conversations.messages import Conversation, Message, no_message
 from radixkv.gateway.api.conversations.store.rows import (
-    BELOW,
     MESSAGE_COLUMNS,
+    below,
     find,
     find_message,
     find_messages,
@@ -24,10 +23,14 @@ from radixkv.gateway.api.conversations.store.rows import (
     read_message,
 )
 from radixkv.gateway.api.conversations.writing import Change, Writer
+from radixkv.gateway.protocol.errors import conflict
 from radixkv.gateway.storage.connection import Connection, Row
 from radixkv.gateway.storage.database import Database
 
-__all__ = ["MAX_EXPIRED", "Expired", "TrashStore", "TrashedBranch"]
+__all__ = ["MAX_EXPIRED", "TRASH_S", "Expired", "TrashStore", "TrashedBranch"]
+
+TRASH_S = 30 * 24 * 3600.0
+"""Lifetime in the trash, in seconds."""
 
 MAX_EXPIRED = 100
 """Conversations, and branches, removed per sweep."""
@@ -91,7 +94,7 @@ class TrashStore:
         def read(connection: Connection) -> list[Message]:
             find(connection, namespace, conversation_id)
             find_message(connection, conversation_id, message_id)
-            return _below(connection, conversation_id, message_id)
+            return below(connection, conversation_id, message_id)
 
         return await self._database.read(read, namespace)
 
@@ -101,7 +104,7 @@ class TrashStore:
         def move(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
             parent = find_message(connection, conversation_id, message_id).parent
-            now_s, thrown = self._writer.clock(), _below(connection, conversation_id, message_id)
+            now_s, thrown = self._writer.clock(), below(connection, conversation_id, message_id)
             for each in thrown:
                 connection.execute(_THROW, (message_id, now_s, conversation_id, each.id))
                 connection.execute("DELETE FROM messages WHERE conversation = ? AND id = ?", (conversation_id, each.id))
@@ -181,10 +184,6 @@ class TrashStore:
             ]
 
         return await self._database.run(read)
-
-
-def _below(connection: Connection, conversation_id: str, message_id: str) -> list[Message]:
-    return [read_message(row) for row in connection.execute(BELOW, (message_id, conversation_id, conversation_id))]
 
 
 def _branch(connection: Connection, conversation_id: str, message_id: str) -> list[Row]:
