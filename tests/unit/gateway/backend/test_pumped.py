@@ -1,4 +1,4 @@
-"""A stream that can only be iterated, made one that has a listener: all of it arrives, and an unread one is cut off and closed."""
+"""A stream that can only be iterated, as one with a listener: all of it arrives, and an unread one is cut off and closed."""
 
 from __future__ import annotations
 
