@@ -236,10 +236,13 @@ class PoolRoute(NamedTuple):
 
     `num_tokens`: longest cached prefix. `num_pending_tokens`: longest prefix that an open sequence is about to publish, the
     cached part included; 0: none is. `num_stored_tokens`: in whole blocks, after the cached ones, that lie in the holder's host
-    memory or on its disk, by its hints.
+    memory or on its disk, by its hints. `num_room_tokens`: for which the namespace gets blocks now, within its quota.
+    `freed_tokens_per_s`: for which more become available, by the time that sequences held theirs lately; 0: no block is in use.
     """
 
     num_tokens: int
     num_pending_tokens: int
     worker: WorkerReport = WorkerReport()
     num_stored_tokens: int = 0
+    num_room_tokens: int = 0
+    freed_tokens_per_s: float = 0.0

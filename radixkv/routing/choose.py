@@ -1,11 +1,13 @@
 """The rule by which a request gets its worker.
 
-    cost_s = backlog_s + W · (prompt - found) / tokens_per_s + loaded / loaded_tokens_per_s   lowest first, equal ones at random
+    cost_s = backlog_s + loaded / loaded_tokens_per_s + W · (computing_s + waiting_s)        lowest first, equal ones at random
+    computing_s = (prompt - found) / tokens_per_s
+    waiting_s = (prompt - cached - room) / freed_tokens_per_s, at least 0
 
 `backlog_s` is the time until the worker has computed the prompts that it accepted. Found are the tokens that its cache holds or
-is about to hold, and those that it loads from host memory or disk, unless computing them is faster. W is above 1, since a token
-that is computed twice delays other requests, too, and evicts cached ones. In the replay of `bench.routing` 3 lets chats that
-branch wait 30% longer, and 8 conversations up to 8%.
+is about to hold, and those that it loads from host memory or disk, unless computing them is faster. `waiting_s` is the time
+until running requests have left blocks for what is not cached: where replies are long, memory is short before time is. W is
+above 1, since a request that computes or waits delays others, too, and evicts what they would find.
 
 Speeds are rounded to the usual one times a power of two: a measurement varies, and among like workers the fastest of the moment
 would get every new prompt as long as none has a backlog.
@@ -38,19 +40,21 @@ Reason = Literal["matched", "pending", "stored", "load"]
 class Choice(NamedTuple):
     """A worker with its place in a ranking.
 
-    worker: address of its Generation service. num_found_tokens: prompt tokens that it will not have to compute, as predicted.
-    reason: whether these are cached, about to be published by a running sequence, in part to be loaded, or none at all.
+    worker: address of its Generation service. backlog_s, waiting_s: of the rule. num_found_tokens: prompt tokens that it will
+    not have to compute, as predicted. reason: whether these are cached, about to be published by a running sequence, in part
+    to be loaded, or none at all.
     """
 
     worker: str
     cost_s: float
     backlog_s: float
+    waiting_s: float
     num_found_tokens: int
     reason: Reason
 
     def __str__(self) -> str:
-        figures = f"found={self.num_found_tokens}; cost={self.cost_s:.3f}s; backlog={self.backlog_s:.3f}s"
-        return f"worker={ascii(self.worker)[1:-1]}; reason={self.reason}; {figures}"
+        times = f"cost={self.cost_s:.3f}s; backlog={self.backlog_s:.3f}s; waiting={self.waiting_s:.3f}s"
+        return f"worker={ascii(self.worker)[1:-1]}; reason={self.reason}; found={self.num_found_tokens}; {times}"
 
 
 def choose(
@@ -91,6 +95,10 @@ def choose(
         if not num_loaded and num_cached > offer.num_tokens:
             reason = "pending"
         backlog_s = num_backlog_tokens / tokens_per_s
-        cost_s = backlog_s + num_loaded / loaded_tokens_per_s + weight * (num_prompt_tokens - num_found) / tokens_per_s
-        ranking.append((cost_s, rng.random(), Choice(worker, cost_s, backlog_s, num_found, reason)))
+        waiting_s = 0.0
+        if offer.freed_tokens_per_s > 0:
+            waiting_s = max(0, num_prompt_tokens - num_cached - offer.num_room_tokens) / offer.freed_tokens_per_s
+        computing_s = (num_prompt_tokens - num_found) / tokens_per_s
+        cost_s = backlog_s + num_loaded / loaded_tokens_per_s + weight * (computing_s + waiting_s)
+        ranking.append((cost_s, rng.random(), Choice(worker, cost_s, backlog_s, waiting_s, num_found, reason)))
     return [choice for _, _, choice in sorted(ranking)]

@@ -113,18 +113,22 @@ class RouteResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolRoute, _Mapping]]] = ...) -> None: ...
 
 class PoolRoute(_message.Message):
-    __slots__ = ("pool", "num_tokens", "num_pending_tokens", "worker", "num_stored_tokens")
+    __slots__ = ("pool", "num_tokens", "num_pending_tokens", "worker", "num_stored_tokens", "num_room_tokens", "freed_tokens_per_s")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PENDING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NUM_STORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREED_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_tokens: int
     num_pending_tokens: int
     worker: _types_pb2.WorkerReport
     num_stored_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., worker: _Optional[_Union[_types_pb2.WorkerReport, _Mapping]] = ..., num_stored_tokens: _Optional[int] = ...) -> None: ...
+    num_room_tokens: int
+    freed_tokens_per_s: float
+    def __init__(self, pool: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_pending_tokens: _Optional[int] = ..., worker: _Optional[_Union[_types_pb2.WorkerReport, _Mapping]] = ..., num_stored_tokens: _Optional[int] = ..., num_room_tokens: _Optional[int] = ..., freed_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("pool", "namespace", "tokens", "also")

@@ -155,7 +155,9 @@ def _say_ranking(offers: Sequence[PoolRoute], num_prompt_tokens: int, as_json: b
     say("a gateway over these services would send it to" if ranking else "no worker of these services takes new work")
     for place, choice in enumerate(ranking, 1):
         found = f"{count(choice.num_found_tokens, 'token')} {_FOUND[choice.reason]}"
-        say(f"  {place}. {choice.worker}: cost {choice.cost_s:.2f} s, {choice.backlog_s:.2f} s of it backlog; {found}")
+        waiting = f", {choice.waiting_s:.2f} s of waiting for blocks" if choice.waiting_s else ""
+        times = f"cost {choice.cost_s:.2f} s, {choice.backlog_s:.2f} s of it backlog{waiting}"
+        say(f"  {place}. {choice.worker}: {times}; {found}")
 
 
 def _describe_stored(stored: StoredPrefix) -> str:

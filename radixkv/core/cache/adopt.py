@@ -207,7 +207,7 @@ class Adoption(CacheState):
         if lender is not None:
             seq.published_bytes, seq.shares_last_block = walk.matched_bytes, True
         seq.num_stored = seq.num_computed = num_computed
-        seq.room, seq.retention = room, ranges
+        seq.room, seq.retention, seq.opened_s = room, ranges, forest.clock()
         self._sequences[seq_id] = seq
         publish(forest, seq)
         promised_length = forest.table_length(room + op.reserve)

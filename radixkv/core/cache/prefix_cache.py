@@ -325,6 +325,7 @@ class PrefixCache(Reads, Management, Adoption):
         seq = self._sequence(seq_id)
         keep = validation.check_flag("keep", keep)
         del self._sequences[seq_id]
+        self._held_times.ended(len(seq.table), self._forest.clock() - seq.opened_s)
         close_sequence(self._forest, seq, keep=keep)
         if self._single_flight.is_active:
             self._single_flight.ended(seq)

@@ -25,6 +25,7 @@ from radixkv.core.inspect.audit import Audit
 from radixkv.core.inspect.below import count_below
 from radixkv.core.inspect.explain import explain
 from radixkv.core.inspect.listing import TreeListing
+from radixkv.core.namespaces import owner_of
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import quotas
 
@@ -56,18 +57,22 @@ class Reads(CacheState):
         return MatchResult(matched, matched)
 
     def route(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> PoolRoute:
-        """`match` for a router, and the prefix that an open sequence is about to publish. A pure read.
+        """`match` for a router, the prefix that an open sequence is about to publish, and the room for the rest. A pure read.
 
         That of `match` and O(log intents) compares. Sequences are followed from the first `acquire_or_wait` on.
 
         Raises:
             InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
         """
-        matched, packed = self.match(tokens, namespace=namespace), pack_tokens(tokens)
+        matched, packed, forest = self.match(tokens, namespace=namespace), pack_tokens(tokens), self._forest
+        partition = forest.find_account(owner_of(namespace)).partition
+        num_left = min(partition.num_blocks - partition.num_in_use, forest.num_available)
         return PoolRoute(
             matched.num_tokens,
             self._single_flight.foresee(namespace, packed),
             num_stored_tokens=matched.num_host_tokens + matched.num_disk_tokens,
+            num_room_tokens=max(0, num_left) * forest.block_size,
+            freed_tokens_per_s=self._held_times.freed_per_s(partition.num_in_use) * forest.block_size,
         )
 
     def explain(

@@ -13,6 +13,7 @@ from radixkv.core.errors import InvalidArgumentError, WrongThreadError
 from radixkv.core.events.feed import EventFeed
 from radixkv.core.eviction import DEFAULT_POLICY, PolicyFactory, policy_factory
 from radixkv.core.inspect.counters import Counters
+from radixkv.core.sequences.held_times import HeldTimes
 from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.sequences.single_flight import MAX_WAITS, SingleFlight
 from radixkv.core.tree.block_pool import BlockPool, FollowedPool
@@ -70,6 +71,7 @@ class CacheState:
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
         self._counters = Counters()
+        self._held_times = HeldTimes()
         self._single_flight = SingleFlight(block_size, max_waits)
 
     def _enter(self) -> None:

@@ -37,6 +37,7 @@ def open_sequence(
     seq = Sequence(seq_id, root, node, tokens, forest.path_blocks(node, plan.num_kept))
     if plan.num_taken:
         seq.table.extend(allocate(forest, root.account, plan.num_taken))
+    seq.opened_s = forest.clock()
     seq.num_stored = seq.num_computed = walk.matched_bytes // TOKEN_BYTES
     seq.room = len(tokens) // TOKEN_BYTES
     seq.shares_last_block = plan.shares_last
@@ -58,6 +59,7 @@ def open_child(forest: Forest, seq_id: int, parent: Sequence, node: Node, positi
     child = Sequence(seq_id, parent.root, node, parent.tokens[:end], table)
     child.num_stored = child.num_computed = child.room = position
     child.retention = parent.retention
+    child.opened_s = forest.clock()
     child.published_bytes = end
     child.shares_last_block = end % forest.block_bytes > 0
     child.private_from = len(table)

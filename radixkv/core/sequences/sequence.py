@@ -35,6 +35,7 @@ class Sequence:
         left_tails: tails whose append right it holds though it stands elsewhere; one lock ref each, until release.
         num_stored, num_computed, room: see `api`; `room` is the end of its writable positions.
         retention: set on its history once it is released.
+        opened_s: when it was opened, by the cache's clock.
         promised_table_length, num_promised: blocks of table that `reserve` promised, and how many of them are not taken.
     """
 
@@ -54,6 +55,7 @@ class Sequence:
     promised_table_length: int = 0
     num_promised: int = 0
     retention: tuple[Retention, ...] = ()
+    opened_s: float = 0.0
 
     def append_tokens(self, packed: bytes) -> None:
         """Lengthen the history. O(new), amortised."""

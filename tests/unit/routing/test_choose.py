@@ -24,10 +24,12 @@ def offer(
     stored: int = 0,
     backlog: int = 0,
     speed: float = 1000.0,
+    room: int = 0,
+    freed: float = 0.0,
     **load: Any,
 ) -> PoolRoute:
     measured = WorkerLoad(backlog, speed, 0, **{"is_accepting": True, **load})
-    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured), stored)
+    return PoolRoute(found, pending, WorkerReport(1, name, name, load=measured), stored, room, freed)
 
 
 def ranked(*offers: PoolRoute, prompt: int = 1000, recent: dict[str, int] | None = None, seed: int = 0) -> list[Choice]:
@@ -80,6 +82,26 @@ def test_of_stored_tokens_only_those_beyond_what_is_cached_or_about_to_be_are_lo
     assert (choice.num_found_tokens, choice.reason) == (600, "pending")
     (choice,) = ranked(offer("a", 100, pending=600, stored=5000, loaded_tokens_per_s=5000.0))
     assert (choice.num_found_tokens, choice.cost_s) == (1000, pytest.approx(400 / 5000))
+
+
+def test_where_blocks_are_short_the_wait_for_those_that_are_not_cached_counts_like_computing() -> None:
+    first, second = ranked(offer("full", 300, room=200, freed=250.0), offer("roomy", 100, room=900, freed=250.0))
+    assert (first.worker, first.waiting_s, first.cost_s) == ("roomy", 0.0, pytest.approx(W * 0.9))
+    assert (second.waiting_s, second.cost_s) == (2.0, pytest.approx(W * (0.7 + 2.0)))
+    assert names(ranked(offer("full", 800, freed=1000.0), offer("roomy", 100, room=900))) == ["full", "roomy"]
+
+
+def test_what_is_loaded_needs_room_and_what_is_about_to_be_published_does_not() -> None:
+    (choice,) = ranked(offer("a", 100, stored=900, freed=900.0, loaded_tokens_per_s=5000.0))
+    assert choice.waiting_s == pytest.approx(1.0)
+    (choice,) = ranked(offer("a", 100, pending=1000, freed=900.0))
+    assert choice.waiting_s == 0.0
+
+
+@pytest.mark.parametrize("freed", [0.0, math.nan, -1.0, math.inf])
+def test_a_pool_that_does_not_tell_how_fast_blocks_come_makes_nobody_wait(freed: float) -> None:
+    (choice,) = ranked(offer("a", freed=freed))
+    assert (choice.waiting_s, choice.cost_s) == (0.0, W)
 
 
 def test_choices_that_no_report_covers_count_as_backlog() -> None:

@@ -14,6 +14,7 @@ from radixkv.core.api import (
     PoolRoute,
     PoolShape,
     ReleaseOp,
+    SetQuotaOp,
     StepOp,
     WorkerLoad,
     WorkerReport,
@@ -86,7 +87,7 @@ def test_a_worker_says_where_it_serves_and_what_and_how_busy_it_is() -> None:
     service = Service()
     holder = service.attach("a", holder_name="left", generation_address="host:1", fingerprint="f00d")
     report = WorkerReport(7, "left", "host:1", "f00d")
-    assert service.route()["a"] == PoolRoute(0, 0, report)
+    assert service.route()["a"] == PoolRoute(0, 0, report, num_room_tokens=64)
     holder.step(load=BUSY)
     service.now_s += 2.5
     assert service.route()["a"].worker == report._replace(load=BUSY, load_age_s=2.5)
@@ -103,9 +104,35 @@ def test_a_worker_that_begins_to_serve_says_so_on_a_new_stream() -> None:
     service = Service()
     holder = service.attach("a", load=WORKER_LOAD.to_proto(BUSY))
     holder.step(AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40))
-    assert service.route()["a"] == PoolRoute(40, 0, WorkerReport(7, load=BUSY))
+    assert service.route()["a"][:3] == (40, 0, WorkerReport(7, load=BUSY))
     service.attach("a", generation_address="host:2")
-    assert service.route()["a"] == PoolRoute(40, 0, WorkerReport(7, "", "host:2", load=BUSY))
+    assert service.route()["a"][:3] == (40, 0, WorkerReport(7, "", "host:2", load=BUSY))
+
+
+def test_route_tells_the_room_for_a_prompt_and_how_fast_more_comes() -> None:
+    service = Service()
+    holder = service.attach("a")
+    holder.step(AcquireOp(PROMPT, reserve=8, seq_id=1), InsertOp(1, 40))
+    service.now_s += 5.0
+    assert service.route()["a"][4:] == (64 - 48, pytest.approx(48 / 2.0)), "no sequence has ended: they take 2 s"
+    for seq_id in range(2, 200):
+        holder.step(ReleaseOp(seq_id - 1), AcquireOp(PROMPT, reserve=8, seq_id=seq_id))
+        service.now_s += 5.0
+    assert service.route()["a"][4:] == (64 - 48, pytest.approx(48 / 5.0, rel=1e-3))
+    holder.step(ReleaseOp(199))
+    assert service.route()["a"][4:] == (64, 0.0), "cached blocks make room"
+
+
+def test_the_room_of_a_namespace_is_that_of_its_quota_and_of_the_others_what_quotas_leave() -> None:
+    service = Service()
+    holder = service.attach("a")
+    holder.step(SetQuotaOp("team", 6), AcquireOp(PROMPT[:64], namespace="team", seq_id=1))
+    assert service.route(namespace="team")["a"].num_room_tokens == (6 - 4) * 4
+    assert service.route(namespace="team")["a"].freed_tokens_per_s == pytest.approx(16 / 2.0)
+    assert service.route()["a"][4:] == ((16 - 6) * 4, 0.0)
+    assert service.route(namespace="new")["a"][4:] == ((16 - 6) * 4, 0.0)
+    (told,) = asyncio.run(service.servicer.Usage(readers.UsageRequest(), None)).pools
+    assert [usage.namespace for usage in told.usages] == ["team"], "asking opens no account"
 
 
 def test_route_finds_what_is_cached_and_what_is_about_to_be_published() -> None:

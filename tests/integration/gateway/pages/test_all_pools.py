@@ -84,7 +84,8 @@ def test_an_operator_is_told_which_worker_was_chosen_and_why(
     assert "x-radixkv-route" not in answers["red"].raise_for_status().headers
     told = answers["chief"].raise_for_status().headers["x-radixkv-route"]
     assert re.fullmatch(
-        rf"worker={hosts[1].server.address}; reason=matched; found={LENGTH}; cost=\d+\.\d{{3}}s; backlog=\d+\.\d{{3}}s",
+        rf"worker={hosts[1].server.address}; reason=matched; found={LENGTH}; "
+        r"cost=\d+\.\d{3}s; backlog=\d+\.\d{3}s; waiting=0\.000s",
         told,
     ), told
 
