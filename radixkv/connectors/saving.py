@@ -131,9 +131,9 @@ class HostSaver:
     def find(self, request: Any, num_computed: int) -> int:
         """How many tokens after the first `num_computed` the host pool holds, in whole blocks; never the last token."""
         namespace = None if request.request_id in self._failed else self._namespace_of(request)
-        tokens = pack_tokens(request.all_token_ids[: request.num_tokens - 1]) if namespace is not None else b""
-        if namespace is None or not tokens:
+        if namespace is None or request.num_tokens < 2:
             return 0
+        tokens = pack_tokens(request.all_token_ids[: request.num_tokens - 1])
         answers = self._ask([MatchOp(tokens, namespace)])
         match = answers[0] if answers else None
         num_matched = match.num_tokens // self._block_size * self._block_size if isinstance(match, MatchResult) else 0

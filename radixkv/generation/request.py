@@ -221,6 +221,7 @@ class ForkParams(Prompt):
         Prompt.__post_init__(self)
         _check_service(self.priority, self.timeout_s, self.request_id)
         check_retention(self.retention)
+        check_sharing(self.sharing)
 
 
 def _check_continued(messages: Sequence[Message]) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.hints import HINT_BYTES
 from radixkv.stores.secrets.names import NAME_BYTES
@@ -139,8 +138,6 @@ class SlotFile:
         Raises:
             OSError: it cannot be read.
         """
-        if len(buffer) != self.sealed_bytes:
-            raise InvalidArgumentError("buffer", f"{len(buffer)} bytes", f"{self.sealed_bytes} bytes")
         return os.preadv(self._fd, [buffer], slot * self.slot_bytes) == self.sealed_bytes
 
     def prefetch(self, slot: int) -> None:

@@ -131,6 +131,20 @@ def test_no_more_namespaces_are_told_apart_than_a_bound() -> None:
     assert rates[OTHERS] == 1500 / (900 + 899 + 898)
 
 
+def test_of_several_pools_every_figure_names_its_pool() -> None:
+    caches = {"p": PrefixCache(16), "q": PrefixCache(32)}
+    for length, cache in enumerate(caches.values(), 16):
+        cache.acquire([1] * length)
+    pools = [PoolFigures(cache.stats(), cache.block_times(), cache.usage(), name) for name, cache in caches.items()]
+    families = list(pool_metrics(pools))
+    assert len(families) == len(list(pool_metrics([pools[0]._replace(pool=None)])))
+    for family in families:
+        named = {sample.labels["pool"] for sample in family.samples}
+        assert named == {"p", "q"}, family.name
+    told = {(each.name, each.labels["pool"]): each.value for family in families for each in family.samples}
+    assert [told["radixkv:kv_query_tokens_total", name] for name in caches] == [16, 17]
+
+
 def test_how_many_more_requests_fit_now_and_what_each_namespace_has_held() -> None:
     now_s = 0.0
     cache = PrefixCache(130, 16, clock=lambda: now_s)

@@ -272,6 +272,7 @@ def test_a_name_that_cannot_be_a_namespace_is_not_cached_and_said(caplog: pytest
     for name in ("a", "b"):
         assert engine.run(request(name, PROMPT, lora_request=adapter)) == 0
     assert "request a is not cached in host memory" in caplog.text
+    assert engine.indices[0].said == [], "nothing is looked up or opened for it"
     engine.close()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.net.channel import MAX_TOKEN_CHARACTERS, Credentials, _TokenFile, make_channel
@@ -82,3 +84,24 @@ def test_a_file_that_cannot_be_read_is_named_at_once(names: tuple[str, ...], tmp
     path = tmp_path / "missing"
     with pytest.raises(InvalidArgumentError, match="a file that can be read: No such file"):
         make_channel(HERE, Credentials(**dict.fromkeys(names, path)), [])
+
+
+@pytest.mark.parametrize(
+    ("address", "has_token", "is_secure", "is_taken"),
+    [
+        (HERE, True, False, True),
+        ("unix:/x", True, False, True),
+        ("192.0.2.1:1", False, False, True),
+        ("192.0.2.1:1", False, True, True),
+        ("192.0.2.1:1", True, True, True),
+        ("192.0.2.1:1", True, False, False),
+    ],
+)
+def test_a_token_goes_to_this_machine_or_by_tls(
+    address: str, has_token: bool, is_secure: bool, is_taken: bool, tmp_path: Path
+) -> None:
+    authorities = Authority.make(tmp_path).own.certificate if is_secure else None
+    credentials = Credentials(token="t" if has_token else None, ca_file=authorities)
+    refused = pytest.raises(InvalidArgumentError, match="never sent in plaintext")
+    with contextlib.nullcontext() if is_taken else refused:
+        make_channel(address, credentials, []).close()

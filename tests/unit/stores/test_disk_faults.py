@@ -16,6 +16,7 @@ import pytest
 from sealed_blocks import FINGERPRINT, BlockMaker
 
 from radixkv.stores.disk import DiskLevel, level
+from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.errors import StoreError
 
 CHAINS = [[number, 1, 2, number] for number in range(12)]
@@ -90,12 +91,53 @@ def test_a_crash_loses_nothing_that_was_written(maker: BlockMaker, tmp_path: Pat
     assert serves(maker, tmp_path / "copy") == 48
 
 
+def test_a_slot_that_cannot_be_read_at_the_start_costs_its_block_alone(
+    maker: BlockMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(maker, tmp_path / "disk", tmp_path / "copy")
+    real, tried = SlotFile.label, []
+
+    def fail_once(slots: SlotFile, slot: int) -> object:
+        tried.append(slot)
+        return failing(errno.EIO)() if len(tried) == 1 else real(slots, slot)
+
+    monkeypatch.setattr(SlotFile, "label", fail_once)
+    assert 44 <= serves(maker, tmp_path / "copy") < 48
+    assert len(tried) > 1
+
+
 def flip(path: Path, position: int) -> None:
     with path.open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes((byte ^ (1 << position % 8),)))
+
+
+def zero_page(path: Path, number: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(4096 * number)
+        file.write(bytes(4096))
+
+
+def test_an_index_with_one_bad_page_keeps_the_other_rows_also_over_the_next_start(
+    maker: BlockMaker, tmp_path: Path
+) -> None:
+    blocks = maker.chain(list(range(120)))
+    disk = maker.level(tmp_path / "disk", 128)
+    assert disk.write(blocks) == 120
+    disk.close()
+    num_left = []
+    for page in range((tmp_path / "disk" / FINGERPRINT.hex()[:32] / "index").stat().st_size // 4096):
+        shutil.copytree(tmp_path / "disk", tmp_path / str(page))
+        zero_page(tmp_path / str(page) / FINGERPRINT.hex()[:32] / "index", page)
+        for _ in range(2):
+            disk = maker.level(tmp_path / str(page), 128)
+            disk.check()
+            num_left.append(sum(block.name in disk for block in blocks))
+            disk.close()
+        assert num_left[-2] == num_left[-1], f"page {page}"
+    assert any(0 < number < 120 for number in num_left)
 
 
 @pytest.mark.parametrize("name", ["slots", "index", "index-wal"])
@@ -117,9 +159,7 @@ def test_damaged_files_cost_misses(maker: BlockMaker, tmp_path: Path, name: str,
         case "random":
             path.write_bytes(draw.randbytes(size))
         case "page zeroed":
-            with path.open("r+b") as file:
-                file.seek(4096)
-                file.write(bytes(4096))
+            zero_page(path, 1)
     serves(maker, tmp_path / "copy")
 
 

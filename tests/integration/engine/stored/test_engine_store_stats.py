@@ -289,6 +289,8 @@ def test_what_the_disk_holds_after_the_cached_tokens_is_found(tmp_path: Path) ->
         assert ask(engine, prompt, namespace="one").usage.num_loaded_tokens == 48
         known = client.find_stored(prompt, "one")
         assert known == engine.find_stored(prompt, "one")
+        engine.store.begin_clear("one")  # type: ignore[attr-defined]
+        assert engine.find_stored(prompt, "one") == StoredPrefix()
         assert (known.load_s or 0) > 0 < (known.compute_s or 0)
 
 

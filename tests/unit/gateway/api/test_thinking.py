@@ -52,6 +52,15 @@ def test_thoughts_stand_at_the_beginning_between_their_marks(text: str, thought:
 
 
 @pytest.mark.parametrize(
+    ("tail", "opened"),
+    [("<think>", True), ("<think>\n", True), ("<think> Hm.", False), ("</think>", False), ("", False)],
+)
+def test_a_prompt_that_ends_with_the_opening_mark_has_opened_the_thoughts(tail: str, opened: bool) -> None:
+    assert THINK.has_opened(tail) is opened
+    assert not HARMONY.has_opened(HARMONY.opens)
+
+
+@pytest.mark.parametrize(
     ("text", "thought", "said"),
     [
         ("Hm.\n</think>\n\nFour.", "Hm.", "Four."),

@@ -75,6 +75,18 @@ def test_held_tokens_are_what_the_counter_has_risen_and_all_of_a_new_one(databas
     assert asyncio.run(run()) == [2.0, 2.0, 5.0, 5.0, 6.0, 6.5]
 
 
+def test_a_counter_of_an_earlier_version_goes_on_in_the_first_pool_that_has_reached_it(database: Database) -> None:
+    async def run() -> list[float]:
+        database.submit(lambda c: c.execute("INSERT INTO held VALUES ('', 'a', 5.0), ('', 'b', 5.0)")).result()
+        book, told = book_of(database), []
+        for pool, counter in (("new", 3.0), ("old", 7.0), ("other", 9.0)):
+            await book.hold(pool, [usage("a", counter)], BLOCK_SIZE, None)
+            told.append((await book.read("a"))[0].held_token_s / BLOCK_SIZE)
+        return told
+
+    assert asyncio.run(run()) == [3.0, 3.0 + 2.0, 3.0 + 2.0 + 9.0]
+
+
 def test_a_namespace_that_holds_nothing_any_more_is_asked_for_once(database: Database) -> None:
     async def run() -> list[set[str]]:
         book = book_of(database)

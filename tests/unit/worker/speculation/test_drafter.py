@@ -111,6 +111,20 @@ def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:
     assert list(branch.draft) == []
 
 
+def test_drafts_of_a_batch_that_never_ran_are_gone_with_the_next_plan() -> None:
+    known = [1, 2]
+    settings = SpeculationSettings(always=True)
+    source = LyingSource(lambda _branch: known, 0.0, 50)
+    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    branch = a_branch([1], [2, 3])
+    branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
+    drafter.plan([Row(branch, 2, 3)], 320)
+    assert list(branch.draft) == [1, 2]
+    known.clear()
+    drafter.plan([Row(branch, 2, 3)], 320)
+    assert list(branch.draft) == []
+
+
 def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True, shared_tokens=32)

@@ -37,6 +37,18 @@ def test_histories_past_the_bytes_have_no_drafts_until_others_end() -> None:
     assert OwnText(index_bytes(1024) - 1).find(one, 4) is None, "to the byte"
 
 
+def test_a_history_that_grows_counts_once_and_in_whole_when_it_ends() -> None:
+    source, text = OwnText(index_bytes(1024)), noise(1, 600)
+    one, other = a_branch(text, text[:20]), a_branch(noise(2, 900), noise(2, 900)[:20])
+    for _ in range(3):
+        assert source.find(one, 4) is not None
+        one.tokens.extend(text[:20])
+    one.tokens.extend(text[:400])
+    assert source.find(one, 4) is None, "twice as much would not fit"
+    source.ended(one.generation)
+    assert source.find(other, 4) is not None
+
+
 def test_a_reply_is_found_by_the_end_of_its_prompt_and_ends_where_it_ended() -> None:
     source, prompt, reply = RecentReplies(1 << 20), noise(1, 100), noise(2, 30)
     source.ended(a_branch(prompt, reply).generation)
