@@ -97,11 +97,15 @@ class LevelHints:
                 nonce = os.urandom(_NONCE_BYTES)
                 sealed = AESGCM(keys.hint_key).encrypt(nonce, owner.encode(), keys.id)
                 self._submit(partial(self._disk.label, keys.id, nonce + sealed))
-            self._submit(partial(self._level.list_blocks, {keys.id}))
+            self._submit(partial(self._list, {keys.id}))
 
     def tell_again(self) -> None:
         """The service knows nothing of this pool: report everything."""
-        self._submit(partial(self._level.list_blocks, set(self._owners)))
+        self._submit(partial(self._list, set(self._owners)))
+
+    def _list(self, ids: set[bytes]) -> None:
+        self._level.list_blocks(ids)
+        self._wake()
 
     def _changed(self, name: bytes, entry: Entry, is_saved: bool) -> None:
         if entry.hint and entry.namespace_id in self._owners:
