@@ -124,7 +124,10 @@ class ReplyTasks(Generic[_Task]):
         task.when_ended(lambda: self._remove(task))
 
     def _remove(self, task: _Task) -> None:
-        del self._running[task.task_id]
+        if (
+            self._running.get(task.task_id) is task
+        ):  # otherwise this gateway has taken it over from itself, late for its lease
+            del self._running[task.task_id]
         self._num_background[task.namespace] -= task.is_background
         self._num_background += Counter()  # drops zero counts
 
