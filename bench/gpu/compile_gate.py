@@ -30,7 +30,7 @@ import triton
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig
+from radixkv.kernels.gpu.launch import CHAINING_TARGETS, TARGETS, LayerShape, TileConfig
 from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_parts
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
@@ -74,17 +74,17 @@ class Configuration:
         """Parameters that the kernels are compiled for."""
         group, head_dim, v_head_dim = self.heads
         element_size = ELEMENT_BYTES[self.dtype]
-        packs = self.cache in ("int8", "fp8") and self.dtype == "bf16" and target == "sm_90"
+        packs = self.cache in ("int8", "fp8") and self.dtype == "bf16" and target == "sm_90" and not self.is_latent
         cache = self.cache + "x4" if packs else self.cache
         return LayerShape(group, head_dim, v_head_dim, self.block_size, element_size, cache, self.is_latent)
 
     def is_offered(self, target: str) -> bool:
-        """Whether the table has it for this target."""
+        """Whether the table has it for this target; a group of more heads than the narrow form has rows takes the wide one."""
         try:
-            self.shape(target).forms(target)
+            forms = self.shape(target).forms(target)
         except InvalidArgumentError:
             return False
-        return True
+        return self.form != "narrow" or self.heads[0] <= forms.narrow.block_m
 
     def compile_for(self, target: str) -> Measured:
         """Compile it as launched on this target."""
@@ -104,6 +104,7 @@ class Configuration:
             **flags,
             "FORM": FORMS.index(self.form),
             "UPCAST": False,
+            "CHAINED": target in CHAINING_TARGETS,
         }
         return measure(_attend_items_kernel, target, self._types(target), constants, tile.options(target))
 

@@ -17,6 +17,7 @@ from radixkv.kernels.kv.kv_format import int4_group
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
 __all__ = [
+    "CHAINING_TARGETS",
     "MAX_HEAD_DIM",
     "MAX_LATENT_DIM",
     "TARGETS",
@@ -43,6 +44,9 @@ _COLUMNS = {"sm_80": 0, "sm_120": 0, "sm_90": 1, "sm_100": 2, "gfx942": 3, "gfx1
 TARGETS = tuple(_COLUMNS)
 """Targets of the table; another chip takes the nearest of its kind."""
 
+CHAINING_TARGETS = ("sm_90", "sm_100", "sm_120")
+"""Targets on which a launch may start before the one before it ends."""
+
 _HEAD_CLASSES = (64, 128, 256, 576)
 
 _FIRST_PROGRAMS_PER_PROCESSOR = 2
@@ -55,6 +59,9 @@ _REGISTERS = 65536
 
 _NARROW_ROWS, _ONE_BUFFER = 16, (4, 2)
 """Rows, and warps and stages, of the narrow tiles whose registers are bounded."""
+
+_MERGED_ELEMENTS = 8192
+"""Of an entry's parts that a narrow program reads at once, all heads of a kv head."""
 
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
@@ -101,7 +108,7 @@ _TABLE = """
   plain   2   576  16/16/8/5  32/16/8/5  16/32/8/5  64/64/8/2  16/32/8/5  32/32/8/5  16/16/8/1  64/16/8/1  16/16/16/1 32/16/16/1
   scaled  2    64  16/64/4/5  64/32/4/5  16/64/4/5  64/64/4/5  16/32/4/5  64/64/4/5  16/64/4/2  64/64/4/2  16/32/4/2  64/32/8/2
   scaled  2   128  16/32/4/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
-  scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/4/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/4/2  32/16/8/1
+  scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/8/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/4/2  32/16/8/1
   scaled  2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/5  16/16/8/5  16/16/8/5  16/16/8/1  16/16/8/1  -          -
   int4    2   128  16/32/8/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
   plain   4    64  16/32/4/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/4/2  32/32/8/2  16/32/4/2  32/32/8/1  16/16/8/1  32/16/8/1
@@ -206,6 +213,10 @@ class LayerShape:
             "K_GROUP": int4_group(self.head_dim),
             "V_GROUP": int4_group(self.v_head_dim),
             "LATENT": self.is_latent,
+            "MERGED_HEADS": next_power_of_2(self.group),
+            "MERGED_PARTS": max(
+                1, min(32, _MERGED_ELEMENTS // (next_power_of_2(self.group) * next_power_of_2(self.v_head_dim)))
+            ),
         }
 
 
