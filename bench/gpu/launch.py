@@ -124,7 +124,7 @@ class Variant:
     split_keys: int | None = None
     narrow: TileConfig | None = None
     wide: TileConfig | None = None
-    chains: bool = True
+    in_parallel: bool = True
     merged: int | None = None
 
     @contextmanager
@@ -139,10 +139,10 @@ class Variant:
             if self.split_keys is not None:
                 stack.enter_context(patch.object(device_work, "LEAST_SPLITS", (self.split_keys,) * 2))
                 stack.enter_context(patch.object(device_work, "MOST_SPLIT", self.split_keys))
-            if not self.chains:
-                stack.enter_context(patch.object(tree_attention, "CHAINING_TARGETS", ()))
+            if not self.in_parallel:
+                stack.enter_context(patch.object(tree_attention, "IN_PARALLEL", False))
             if self.merged is not None:
-                stack.enter_context(patch.object(launch, "_MERGED_ELEMENTS", self.merged))
+                stack.enter_context(patch.object(launch, "_MOST_MERGED", self.merged))
             if self.narrow or self.wide:
                 table = launch._forms(launch.launch_target(device))
                 row = case_layer.row
@@ -163,10 +163,11 @@ def _tiles(narrow: str, wide: str) -> tuple[Variant, ...]:
 AS_IT_IS = Variant("as it is")
 VARIANTS = (
     AS_IT_IS,
-    Variant("forms in turn", chains=False),
-    *(Variant(f"{count} parts merged", merged=count * 512) for count in (8, 32)),
-    *(Variant(f"split {keys}", split_keys=keys) for keys in (64, 256)),
-    *_tiles("16/64/4/1", "64/64/4/5"),
+    Variant("in turn", in_parallel=False),
+    Variant("in turn, wide 64/64/4/3", in_parallel=False, wide=TileConfig(64, 64, 4, 3)),
+    Variant("8 parts merged", merged=8),
+    Variant("split 256", split_keys=256),
+    *_tiles("", "64/64/4/5 64/64/4/3"),
 )
 """For plain caches of two bytes and heads of 128 columns on sm_90."""
 

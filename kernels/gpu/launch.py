@@ -17,7 +17,6 @@ from radixkv.kernels.kv.kv_format import int4_group
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
 __all__ = [
-    "CHAINING_TARGETS",
     "MAX_HEAD_DIM",
     "MAX_LATENT_DIM",
     "TARGETS",
@@ -32,6 +31,7 @@ __all__ = [
     "key_columns",
     "launch_target",
     "num_processors",
+    "parts_at_once",
 ]
 
 MAX_HEAD_DIM = 256
@@ -43,9 +43,6 @@ MAX_LATENT_DIM = 576
 _COLUMNS = {"sm_80": 0, "sm_120": 0, "sm_90": 1, "sm_100": 2, "gfx942": 3, "gfx1201": 4}
 TARGETS = tuple(_COLUMNS)
 """Targets of the table; another chip takes the nearest of its kind."""
-
-CHAINING_TARGETS = ("sm_90", "sm_100", "sm_120")
-"""Targets on which a launch may start before the one before it ends."""
 
 _HEAD_CLASSES = (64, 128, 256, 576)
 
@@ -60,8 +57,8 @@ _REGISTERS = 65536
 _NARROW_ROWS, _ONE_BUFFER = 16, (4, 2)
 """Rows, and warps and stages, of the narrow tiles whose registers are bounded."""
 
-_MERGED_ELEMENTS = 8192
-"""Of an entry's parts that a narrow program reads at once, all heads of a kv head."""
+_MERGED_ELEMENTS, _MOST_MERGED = 8192, 16
+"""Of the parts that a program reads at once, and parts."""
 
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
@@ -158,6 +155,11 @@ def holds_latents(rank: int, rest: int) -> bool:
     return rank + rest <= MAX_LATENT_DIM and key_columns(rank + rest).first == rank
 
 
+def parts_at_once(heads: int, v_head_dim: int) -> int:
+    """Parts of so many heads that a program reads at once."""
+    return max(1, min(_MOST_MERGED, _MERGED_ELEMENTS // (next_power_of_2(heads) * next_power_of_2(v_head_dim))))
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """Parameters that the item kernel is compiled for, apart from the target and the variants of `spec`.
@@ -214,9 +216,7 @@ class LayerShape:
             "V_GROUP": int4_group(self.v_head_dim),
             "LATENT": self.is_latent,
             "MERGED_HEADS": next_power_of_2(self.group),
-            "MERGED_PARTS": max(
-                1, min(32, _MERGED_ELEMENTS // (next_power_of_2(self.group) * next_power_of_2(self.v_head_dim)))
-            ),
+            "MERGED_PARTS": parts_at_once(self.group, self.v_head_dim),
         }
 
 

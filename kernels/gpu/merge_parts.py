@@ -3,33 +3,34 @@
     o[e, h] = sum_p w_p o_p / (sum_p w_p + 2^(sink log2(e) - top))     w_p = 2^(lse_p - top), p over the entry's parts in order
 
 `top` is the largest of the log-sum-exps, base 2, and of the sink. A part with lse = -inf has no weight; an entry with no other
-part gets 0. In steady work (see `FormLimits`) parts are merged one by one, so that those without weight change nothing.
+part gets 0. Parts are summed one by one in order, so that those without weight change nothing.
 Layout: parts [P, Hq, Dv] and lse [P, Hq] in fp32, o [T, Hq, Dv]; an entry's parts as in `work_list`. Parts are read from the
 second level of cache: where `merge_heads` is called, other processors may have written them in the same launch.
-Grid: fixed by the capacity; each program walks (entry, head) in steps of the grid.
+Grid: fixed by the capacity; each program walks (entry, some heads) in steps of the grid.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 # Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
 
 from __future__ import annotations
 
 from itertools import pairwise
+from math import gcd
 
 import torch
 from torch import Tensor
 
 from radixkv.kernels.gpu.device_work import DeviceWork
-from radixkv.kernels.gpu.launch import Grids
+from radixkv.kernels.gpu.launch import Grids, parts_at_once
 from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
 from radixkv.kernels.work_list import WorkList
 
-__all__ = ["merge_heads", "merge_parts", "merge_parts_reference", "step_parts"]
+__all__ = ["merge_heads", "merge_parts", "merge_parts_reference", "merged_heads"]
 
 _GRIDS = Grids()
 
-_STEP_ELEMENTS = 4096
-"""Of the parts read in one step of a program; at most 32 parts."""
+_PROGRAM_ELEMENTS = 512
+"""Of a part that a program of the merge reads: four by each thread."""
 
 
 def merge_parts_reference(work_list: WorkList, parts: Tensor, lse: Tensor, sinks: Tensor | None, out: Tensor) -> None:
@@ -59,42 +60,38 @@ def merge_heads(
     num_heads,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    PARTS: tl.constexpr,  # read at once
     HAS_SINKS: tl.constexpr,
 ):
-    """Fill these heads' columns of an entry's output from its parts [first, end)."""
-    H: tl.constexpr = b_head.shape[0]
+    """Fill these heads' columns of an entry's output from its parts [first, end), summed in order."""
     b_column = tl.arange(0, BLOCK_DV)
-    m_column = b_column < DV
-    b_acc = tl.zeros([H, BLOCK_DV], tl.float32)
-    b_total = tl.zeros([H], tl.float32)
-    b_top = tl.full([H], float("-inf"), tl.float32)
+    m_column = m_head[:, None] & (b_column < DV)[None, :]
+    b_top = tl.full([b_head.shape[0]], float("-inf"), tl.float32)
     if HAS_SINKS:
         b_top = tl.load(p_sinks + b_head, mask=m_head, other=float("-inf")).to(tl.float32) * LOG2_E
-        b_total = tl.where(b_top == float("-inf"), 0.0, 1.0)
-    for start in range(first, end, BLOCK_P):
-        b_index = start + tl.arange(0, BLOCK_P)  # [P]
-        m_part = b_index < end
-        b_part_row = tl.load(p_merge_parts + b_index, mask=m_part, other=0).to(tl.int64) * num_heads
-        b_row = b_part_row[:, None] + b_head[None, :]
-        m_row = m_part[:, None] & m_head[None, :]
-        b_lse = tl.load(p_lse + b_row, mask=m_row, other=float("-inf"), cache_modifier=".cg")
-        b_part = tl.load(  # [P, H, DV]
-            p_parts + b_row[:, :, None] * DV + b_column[None, None, :],
-            mask=m_row[:, :, None] & m_column[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        b_new_top = tl.maximum(b_top, tl.max(b_lse, 0))
-        b_shift = tl.where(b_new_top == float("-inf"), 0.0, b_new_top)
-        b_decay = tl.exp2(b_top - b_shift)
-        b_weight = tl.exp2(b_lse - b_shift[None, :])
-        b_total = b_total * b_decay + tl.sum(b_weight, 0)
-        b_acc = b_acc * b_decay[:, None] + tl.sum(b_weight[:, :, None] * b_part, 0)
-        b_top = b_new_top
+    b_sink = b_top
+    for start in range(first, end, 32):
+        b_index = start + tl.arange(0, 32)  # [P]
+        b_row = tl.load(p_merge_parts + b_index, mask=b_index < end, other=0).to(tl.int64) * num_heads
+        m_lse = (b_index < end)[:, None] & m_head[None, :]
+        b_lse = tl.load(p_lse + b_row[:, None] + b_head[None, :], mask=m_lse, other=float("-inf"), cache_modifier=".cg")
+        b_top = tl.maximum(b_top, tl.max(b_lse, 0))
+    b_shift = tl.where(b_top == float("-inf"), 0.0, b_top)
+    b_total = tl.exp2(b_sink - b_shift)
+    b_acc = tl.zeros([b_head.shape[0], BLOCK_DV], tl.float32)
+    for start in range(first, end, PARTS):
+        for index in tl.static_range(PARTS):
+            b_place = start + index + tl.zeros_like(b_head)  # one place, of all heads
+            m_part = m_head & (b_place < end)
+            b_row = tl.load(p_merge_parts + b_place, mask=m_part, other=0).to(tl.int64) * num_heads + b_head
+            b_lse = tl.load(p_lse + b_row, mask=m_part, other=float("-inf"), cache_modifier=".cg")
+            p_part = p_parts + b_row[:, None] * DV + b_column[None, :]
+            b_part = tl.load(p_part, mask=m_part[:, None] & m_column, other=0.0, cache_modifier=".cg")
+            b_weight = tl.exp2(b_lse - b_shift)
+            b_total += b_weight
+            b_acc += b_weight[:, None] * b_part
     b_out = b_acc / tl.where(b_total > 0.0, b_total, 1.0)[:, None]
-    p_columns = p_out + b_head[:, None] * DV + b_column[None, :]
-    tl.store(p_columns, b_out.to(p_out.dtype.element_ty), mask=m_head[:, None] & m_column[None, :])
+    tl.store(p_out + b_head[:, None] * DV + b_column[None, :], b_out.to(p_out.dtype.element_ty), mask=m_column)
 
 
 @triton.jit
@@ -110,21 +107,23 @@ def _merge_parts_kernel(
     p_tokens,  # [E]
     num_heads,
     stride_out_t,
+    HEADS: tl.constexpr,  # of a program, a power of two that divides Hq
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    BLOCK_P: tl.constexpr,
+    PARTS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    MERGES_ALL: tl.constexpr,
 ):
-    past_unit = tl.load(p_num_entries) * num_heads
+    num_columns = num_heads // HEADS
+    past_unit = tl.load(p_num_entries) * num_columns
     for unit in range(tl.program_id(0), past_unit, tl.num_programs(0)):
-        entry = unit // num_heads
+        entry = unit // num_columns
         first = tl.load(p_part_starts + entry)
         end = tl.load(p_part_starts + entry + 1)
-        if (first < end) & (tl.load(p_narrow_parts + entry) == 0):
-            token = tl.load(p_tokens + entry).to(tl.int64)
-            b_head = unit % num_heads + tl.arange(0, 1)
+        if (first < end) & (MERGES_ALL | (tl.load(p_narrow_parts + entry) == 0)):
+            b_head = unit % num_columns * HEADS + tl.arange(0, HEADS)
             merge_heads(
-                p_out + token * stride_out_t,
+                p_out + tl.load(p_tokens + entry).to(tl.int64) * stride_out_t,
                 p_parts,
                 p_lse,
                 p_sinks,
@@ -136,24 +135,25 @@ def _merge_parts_kernel(
                 num_heads,
                 DV,
                 BLOCK_DV,
-                BLOCK_P,
+                PARTS,
                 HAS_SINKS,
             )
 
 
-def step_parts(block_dv: int, *, is_steady: bool = False) -> int:
-    """Parts read in one step of the kernel."""
-    return 1 if is_steady else max(2, min(32, _STEP_ELEMENTS // block_dv))
+def merged_heads(num_heads: int, block_dv: int) -> int:
+    """Heads of a program of the merge."""
+    return gcd(num_heads, max(1, _PROGRAM_ELEMENTS // block_dv))
 
 
-def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
-    """Fill the rows of `out` [T, Hq, Dv] whose entries have parts, none of a narrow item. Arguments as checked by
-    `attend_by_work`.
+def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor, *, merges_all: bool) -> None:
+    """Fill the rows of `out` [T, Hq, Dv] whose entries have parts, with `merges_all` also where some are of narrow items.
+    Arguments as checked by `attend_by_work`.
     """
     num_heads, v_head_dim = out.shape[1:]
     block_dv = next_power_of_2(v_head_dim)
-    form = block_dv, work.limits.is_steady, sinks is None
-    compiled = _merge_parts_kernel[(_GRIDS.size(form, work.capacity.entries * num_heads, out.device),)](
+    heads = merged_heads(num_heads, block_dv)
+    form = block_dv, heads, sinks is None, merges_all
+    compiled = _merge_parts_kernel[(_GRIDS.size(form, work.capacity.entries * num_heads // heads, out.device),)](
         out,
         work.parts,
         work.lse,
@@ -165,10 +165,12 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
         work.tokens,
         num_heads,
         out.stride(0),
+        HEADS=heads,
         DV=v_head_dim,
         BLOCK_DV=block_dv,
-        BLOCK_P=step_parts(block_dv, is_steady=work.limits.is_steady),
+        PARTS=parts_at_once(heads, v_head_dim),
         HAS_SINKS=sinks is not None,
+        MERGES_ALL=merges_all,
         **PLAIN_OPTIONS,
     )
     _GRIDS.learn(form, compiled, int(PLAIN_OPTIONS["num_warps"]), out.device)

@@ -32,7 +32,6 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.gpu.device_work import UNITS_PER_PROCESSOR, DeviceWork, FormLimits, Launches
 from radixkv.kernels.gpu.launch import (
-    CHAINING_TARGETS,
     MAX_HEAD_DIM,
     MAX_LATENT_DIM,
     Grids,
@@ -44,7 +43,7 @@ from radixkv.kernels.gpu.launch import (
 from radixkv.kernels.gpu.merge_parts import merge_heads, merge_parts
 from radixkv.kernels.gpu.tile import attend_keys, sum_of_values
 from radixkv.kernels.kv.kv_format import KVFormat
-from radixkv.kernels.runtime.triton_port import LOG2_E, gdc_launch_dependents, gdc_wait, tl, triton
+from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 from radixkv.kernels.spec import AttentionSpec
 
 __all__ = ["KVScales", "attend_by_work", "form_limits", "layer_shape"]
@@ -57,6 +56,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_ROWS = 2**31 - 1
 
 _GRIDS = Grids()
+
+IN_PARALLEL = True
 
 _ROUNDS = (1, 2)
 """Of programs, by form. Prompts' tiles differ in length: the chip starts the second round's as those of the first end."""
@@ -113,7 +114,7 @@ def _store_rows(
 
 
 @triton.jit(do_not_specialize=["stride_table"])  # it differs by batch, and would be compiled for its multiples of 16
-def _attend_items_kernel(  # noqa: PLR0912, PLR0915  # one launch
+def _attend_items_kernel(  # noqa: PLR0915  # one launch
     p_out,  # [T, Hq, DV]
     p_parts,  # [P, Hq, DV] fp32
     p_lse,  # [P, Hq] fp32, base 2
@@ -161,10 +162,8 @@ def _attend_items_kernel(  # noqa: PLR0912, PLR0915  # one launch
     UPCAST: tl.constexpr,
     MERGED_HEADS: tl.constexpr,
     MERGED_PARTS: tl.constexpr,  # at once
-    CHAINED: tl.constexpr,  # the narrow form may start before the wide one ends
+    MERGES: tl.constexpr,  # by the narrow form
 ):
-    if CHAINED and FORM == 1:
-        gdc_launch_dependents()
     IN_FP16: tl.constexpr = FORMAT == "fp8x4" or FORMAT == "int8x4"
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     num_columns = num_heads // GROUP * CHUNKS
@@ -290,13 +289,11 @@ def _attend_items_kernel(  # noqa: PLR0912, PLR0915  # one launch
             b_row = (part + b_index).to(tl.int64) * num_heads + b_head
             _store_rows(p_parts + b_row * DV, b_acc, b_sum, m_row, DV, BLOCK_DV)
             tl.store(p_lse + b_row, b_max + tl.log2(tl.where(b_sum > 0.0, b_sum, 1.0)), mask=m_row)
-            if FORM == 0:
+            if MERGES:
                 tl.debug_barrier()  # all rows are written before one thread says so
                 for entry in range(first_entry, first_entry + num_entries):
                     p_arrived = p_arrivals + entry * num_heads + kv_head
                     if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") + 1 == tl.load(p_narrow_parts + entry):
-                        if CHAINED:
-                            gdc_wait()
                         tl.store(p_arrived, 0)
                         b_own_head = tl.arange(0, MERGED_HEADS)
                         merge_heads(
@@ -315,8 +312,6 @@ def _attend_items_kernel(  # noqa: PLR0912, PLR0915  # one launch
                             MERGED_PARTS,
                             HAS_SINKS,
                         )
-    if CHAINED and FORM == 0:
-        gdc_wait()  # what follows this launch also follows the wide form
 
 
 class KVScales(NamedTuple):
@@ -422,13 +417,16 @@ def attend_by_work(
     }
     launches = launches or work.launches
     has_narrow = launches.narrow and limits.narrow_entries > 0
-    is_chained = has_narrow and launches.wide and q.is_cuda and target in CHAINING_TARGETS
-    forms = shape.forms(target)
-    for form in [1] * launches.wide + [0] * has_narrow:
-        config = forms[form]
+    in_parallel = (
+        launches.wide and has_narrow and IN_PARALLEL and q.is_cuda and torch.cuda.is_current_stream_capturing()
+    )
+
+    def launch(form: int) -> None:
+        config = shape.forms(target)[form]
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
-        compiled_form = shape, config, form, is_chained, *variants.values()
+        merges = form == 0 and not in_parallel
+        compiled_form = shape, config, form, merges, *variants.values()
         compiled = _attend_items_kernel[
             (_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)
         ](
@@ -437,13 +435,23 @@ def attend_by_work(
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
-            CHAINED=is_chained,
+            MERGES=merges,
             **config.options(target),
-            **({"launch_pdl": True} if is_chained and form == 0 else {}),
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
-    if launches.merge:
-        merge_parts(work, spec.sinks, out)
+
+    if in_parallel:
+        here, beside = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)  # type: ignore[no-untyped-call]  # no types
+        beside.wait_stream(here)
+        launch(1)
+        with torch.cuda.stream(beside):
+            launch(0)
+        here.wait_stream(beside)
+    else:
+        for form in [1] * launches.wide + [0] * has_narrow:
+            launch(form)
+    if launches.merge or in_parallel:
+        merge_parts(work, spec.sinks, out, merges_all=in_parallel)
     return out
 
 

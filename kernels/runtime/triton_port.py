@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from radixkv.core.errors import RadixKVError
 
-__all__ = ["LOG2_E", "PLAIN_OPTIONS", "gdc_launch_dependents", "gdc_wait", "next_power_of_2", "tl", "triton"]
+__all__ = ["LOG2_E", "PLAIN_OPTIONS", "next_power_of_2", "tl", "triton"]
 
 PLAIN_OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
 """Compiler options of a launch without a tile. Fused multiply-adds are explicit: Triton's default differs by version."""
@@ -38,11 +38,9 @@ class _MissingTriton:
 try:
     import triton
     import triton.language as tl
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
     LOG2_E = tl.constexpr(1.4426950408889634)  # a global that a kernel reads is a constexpr
 except ImportError:
     LOG2_E: Any = None  # type: ignore[no-redef]
     triton: Any = _MissingTriton()  # type: ignore[no-redef]  # the stand-in has the one name that imports use
-    gdc_launch_dependents = gdc_wait = None
     tl: Any = None  # type: ignore[no-redef]
