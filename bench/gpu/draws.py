@@ -1,6 +1,6 @@
 """Draws of a whole batch on a GPU: time of the kernels, and from the launch to the tokens on the host.
 
-    greedy, plain, top-p, top-k and top-p, by rows of 128,256 logits; peaked ones as of a chat model, flat ones as of random weights
+    greedy, plain, top-p, top-k and top-p, from rows of 128,256 logits, peaked as of a chat model or flat as of random weights
 
 Before it is timed, each is compared with the definition, on the device and, up to 32 rows, on the host: all tokens are equal.
 

@@ -6,13 +6,14 @@
     _pick       [row]           the chunk with the token, and the token in it; the first of the largest logits if greedy
 
 `_bound` narrows an interval of masses that has the bound in it. Each pass over the row counts and weighs entries above three
-pivots; a sample of the row suggests them, and every second pass one of them halves the interval, so that passes are bounded.
-The last pass collects the few entries left, which stay in registers while bisection finds the bound.
+pivots. A sample of the row suggests two of them. The third is where few entries are left, in the first pass; then the middle of
+the interval, so that passes are bounded, in turns with its second number, because many masses may be equal. A last pass collects
+the few entries left, which stay in registers while bisection finds the bound. From a chat model's logits two passes are enough.
 
 Masses are kept by their bits, which rise with them, as int32 keys; sums are of integers, so their order does not matter.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 # Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def bound_options(target: str) -> dict[str, int | bool]:
-    """Compiler options of `_bound`, whose one program per row is large: 512 threads, whose warps are of 64 on gfx942."""
-    return {**OPTIONS, "num_warps": 8 if target == "gfx942" else 16}
+    """Compiler options of `_bound`, whose one program per row is large: with more warps on these targets it spills."""
+    return {**OPTIONS, "num_warps": 8 if target in ("sm_120", "gfx942") else 16}
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def _load_logits(p_row, b_entry, num_entries):
 
 @triton.jit
 def _numbers(b_logits):
-    return tl.where(b_logits == b_logits, b_logits, float("-inf"))
+    return tl.where(b_logits == b_logits, b_logits, float("-inf"))  # noqa: PLR0124  # NaN is not
 
 
 @triton.jit
@@ -122,14 +123,81 @@ def _highest_kernel(
 
 
 @triton.jit
-def _sample_pivot(b_keys, b_shares, low, high, goal):
-    """A key at which the shares of larger sample keys within [low, high) reach the goal, to some 2^-9 of it."""
+def _suggest_pivots(b_keys, b_one, b_share, low, high, first_goal, second_goal, third_goal):
+    """Keys at which the shares of larger sample keys reach the first two goals, and their number the third, to some 2^-9."""
+    first, second, third = low, low, low
+    first_past, second_past, third_past = high, high, high
     for _ in range(20):
-        middle = low + (high - low) // 2
-        is_reached = tl.sum(tl.where(b_keys >= middle, b_shares, 0.0), 0) >= goal
-        low = tl.where(is_reached, middle, low)
-        high = tl.where(is_reached, high, middle)
-    return low
+        middle = first + (first_past - first) // 2
+        is_reached = tl.sum(tl.where(b_keys >= middle, b_share, 0.0), 0) >= first_goal
+        first = tl.where(is_reached, middle, first)
+        first_past = tl.where(is_reached, first_past, middle)
+        middle = second + (second_past - second) // 2
+        is_reached = tl.sum(tl.where(b_keys >= middle, b_share, 0.0), 0) >= second_goal
+        second = tl.where(is_reached, middle, second)
+        second_past = tl.where(is_reached, second_past, middle)
+        middle = third + (third_past - third) // 2
+        is_reached = tl.sum(tl.where(b_keys >= middle, b_one, 0.0), 0) >= third_goal
+        third = tl.where(is_reached, middle, third)
+        third_past = tl.where(is_reached, third_past, middle)
+    # The sample's own keys, because many of the row's may be equal.
+    first = tl.min(tl.where(b_keys >= first, b_keys, high), 0)
+    second = tl.min(tl.where(b_keys >= second, b_keys, high), 0)
+    third = tl.min(tl.where(b_keys >= third, b_keys, high), 0)
+    return first, second, third
+
+
+@triton.jit
+def _weigh_above(p_row, num_entries, highest, scale, first, second, third, LINES: tl.constexpr, COLUMNS: tl.constexpr):
+    """Counts and weights of the row's keys of at least each pivot."""
+    b_line = tl.arange(0, LINES)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    b_first_count = tl.zeros([COLUMNS], tl.int32)
+    b_second_count = tl.zeros([COLUMNS], tl.int32)
+    b_third_count = tl.zeros([COLUMNS], tl.int32)
+    b_first_weight = tl.zeros([COLUMNS], tl.int64)
+    b_second_weight = tl.zeros([COLUMNS], tl.int64)
+    b_third_weight = tl.zeros([COLUMNS], tl.int64)
+    b_next = _load_logits(p_row, b_line, num_entries)
+    for begin in range(0, num_entries, LINES * COLUMNS):
+        b_logits = b_next
+        b_next = _load_logits(p_row, begin + LINES * COLUMNS + b_line, num_entries)
+        b_key = _keys(b_logits, begin + b_line, num_entries, highest, scale)
+        b_weight = _weights(tl.maximum(b_key, 0))
+        b_first_count += tl.sum((b_key >= first).to(tl.int32), 0)
+        b_second_count += tl.sum((b_key >= second).to(tl.int32), 0)
+        b_third_count += tl.sum((b_key >= third).to(tl.int32), 0)
+        b_first_weight += tl.sum(tl.where(b_key >= first, b_weight, 0), 0)
+        b_second_weight += tl.sum(tl.where(b_key >= second, b_weight, 0), 0)
+        b_third_weight += tl.sum(tl.where(b_key >= third, b_weight, 0), 0)
+    return (
+        tl.sum(b_first_count, 0).to(tl.int64),
+        tl.sum(b_second_count, 0).to(tl.int64),
+        tl.sum(b_third_count, 0).to(tl.int64),
+        tl.sum(b_first_weight, 0),
+        tl.sum(b_second_weight, 0),
+        tl.sum(b_third_weight, 0),
+    )
+
+
+@triton.jit
+def _collect(
+    p_candidates, p_row, num_entries, highest, scale, low, high, STEP: tl.constexpr, NUM_CANDIDATES: tl.constexpr
+):
+    """The row's keys within [low, high), and -1 after them."""
+    num_found = low * 0
+    b_step = tl.arange(0, STEP)
+    b_next = _load_logits(p_row, b_step, num_entries)
+    for begin in range(0, num_entries, STEP):
+        b_logits = b_next
+        b_next = _load_logits(p_row, begin + STEP + b_step, num_entries)
+        b_key = _keys(b_logits, begin + b_step, num_entries, highest, scale)
+        m_found = (b_key >= low) & (b_key < high)
+        b_place = num_found + tl.cumsum(m_found.to(tl.int32), 0) - 1
+        tl.store(p_candidates + b_place, b_key, mask=m_found)
+        num_found += tl.sum(m_found.to(tl.int32), 0)
+    tl.debug_barrier()
+    b_place = tl.arange(0, NUM_CANDIDATES)
+    return tl.load(p_candidates + b_place, mask=b_place < num_found, other=-1)
 
 
 @triton.jit
@@ -148,7 +216,7 @@ def _narrow(pivot, count, weight, goal, by_count, low, low_count, low_weight, hi
 
 
 @triton.jit
-def _bound_kernel(
+def _bound_kernel(  # noqa: PLR0915  # one launch
     p_bounds,  # [rows] int32: keys
     p_candidates,  # [rows, NUM_CANDIDATES] int32, scratch
     p_highest,  # [rows, num_chunks] fp32
@@ -173,9 +241,8 @@ def _bound_kernel(
     if (tl.load(p_own + 1) < 0.0) & (scale > 0.0) & ((top_k > 0) | (top_p < 1.0)):
         b_sample = tl.arange(0, SAMPLE) * tl.maximum(num_entries // SAMPLE, 1)
         b_sample_key = _load_keys(p_row, b_sample, num_entries, highest, scale)
-        b_line = tl.arange(0, LINES)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-        num_all = num_entries.to(tl.int64)
-        zero = num_all * 0
+        zero = top_k * 0
+        num_all = zero + num_entries
         no_key = tl.sum(b_sample_key * 0, 0)
         bound = no_key
         kept_count = num_all  # entries of at least the bound, and their weight, -1: unknown
@@ -190,53 +257,29 @@ def _bound_kernel(
                 is_new = low_weight < 0
                 num_passes = no_key
                 while is_new | ((low_count - high_count > NUM_CANDIDATES) & (high - low > 1)):
-                    # Pivots: where a sample suggests that the goal is reached, with a margin to both sides, and a third.
+                    # Where a sample suggests that the goal is reached, with a margin to both sides; the third to end soon.
                     m_sample = (b_sample_key >= low) & (b_sample_key < high)
                     b_one = tl.where(m_sample, 1.0, 0.0)
-                    b_share = tl.where(
-                        by_count, b_one, tl.where(m_sample, b_sample_key, 0).to(tl.float32, bitcast=True)
-                    )
-                    num_sampled = tl.sum(b_one, 0)
-                    sampled = tl.sum(b_share, 0)
+                    b_mass = tl.where(m_sample, b_sample_key, 0).to(tl.float32, bitcast=True)
+                    b_share = tl.where(by_count, b_one, b_mass)
+                    num_sampled, sampled = tl.sum(b_one, 0), tl.sum(b_share, 0)
                     above = tl.where(by_count, high_count, high_weight)
-                    within = tl.where(by_count, low_count, low_weight) - above
-                    share = (goal - above).to(tl.float32) / tl.maximum(within, 1).to(tl.float32)
+                    within = tl.maximum(tl.where(by_count, low_count, low_weight) - above, 1).to(tl.float32)
                     share = tl.where(
-                        is_new, tl.where(by_count, goal.to(tl.float32) / num_entries, top_p.to(tl.float32)), share
+                        is_new & (by_count == 0), top_p.to(tl.float32), (goal - above).to(tl.float32) / within
                     )
-                    margin = 2.0 / tl.sqrt(num_sampled + 1.0)
-                    first = _sample_pivot(b_sample_key, b_share, low, high, (share + margin) * sampled)
-                    first = tl.where(is_new, 0, first)  # weighs all
-                    second = _sample_pivot(
-                        b_sample_key, b_share, low, high, tl.where(is_new, share, share - margin) * sampled
-                    )
+                    margin = tl.where(is_new, 0.0, 2.0 / tl.sqrt(num_sampled + 1.0))
                     few = NUM_CANDIDATES // 2 / (low_count - high_count).to(tl.float32)
-                    third = _sample_pivot(b_sample_key, b_one, low, high, few * num_sampled)
-                    third = tl.where(num_passes % 2 == 1, low + (high - low) // 2, third)
-                    b_first_count = tl.zeros([COLUMNS], tl.int32)
-                    b_second_count = tl.zeros([COLUMNS], tl.int32)
-                    b_third_count = tl.zeros([COLUMNS], tl.int32)
-                    b_first_weight = tl.zeros([COLUMNS], tl.int64)
-                    b_second_weight = tl.zeros([COLUMNS], tl.int64)
-                    b_third_weight = tl.zeros([COLUMNS], tl.int64)
-                    b_next = _load_logits(p_row, b_line, num_entries)
-                    for begin in range(0, num_entries, LINES * COLUMNS):
-                        b_logits = b_next
-                        b_next = _load_logits(p_row, begin + LINES * COLUMNS + b_line, num_entries)
-                        b_key = _keys(b_logits, begin + b_line, num_entries, highest, scale)
-                        b_weight = _weights(tl.maximum(b_key, 0))
-                        b_first_count += tl.sum((b_key >= first).to(tl.int32), 0)
-                        b_second_count += tl.sum((b_key >= second).to(tl.int32), 0)
-                        b_third_count += tl.sum((b_key >= third).to(tl.int32), 0)
-                        b_first_weight += tl.sum(tl.where(b_key >= first, b_weight, 0), 0)
-                        b_second_weight += tl.sum(tl.where(b_key >= second, b_weight, 0), 0)
-                        b_third_weight += tl.sum(tl.where(b_key >= third, b_weight, 0), 0)
-                    first_count = tl.sum(b_first_count, 0).to(tl.int64)
-                    second_count = tl.sum(b_second_count, 0).to(tl.int64)
-                    third_count = tl.sum(b_third_count, 0).to(tl.int64)
-                    first_weight = tl.sum(b_first_weight, 0)
-                    second_weight = tl.sum(b_second_weight, 0)
-                    third_weight = tl.sum(b_third_weight, 0)
+                    first, second, third = _suggest_pivots(
+                        b_sample_key, b_one, b_share, low, high,
+                        (share + margin) * sampled, (share - margin) * sampled, few * num_sampled,
+                    )  # fmt: skip
+                    first = tl.where(is_new, 0, first)  # weighs all
+                    other = tl.where(num_passes % 2 == 1, low + (high - low) // 2, low + 1)
+                    third = tl.where(num_passes > 0, other, third)
+                    first_count, second_count, third_count, first_weight, second_weight, third_weight = _weigh_above(
+                        p_row, num_entries, highest, scale, first, second, third, LINES, COLUMNS
+                    )
                     low_weight = tl.where(is_new, first_weight, low_weight)
                     goal = tl.where(is_new & (by_count == 0), _round_up(top_p, first_weight), goal)
                     is_new = low_weight < 0
@@ -254,18 +297,10 @@ def _bound_kernel(
                     )  # fmt: skip
                     num_passes += 1
                 if high - low > 1:
-                    p_own_candidates = p_candidates + row * NUM_CANDIDATES
-                    num_found = no_key
-                    for begin in range(0, num_entries, LINES * COLUMNS):
-                        b_entry = begin + tl.arange(0, LINES * COLUMNS)
-                        b_key = _load_keys(p_row, b_entry, num_entries, highest, scale)
-                        m_found = (b_key >= low) & (b_key < high)
-                        b_place = num_found + tl.cumsum(m_found.to(tl.int32), 0) - 1
-                        tl.store(p_own_candidates + b_place, b_key, mask=m_found)
-                        num_found += tl.sum(m_found.to(tl.int32), 0)
-                    tl.debug_barrier()
-                    b_place = tl.arange(0, NUM_CANDIDATES)
-                    b_key = tl.load(p_own_candidates + b_place, mask=b_place < num_found, other=-1)
+                    b_key = _collect(
+                        p_candidates + row * NUM_CANDIDATES, p_row, num_entries, highest, scale, low, high,
+                        LINES * COLUMNS, NUM_CANDIDATES,
+                    )  # fmt: skip
                     b_weight = _weights(tl.maximum(b_key, 0))
                     above_count, above_weight = high_count, high_weight
                     while high - low > 1:
@@ -278,9 +313,7 @@ def _bound_kernel(
                             low, low_count, low_weight, high, high_count, high_weight,
                         )  # fmt: skip
                 bound, kept_count, kept_weight = low, low_count, low_weight
-                goal_weight = high_weight + (top_k - high_count) * _weights(
-                    low
-                )  # of top_k entries: of equal ones only some
+                goal_weight = high_weight + (top_k - high_count) * _weights(low)  # of equal ones only some
         tl.store(p_bounds + row, bound)
     else:
         tl.store(p_bounds + row, 0)
