@@ -7,8 +7,8 @@
 
 `_bound` narrows an interval of masses that has the bound in it. Each pass over the row counts and weighs entries above three
 pivots. A sample of the row suggests two of them. The third is where few entries are left, in the first pass; then the middle of
-the interval, so that passes are bounded, in turns with its second number, because many masses may be equal. A last pass collects
-the few entries left, which stay in registers while bisection finds the bound. From a chat model's logits two passes are enough.
+the interval, so that passes are bounded, in turns with its second number, because many masses may be equal. A last pass
+collects the few entries left, which stay in registers while bisection finds the bound. A chat model's logits take two passes.
 
 Masses are kept by their bits, which rise with them, as int32 keys; sums are of integers, so their order does not matter.
 """
