@@ -15,6 +15,13 @@ KINDS = ("normal", "flat", "peaked", "ties", "masked")
 
 
 def make_logits(kind: str, count: int, num_entries: int) -> Tensor:
+    """[count, num_entries], every second row falling: there the last entry that may be drawn shows where the bound is."""
+    logits = _make_logits(kind, count, num_entries)
+    logits[::2] = logits[::2].sort(descending=True).values
+    return logits
+
+
+def _make_logits(kind: str, count: int, num_entries: int) -> Tensor:
     logits = torch.randn(count, num_entries)
     if kind == "flat":
         return logits * 0.01
@@ -31,9 +38,9 @@ def make_options(rng: random.Random, num_sources: int, num_entries: int) -> Draw
     return DrawOptions(
         source=rng.randrange(num_sources),
         forced=rng.choice([-1] * 9 + [num_entries - 1]),
-        temperature=rng.choice([0.0, 1e-5, 1e-3, 0.3, 1.0, 1.0, 1.0, 5.0]),
-        top_k=rng.choice([0, 0, 0, 2, 50, rng.randint(1, num_entries), num_entries, 2**62]),
+        temperature=rng.choice([0.0, 1e-5, 1e-3, 0.3, 1.0, 1.0, 1.0, 1.0, 5.0, 5.0]),
+        top_k=rng.choice([0, 0, 2, 50, rng.randint(1, num_entries), rng.randint(1, num_entries), num_entries, 2**62]),
         top_p=rng.choice([1.0, 1.0, 0.9, 0.95, 0.5, 1e-9, 0.999999]),
-        min_p=rng.choice([0.0, 0.0, 0.0, 0.02, 1.0]),
-        uniform=rng.choice([0.0, 1 - 2.0**-53, rng.random(), rng.random(), rng.random()]),
+        min_p=rng.choice([0.0, 0.0, 0.0, 0.0, 0.02, 1.0]),
+        uniform=rng.choice([0.0, 1 - 2.0**-53, 1 - 2.0**-53, rng.random(), rng.random()]),
     )
