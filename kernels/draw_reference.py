@@ -6,7 +6,7 @@
              keeps; min_p. Ties are kept.
     token  = the first entry, in vocabulary order, at which the summed weight of masses >= bound exceeds floor(u total)
 
-Limits: fp32 logits, at most 2^18 entries. NaN has no mass. Entries of less than 2^-44 of the largest mass are never drawn.
+Limits: fp32 logits, fewer than 2^19 entries. NaN has no mass. Entries of less than 2^-44 of the largest mass are never drawn.
 `gpu/draw.py` draws the same tokens by kernels; `native/draw.cpp` sums in floating point, so ties of less than 1e-6 may differ.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 __all__ = ["MAX_ENTRIES", "DrawOptions", "draw_reference", "masses"]
 
-MAX_ENTRIES = 2**18
+MAX_ENTRIES = 2**19 - 1
 """Of a row: its weights of at most 2^44 add up in int64."""
 
 _WEIGHT_SCALE = 2.0**44

@@ -10,7 +10,7 @@ import torch
 from draw_cases import KINDS, make_logits, make_options
 from torch import Tensor
 
-from radixkv.kernels.draw_reference import DrawOptions, draw_reference, masses
+from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, draw_reference, masses
 
 
 def drawn_by_definition(logits: Tensor, options: DrawOptions) -> int:
@@ -68,3 +68,9 @@ def test_entries_that_are_no_number_have_no_mass() -> None:
     logits = torch.tensor([[torch.nan, 0.0, torch.nan, 0.0], [-torch.inf] * 4, [0.0, torch.inf, 1.0, torch.inf]])
     options = [DrawOptions(row, -1, 1.0, 0, 1.0, 0.0, uniform) for row in range(3) for uniform in (0.0, 0.5, 0.99)]
     assert draw_reference(logits, options).tolist() == [1, 3, 3, 0, 2, 3, 1, 3, 3]
+
+
+def test_weights_of_as_many_entries_as_may_be_are_summed_exactly() -> None:
+    logits = torch.zeros(1, MAX_ENTRIES)
+    options = [DrawOptions(0, -1, 1.0, 0, 1.0, 0.0, uniform) for uniform in (0.0, 0.5, 1 - 2.0**-53)]
+    assert draw_reference(logits, options).tolist() == [0, MAX_ENTRIES // 2, MAX_ENTRIES - 1]

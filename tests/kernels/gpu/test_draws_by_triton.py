@@ -28,7 +28,10 @@ FEW = 1 if INTERPRETED else 20
         (2048, 5),
         (9000, 6),
         (128_256, 3),
-        *(pytest.param(*size, marks=pytest.mark.slow) for size in ((5, 400), (1000, 150), (20_000, 60), (2**18, 6))),
+        *(
+            pytest.param(*size, marks=pytest.mark.slow)
+            for size in ((5, 400), (1000, 150), (20_000, 60), (2**18 + 64, 6))
+        ),
     ],
 )
 def test_kernels_draw_what_is_defined(kind: str, num_entries: int, count: int) -> None:
