@@ -289,7 +289,7 @@ class ModelRunner:
         del self.pool
 
     def prepare(self, num_tokens: int) -> None:
-        """Capture the CUDA graphs of steps of up to so many tokens now, not at first use, and compile for longer ones and draws."""
+        """Capture the CUDA graphs of steps of up to so many tokens now, not at first use; compile longer ones and draws."""
         if steps := self._take_steps():
             steps.prepare(num_tokens)
             length = min(_WARM_TOKENS, self.max_model_len)
