@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_ENTRIES", "DrawOptions", "draw_reference", "masses"]
+__all__ = ["MAX_ENTRIES", "DrawOptions", "draw_reference", "masses", "scales_of"]
 
 MAX_ENTRIES = 2**19 - 1
 """Of a row: its weights of at most 2^44 add up in int64."""
@@ -55,11 +56,6 @@ class DrawOptions(NamedTuple):
         """Whether top-k or top-p bound it."""
         return self.is_drawn and (self.top_k > 0 or self.top_p < 1)
 
-    @property
-    def scale(self) -> float:
-        """log2(e) / temperature, rounded to fp32; 0 if greedy."""
-        return float(np.float32(math.log2(math.e) / self.temperature)) if self.temperature else 0.0
-
 
 def draw_reference(logits: Tensor, options: Sequence[DrawOptions]) -> Tensor:
     """Token ids [len(options)] int64, one per draw. Every operation is per row, so no draw depends on its neighbours.
@@ -79,12 +75,19 @@ def draw_reference(logits: Tensor, options: Sequence[DrawOptions]) -> Tensor:
     return token_ids.to(logits.device)
 
 
+def scales_of(temperatures: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """log2(e) / temperature of each; 0 if greedy."""
+    scales = np.zeros(len(temperatures))
+    np.divide(math.log2(math.e), temperatures, out=scales, where=temperatures > 0)
+    return scales.astype(np.float32)
+
+
 def masses(logits: Tensor, scales: Tensor) -> Tensor:
     """Masses [rows, entries] fp32 of entries relative to the most likely one.
 
     Args:
         logits: [rows, entries] fp32.
-        scales: [rows] fp32, each as of `DrawOptions`.
+        scales: [rows] fp32, by `scales_of`.
     """
     logits = torch.where(logits.isnan(), -torch.inf, logits)
     highest = logits.amax(-1, keepdim=True)
@@ -109,7 +112,8 @@ def _weights(some: Tensor) -> Tensor:
 def _draw(logits: Tensor, options: Sequence[DrawOptions]) -> Tensor:
     """Token ids of rows that are drawn, one from each row of the logits."""
     device = logits.device
-    own = masses(logits, torch.tensor([each.scale for each in options], dtype=torch.float32, device=device))
+    scales = scales_of(np.array([each.temperature for each in options]))
+    own = masses(logits, torch.from_numpy(scales).to(device))
     bounds = torch.tensor([each.min_p for each in options], dtype=torch.float32, device=device)
     ranked = [index for index, each in enumerate(options) if each.is_ranked]
     if ranked:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions
+from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, scales_of
 from radixkv.kernels.gpu.launch import launch_target
 from radixkv.kernels.runtime.triton_port import next_power_of_2, tl, triton
 from radixkv.kernels.runtime.upload import upload
@@ -413,7 +413,8 @@ def draw(logits: Tensor, options: Sequence[DrawOptions]) -> Tensor:
     num_rows, num_entries = len(options), logits.shape[1]
     if not 0 < num_entries <= MAX_ENTRIES:
         raise InvalidArgumentError("logits.shape[1]", num_entries, f"between 1 and {MAX_ENTRIES}")
-    table = np.array([each._replace(temperature=each.scale) for each in options], dtype=np.float64)
+    table = np.array(options, dtype=np.float64)
+    table[:, 2] = scales_of(table[:, 2])
     uploaded = upload(table, device)
     num_chunks = -(-num_entries // CHUNK)
     sizes = {"CHUNK": CHUNK, "CHUNKS": next_power_of_2(num_chunks)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from draw_cases import KINDS, make_logits, make_options
 from torch import Tensor
 
-from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, draw_reference, masses
+from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, draw_reference, masses, scales_of
 
 
 def drawn_by_definition(logits: Tensor, options: DrawOptions) -> int:
@@ -19,7 +20,7 @@ def drawn_by_definition(logits: Tensor, options: DrawOptions) -> int:
         return options.forced
     if not options.temperature:
         return logits.tolist().index(logits.max().item())
-    own = masses(logits[None], torch.tensor([options.scale], dtype=torch.float32))[0].tolist()
+    own = masses(logits[None], torch.from_numpy(scales_of(np.array([options.temperature]))))[0].tolist()
     weights = [int(Fraction(mass) * 2**44) for mass in own]
     order = sorted(range(len(own)), key=lambda entry: -own[entry])[: options.top_k or None]
     bound = torch.tensor(options.min_p, dtype=torch.float32).item()
@@ -55,8 +56,7 @@ def test_the_definition_is_as_stated(kind: str, num_entries: int, count: int) ->
 def test_masses_are_powers_of_the_distance_to_the_largest_logit() -> None:
     logits = torch.randn(4, 20000) * 8
     temperatures = torch.tensor([0.2, 0.7, 1.0, 3.0])
-    options = [DrawOptions(0, -1, each, 0, 1.0, 0.0, 0.0) for each in temperatures.tolist()]
-    own = masses(logits, torch.tensor([each.scale for each in options], dtype=torch.float32))
+    own = masses(logits, torch.from_numpy(scales_of(temperatures.double().numpy())))
     exact = torch.exp((logits.double() - logits.double().amax(-1, keepdim=True)) / temperatures.double()[:, None])
     has_mass = exact > 2.0**-60
     assert ((own - exact).abs() / exact)[has_mass].max() < 1e-5
