@@ -30,10 +30,10 @@ import triton
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig, parts_at_once
-from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, merged_heads
+from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig, merge_constants
+from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
-from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 __all__ = ["Configuration", "faults", "main"]
 
@@ -88,9 +88,8 @@ class Configuration:
         """Compile it as launched on this target."""
         if self.form is not None:
             return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
-        width = next_power_of_2(self.heads[2])
-        heads = merged_heads(self.heads[0], width)
-        sizes = {"HEADS": heads, "DV": self.heads[2], "BLOCK_DV": width, "PARTS": parts_at_once(heads, width)}
+        heads, width = max(1, 512 // self.heads[2]), self.heads[2]
+        sizes = {"HEADS": heads, "DV": width, **merge_constants(heads, width)}
         constants = {**sizes, "HAS_SINKS": self.has_variants, "MERGES_ALL": True}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 

@@ -30,8 +30,8 @@ __all__ = [
     "holds_latents",
     "key_columns",
     "launch_target",
+    "merge_constants",
     "num_processors",
-    "parts_at_once",
 ]
 
 MAX_HEAD_DIM = 256
@@ -155,9 +155,10 @@ def holds_latents(rank: int, rest: int) -> bool:
     return rank + rest <= MAX_LATENT_DIM and key_columns(rank + rest).first == rank
 
 
-def parts_at_once(heads: int, v_head_dim: int) -> int:
-    """Parts of so many heads that a program reads at once."""
-    return max(1, min(_MOST_MERGED, _MERGED_ELEMENTS // (next_power_of_2(heads) * next_power_of_2(v_head_dim))))
+def merge_constants(heads: int, v_head_dim: int) -> dict[str, int]:
+    """Constants of `merge_heads` for so many heads: columns, and parts that a program reads at once."""
+    columns = next_power_of_2(heads * v_head_dim)
+    return {"BLOCK": columns, "PARTS": max(1, min(_MOST_MERGED, _MERGED_ELEMENTS // columns))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +216,7 @@ class LayerShape:
             "K_GROUP": int4_group(self.head_dim),
             "V_GROUP": int4_group(self.v_head_dim),
             "LATENT": self.is_latent,
-            "MERGED_HEADS": next_power_of_2(self.group),
-            "MERGED_PARTS": parts_at_once(self.group, self.v_head_dim),
+            **{f"MERGE_{name}": value for name, value in merge_constants(self.group, self.v_head_dim).items()},
         }
 
 

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from radixkv.kernels.gpu.device_work import DeviceWork
-from radixkv.kernels.gpu.launch import Grids, parts_at_once
+from radixkv.kernels.gpu.launch import Grids, merge_constants
 from radixkv.kernels.runtime.triton_port import LOG2_E, PLAIN_OPTIONS, next_power_of_2, tl, triton
 from radixkv.kernels.work_list import WorkList
 
-__all__ = ["merge_heads", "merge_parts", "merge_parts_reference", "merged_heads"]
+__all__ = ["merge_heads", "merge_parts", "merge_parts_reference"]
 
 _GRIDS = Grids()
 
-_PROGRAM_ELEMENTS = 512
+_PROGRAM_COLUMNS = 512
 """Of a part that a program of the merge reads: four by each thread."""
 
 
@@ -55,43 +55,44 @@ def merge_heads(
     p_merge_parts,  # part rows
     first,
     end,
-    b_head,  # [H]
-    m_head,  # [H]
+    first_head,
     num_heads,
+    HEADS: tl.constexpr,
     DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
+    BLOCK: tl.constexpr,  # at least HEADS x DV
     PARTS: tl.constexpr,  # read at once
     HAS_SINKS: tl.constexpr,
 ):
-    """Fill these heads' columns of an entry's output from its parts [first, end), summed in order."""
-    b_column = tl.arange(0, BLOCK_DV)
-    m_column = m_head[:, None] & (b_column < DV)[None, :]
-    b_top = tl.full([b_head.shape[0]], float("-inf"), tl.float32)
+    """Fill these heads' columns of an entry's output from its parts [first, end).
+
+    Heads and columns are one dimension, and every value of a head is held once per column: no value then changes threads, which
+    would wait for one part before the next is loaded.
+    """
+    b_column = tl.arange(0, BLOCK)
+    m_column = b_column < HEADS * DV
+    b_head = first_head + b_column // DV
+    p_column = p_parts + first_head.to(tl.int64) * DV + b_column
+    b_acc = tl.zeros([BLOCK], tl.float32)
+    b_total = tl.zeros([BLOCK], tl.float32)
+    b_top = tl.full([BLOCK], float("-inf"), tl.float32)
     if HAS_SINKS:
-        b_top = tl.load(p_sinks + b_head, mask=m_head, other=float("-inf")).to(tl.float32) * LOG2_E
-    b_sink = b_top
-    for start in range(first, end, 32):
-        b_index = start + tl.arange(0, 32)  # [P]
-        b_row = tl.load(p_merge_parts + b_index, mask=b_index < end, other=0).to(tl.int64) * num_heads
-        m_lse = (b_index < end)[:, None] & m_head[None, :]
-        b_lse = tl.load(p_lse + b_row[:, None] + b_head[None, :], mask=m_lse, other=float("-inf"), cache_modifier=".cg")
-        b_top = tl.maximum(b_top, tl.max(b_lse, 0))
-    b_shift = tl.where(b_top == float("-inf"), 0.0, b_top)
-    b_total = tl.exp2(b_sink - b_shift)
-    b_acc = tl.zeros([b_head.shape[0], BLOCK_DV], tl.float32)
+        b_top = tl.load(p_sinks + b_head, mask=m_column, other=float("-inf")).to(tl.float32) * LOG2_E
+        b_total = tl.where(b_top == float("-inf"), 0.0, 1.0)
     for start in range(first, end, PARTS):
         for index in tl.static_range(PARTS):
-            b_place = start + index + tl.zeros_like(b_head)  # one place, of all heads
-            m_part = m_head & (b_place < end)
-            b_row = tl.load(p_merge_parts + b_place, mask=m_part, other=0).to(tl.int64) * num_heads + b_head
-            b_lse = tl.load(p_lse + b_row, mask=m_part, other=float("-inf"), cache_modifier=".cg")
-            p_part = p_parts + b_row[:, None] * DV + b_column[None, :]
-            b_part = tl.load(p_part, mask=m_part[:, None] & m_column, other=0.0, cache_modifier=".cg")
+            m_part = m_column & (b_column * 0 + start + index < end)
+            row = tl.load(p_merge_parts + tl.minimum(start + index, end - 1)).to(tl.int64) * num_heads
+            b_lse = tl.load(p_lse + row + b_head, mask=m_part, other=float("-inf"), cache_modifier=".cg")
+            b_part = tl.load(p_column + row * DV, mask=m_part, other=0.0, cache_modifier=".cg")
+            b_new_top = tl.maximum(b_top, b_lse)
+            b_shift = tl.where(b_new_top == float("-inf"), 0.0, b_new_top)
+            b_decay = tl.exp2(b_top - b_shift)
             b_weight = tl.exp2(b_lse - b_shift)
-            b_total += b_weight
-            b_acc += b_weight[:, None] * b_part
-    b_out = b_acc / tl.where(b_total > 0.0, b_total, 1.0)[:, None]
-    tl.store(p_out + b_head[:, None] * DV + b_column[None, :], b_out.to(p_out.dtype.element_ty), mask=m_column)
+            b_total = b_total * b_decay + b_weight
+            b_acc = b_acc * b_decay + b_weight * b_part
+            b_top = b_new_top
+    b_out = b_acc / tl.where(b_total > 0.0, b_total, 1.0)
+    tl.store(p_out + first_head * DV + b_column, b_out.to(p_out.dtype.element_ty), mask=m_column)
 
 
 @triton.jit
@@ -107,9 +108,9 @@ def _merge_parts_kernel(
     p_tokens,  # [E]
     num_heads,
     stride_out_t,
-    HEADS: tl.constexpr,  # of a program, a power of two that divides Hq
+    HEADS: tl.constexpr,  # of a program
     DV: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
+    BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     MERGES_ALL: tl.constexpr,
@@ -121,7 +122,6 @@ def _merge_parts_kernel(
         first = tl.load(p_part_starts + entry)
         end = tl.load(p_part_starts + entry + 1)
         if (first < end) & (MERGES_ALL | (tl.load(p_narrow_parts + entry) == 0)):
-            b_head = unit % num_columns * HEADS + tl.arange(0, HEADS)
             merge_heads(
                 p_out + tl.load(p_tokens + entry).to(tl.int64) * stride_out_t,
                 p_parts,
@@ -130,19 +130,14 @@ def _merge_parts_kernel(
                 p_merge_parts,
                 first,
                 end,
-                b_head,
-                b_head < num_heads,
+                unit % num_columns * HEADS,
                 num_heads,
+                HEADS,
                 DV,
-                BLOCK_DV,
+                BLOCK,
                 PARTS,
                 HAS_SINKS,
             )
-
-
-def merged_heads(num_heads: int, block_dv: int) -> int:
-    """Heads of a program of the merge."""
-    return gcd(num_heads, max(1, _PROGRAM_ELEMENTS // block_dv))
 
 
 def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor, *, merges_all: bool) -> None:
@@ -150,9 +145,8 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor, *, merges_a
     Arguments as checked by `attend_by_work`.
     """
     num_heads, v_head_dim = out.shape[1:]
-    block_dv = next_power_of_2(v_head_dim)
-    heads = merged_heads(num_heads, block_dv)
-    form = block_dv, heads, sinks is None, merges_all
+    heads = gcd(num_heads, max(1, _PROGRAM_COLUMNS // next_power_of_2(v_head_dim)))
+    form = heads, v_head_dim, sinks is None, merges_all
     compiled = _merge_parts_kernel[(_GRIDS.size(form, work.capacity.entries * num_heads // heads, out.device),)](
         out,
         work.parts,
@@ -167,8 +161,7 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor, *, merges_a
         out.stride(0),
         HEADS=heads,
         DV=v_head_dim,
-        BLOCK_DV=block_dv,
-        PARTS=parts_at_once(heads, v_head_dim),
+        **merge_constants(heads, v_head_dim),
         HAS_SINKS=sinks is not None,
         MERGES_ALL=merges_all,
         **PLAIN_OPTIONS,

@@ -160,8 +160,8 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
-    MERGED_HEADS: tl.constexpr,
-    MERGED_PARTS: tl.constexpr,  # at once
+    MERGE_BLOCK: tl.constexpr,
+    MERGE_PARTS: tl.constexpr,
     MERGES: tl.constexpr,  # by the narrow form
 ):
     IN_FP16: tl.constexpr = FORMAT == "fp8x4" or FORMAT == "int8x4"
@@ -295,7 +295,6 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
                     p_arrived = p_arrivals + entry * num_heads + kv_head
                     if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") + 1 == tl.load(p_narrow_parts + entry):
                         tl.store(p_arrived, 0)
-                        b_own_head = tl.arange(0, MERGED_HEADS)
                         merge_heads(
                             p_out + tl.load(p_tokens + entry).to(tl.int64) * stride_out_t,
                             p_parts,
@@ -304,12 +303,12 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
                             p_merge_parts,
                             tl.load(p_part_starts + entry),
                             tl.load(p_part_starts + entry + 1),
-                            kv_head * GROUP + b_own_head,
-                            b_own_head < GROUP,
+                            kv_head * GROUP,
                             num_heads,
+                            GROUP,
                             DV,
-                            BLOCK_DV,
-                            MERGED_PARTS,
+                            MERGE_BLOCK,
+                            MERGE_PARTS,
                             HAS_SINKS,
                         )
 
