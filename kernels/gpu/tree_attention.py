@@ -287,7 +287,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
             _store_rows(p_parts + b_row * DV, b_acc, b_sum, m_row, DV, BLOCK_DV)
             tl.store(p_lse + b_row, b_max + tl.log2(tl.where(b_sum > 0.0, b_sum, 1.0)), mask=m_row)
             if FORM == 0:
-                tl.debug_barrier()  # all rows are written before one thread says so
+                tl.debug_barrier()  # all rows are written before one thread counts them
                 for entry in range(first_entry, first_entry + num_entries):
                     p_arrived = p_arrivals + entry * num_heads + kv_head
                     if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") + 1 == tl.load(p_narrow_parts + entry):
