@@ -154,7 +154,7 @@ def _halve(low, high, b_key, b_share, b_other, b_other_share, goal):
 
 @triton.jit
 def _suggest_kernel(
-    p_state,  # [rows, 7] int64: low, high; of masses within them and not below: number, weight; weight of all
+    p_state,  # [rows, 7] int64: low, high, largest logit's bits; number within; number and weight above; weight of all
     p_block_highest,  # [rows, num_chunks, CHUNK / BLOCK] fp32
     p_highest,  # [rows, num_chunks] fp32
     p_logits,  # [*, entries] fp32
@@ -201,49 +201,49 @@ def _suggest_kernel(
             below, high = _halve(below, high, b_key, b_share, b_other, b_other_share, goal - margin)
         low = tl.minimum(low, first)
         high = tl.where(high > first, PAST, high)
+        bits = highest.to(tl.int32, bitcast=True)
         b_state = tl.arange(0, 8)
-        tl.store(p_state + row * 7 + b_state, tl.where(b_state == 0, low, tl.where(b_state == 1, high, 0)), b_state < 7)
+        b_value = tl.where(b_state == 0, low, tl.where(b_state == 1, high, tl.where(b_state == 2, bits, 0)))
+        tl.store(p_state + row * 7 + b_state, b_value, b_state < 7)
 
 
 @triton.jit
 def _collect_kernel(
     p_state,  # [rows, 7] int64
     p_candidates,  # [rows, NUM_CANDIDATES] int32: keys, in any order
-    p_highest,  # [rows, num_chunks] fp32
     p_logits,  # [*, entries] fp32
     p_options,  # [rows, 7] fp64
     num_entries,
     stride_row,
     CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
     NUM_CANDIDATES: tl.constexpr,
 ):
     chunk = tl.program_id(0)
-    num_chunks = tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     p_own = p_options + row * 7
     if _is_ranked(p_own, num_entries):
         scale = tl.load(p_own + 2).to(tl.float32)
-        highest = _row_highest(p_highest + row * num_chunks, num_chunks, CHUNKS)
         p_row = p_logits + tl.load(p_own).to(tl.int64) * stride_row
-        low = tl.load(p_state + row * 7).to(tl.int32)
-        high = tl.load(p_state + row * 7 + 1).to(tl.int32)
+        p_own_state = p_state + row * 7
+        low = tl.load(p_own_state).to(tl.int32)
+        high = tl.load(p_own_state + 1).to(tl.int32)
+        highest = tl.load(p_own_state + 2).to(tl.int32).to(tl.float32, bitcast=True)
         b_key = _load_keys(p_row, chunk * CHUNK + tl.arange(0, CHUNK), num_entries, highest, scale)
         b_weight = _weights(tl.maximum(b_key, 0))
-        b_found = ((b_key >= low) & (b_key < high)).to(tl.int32)
-        b_above = (b_key >= high).to(tl.int32)
-        num_found = tl.sum(b_found, 0)
-        num_above = tl.sum(b_above, 0)
-        if num_found > 0:
-            begin = tl.atomic_add(p_state + row * 7 + 2, num_found.to(tl.int64), sem="relaxed").to(tl.int32)
-            b_place = begin + tl.cumsum(b_found, 0) - 1
-            m_found = (b_found > 0) & (b_place < NUM_CANDIDATES)
-            tl.store(p_candidates + row * NUM_CANDIDATES + b_place, b_key, mask=m_found)
-            tl.atomic_add(p_state + row * 7 + 3, tl.sum(tl.where(b_found > 0, b_weight, 0), 0), sem="relaxed")
+        m_above = b_key >= high
+        m_found = (b_key >= low) & (b_key < high)
+        num_found = tl.sum(m_found.to(tl.int32) + (m_above.to(tl.int32) << 16), 0)
+        num_above = num_found >> 16
+        num_found &= 0xFFFF
+        above = tl.sum(tl.where(m_above, b_weight, 0), 0)
+        tl.atomic_add(p_own_state + 6, tl.sum(b_weight, 0), sem="relaxed")
         if num_above > 0:
-            tl.atomic_add(p_state + row * 7 + 4, num_above.to(tl.int64), sem="relaxed")
-            tl.atomic_add(p_state + row * 7 + 5, tl.sum(tl.where(b_above > 0, b_weight, 0), 0), sem="relaxed")
-        tl.atomic_add(p_state + row * 7 + 6, tl.sum(b_weight, 0), sem="relaxed")
+            tl.atomic_add(p_own_state + 4, num_above.to(tl.int64), sem="relaxed")
+            tl.atomic_add(p_own_state + 5, above, sem="relaxed")
+        if num_found > 0:
+            begin = tl.atomic_add(p_own_state + 3, num_found.to(tl.int64), sem="relaxed").to(tl.int32)
+            b_place = begin + tl.cumsum(m_found.to(tl.int32), 0) - 1
+            tl.store(p_candidates + row * NUM_CANDIDATES + b_place, b_key, mask=m_found & (b_place < NUM_CANDIDATES))
 
 
 @triton.jit
@@ -286,14 +286,11 @@ def _bound_kernel(
     p_bounds,  # [rows] int32: keys
     p_state,  # [rows, 7] int64
     p_candidates,  # [rows, NUM_CANDIDATES] int32
-    p_highest,  # [rows, num_chunks] fp32
     p_logits,  # [*, entries] fp32
     p_options,  # [rows, 7] fp64
     num_entries,
-    num_chunks,
     stride_row,
     STEP: tl.constexpr,
-    CHUNKS: tl.constexpr,
     NUM_CANDIDATES: tl.constexpr,
     LOWEST: tl.constexpr,
     LEAST: tl.constexpr,
@@ -307,19 +304,33 @@ def _bound_kernel(
         top_k = tl.load(p_own + 3).to(tl.int64)
         top_p = tl.load(p_own + 4)
         p_row = p_logits + tl.load(p_own).to(tl.int64) * stride_row
-        highest = _row_highest(p_highest + row * num_chunks, num_chunks, CHUNKS)
         p_own_state = p_state + row * 7
+        highest = tl.load(p_own_state + 2).to(tl.int32).to(tl.float32, bitcast=True)
         p_own_candidates = p_candidates + row * NUM_CANDIDATES
-        num_found = tl.load(p_own_state + 2)
+        num_found = tl.load(p_own_state + 3)
         goal_weight = tl.load(p_own_state + 6)  # what top_p takes its share of
         for stage in range(2):
             by_count = stage == 0
             num_positive = tl.where(tl.load(p_own_state) == LEAST, num_found + tl.load(p_own_state + 4), num_entries)
             if tl.where(by_count, (top_k > 0) & (top_k < num_positive), top_p < 1.0):
                 goal = tl.where(by_count, top_k, _round_up(top_p, goal_weight))
-                found = tl.where(by_count, num_found, tl.load(p_own_state + 3))
                 above = tl.where(by_count, tl.load(p_own_state + 4), tl.load(p_own_state + 5))
-                is_found = (num_found <= NUM_CANDIDATES) & (above < goal) & (goal <= above + found)
+                is_found = (num_found <= NUM_CANDIDATES) & (above < goal)
+                if is_found:
+                    found, _, _, _, _ = _sum_above(
+                        p_row,
+                        p_own_candidates,
+                        num_found.to(tl.int32),
+                        is_found,
+                        highest,
+                        scale,
+                        by_count,
+                        0,
+                        0,
+                        0,
+                        STEP,
+                    )
+                    is_found = above + found >= goal
                 num_sources = tl.where(is_found, num_found, num_entries).to(tl.int32)
                 low = tl.where(is_found, tl.load(p_own_state), LOWEST).to(tl.int32)
                 high = tl.where(is_found, tl.load(p_own_state + 1), PAST).to(tl.int32)
@@ -465,20 +476,9 @@ def draw(logits: Tensor, options: Sequence[DrawOptions]) -> Tensor:
         _suggest_kernel[by_row](
             state, block_highest, *common, num_chunks, stride, **sizes, BLOCK=BLOCK, **KEYS, **RANK_OPTIONS
         )
-        _collect_kernel[by_chunk](
-            state, candidates, *common, stride, **sizes, NUM_CANDIDATES=NUM_CANDIDATES, **RANK_OPTIONS
-        )
-        _bound_kernel[by_row](
-            bounds,
-            state,
-            candidates,
-            *common,
-            num_chunks,
-            stride,
-            CHUNKS=sizes["CHUNKS"],
-            **BOUND_SIZES,
-            **RANK_OPTIONS,
-        )
+        ranked = state, candidates, *common[1:], stride
+        _collect_kernel[by_chunk](*ranked, CHUNK=CHUNK, NUM_CANDIDATES=NUM_CANDIDATES, **RANK_OPTIONS)
+        _bound_kernel[by_row](bounds, *ranked, **BOUND_SIZES, **RANK_OPTIONS)
     if any(each.is_drawn for each in options):
         _weigh_kernel[by_chunk](kept, bounds, *common, stride, **sizes, HAS_BOUNDS=has_bounds, **OPTIONS)
     _pick_kernel[by_row](
