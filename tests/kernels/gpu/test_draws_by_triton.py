@@ -60,8 +60,8 @@ def test_rows_with_more_candidates_than_fit_are_searched_whole(kind: str) -> Non
 
 
 def test_bounds_are_found_where_no_sampled_entry_suggests_them() -> None:
-    block = torch.arange(6000) // module.BLOCK
-    logits = torch.randn(1, 6000).sort(descending=True).values
+    block = torch.arange(6016) // module.BLOCK
+    logits = torch.randn(1, 6016).sort(descending=True).values
     logits[:, block * module.BLOCK + block * 37 % module.BLOCK] = -20.0
     options = [
         DrawOptions(0, -1, 1.0, top_k, top_p, 0.0, uniform)
