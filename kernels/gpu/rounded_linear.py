@@ -14,13 +14,13 @@ Layout. A step is the inputs of 16 words of each output: 64 of 8 bits, 128 of 4 
     codes     [steps, N, 16] int32        word j: the codes of inputs j, 16 + j, 32 + j, ... of the step, the lowest bits first
     scales    [steps, groups, N] int32    scale in the upper half, minimum in the lower; 1 group of 8 bits, 4 of 4 bits
 
-A step's tile is one contiguous run, and one code of each of its words is a matrix [N, 16] of adjacent inputs. So words are loaded
-by wide asynchronous copies straight into the layout of a product's first operand, and become numbers in registers, without
-passing shared memory again. A tile is outputs x rows: the transpose of y's.
+A step's tile is one contiguous run, and one code of each of its words is a matrix [N, 16] of adjacent inputs. So words are
+loaded by wide asynchronous copies straight into the layout of a product's first operand, and become numbers in registers.
+A tile is outputs x rows: the transpose of y's.
 
 Grid: a program takes a tile and a share of the steps. Where tiles are fewer than the programs that run at once, steps are
-split, and a second kernel adds the parts in order. Forms: narrow, of up to 16 rows, bound by the weight's bytes, with two warps,
-so that sm_90 takes products without fences; middle, of up to 64 rows; wide. Rows of a form and number of splits are summed alike.
+split, and a second kernel adds the parts in order. Forms: narrow, up to 16 rows, bound by the weight's bytes, of two warps,
+so that sm_90 takes products without fences; middle, of up to 64 rows; wide. Rows of one form and split are summed alike.
 Dtypes: x float32, float16 or bfloat16. On NVIDIA's chips codes become bfloat16 two at a time. Limit: K is a multiple of 64.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -299,7 +299,7 @@ def _pairs_of_int4(b_words, b_group_0, b_group_1, b_group_2, b_group_3):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows", "num_steps", "steps_per_split"))
 def _multiply_kernel(
     p_out,  # [T, N], or with splits [splits, T, N] fp32
     p_x,  # [T, K]
@@ -347,9 +347,10 @@ def _multiply_kernel(
             b_group_1 = tl.load(p_group + stride_scales)[:, None]
             b_group_2 = tl.load(p_group + 2 * stride_scales)[:, None]
             b_group_3 = tl.load(p_group + 3 * stride_scales)[:, None]
-            b_groups = (b_group_0, b_group_1, b_group_2, b_group_3)
         else:
-            b_groups = (b_group_0,)
+            b_group_1 = b_group_0
+            b_group_2 = b_group_0
+            b_group_3 = b_group_0
         if PAIRS and BITS == 8:
             b_parts = _pairs_of_int8(b_words, b_group_0)
         elif PAIRS:
@@ -363,7 +364,7 @@ def _multiply_kernel(
             else:
                 b_code = b_words << (32 - BITS * (index + 1))
                 b_code = (b_code >> 24) if BITS == 8 else ((b_code >> 28) & 15)
-                b_group = b_groups[index * num_groups // per_word]
+                b_group = (b_group_0, b_group_1, b_group_2, b_group_3)[index * num_groups // per_word]
                 b_scale = (b_group & -65536).to(tl.float32, bitcast=True)
                 b_minimum = (b_group << 16).to(tl.float32, bitcast=True)
                 b_weight = (b_code.to(tl.float32) * b_scale + b_minimum).to(dtype)
@@ -378,7 +379,7 @@ def _multiply_kernel(
     tl.store(p_row + b_n[:, None], b_acc.to(p_out.dtype.element_ty), mask=m_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows", "num_splits"))
 def _sum_kernel(
     p_out,  # [T, N]
     p_parts,  # [splits, T, N] fp32
