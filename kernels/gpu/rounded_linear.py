@@ -139,7 +139,7 @@ def quantise_grouped(weight: Tensor, bits: int) -> GroupedWeight:
         raise InvalidArgumentError("bits", bits, " or ".join(map(str, GROUP_SIZES)))
     check_tensor("weight", weight, (None, None), _DTYPES, weight.device)
     _check_inputs("weight.shape[1]", weight.shape[1])
-    groups = weight.detach().float().unflatten(1, (-1, GROUP_SIZES[bits]))
+    groups = weight.detach().float().view(len(weight), -1, GROUP_SIZES[bits])
     if bits == 8:
         scales = _rounded_up(groups.abs().amax(dim=2) / 127)
         minimums = torch.zeros_like(scales)
@@ -200,7 +200,7 @@ def concatenate_grouped(weights: Sequence[GroupedWeight]) -> tuple[GroupedWeight
     codes = torch.cat([weight.codes for weight in weights], dim=1)
     scales = torch.cat([weight.scales for weight in weights], dim=2)
     widths = [weight.num_outputs for weight in weights]
-    views = zip(codes.split(widths, dim=1), scales.split(widths, dim=2), strict=True)
+    views = zip(torch.split(codes, widths, dim=1), torch.split(scales, widths, dim=2), strict=True)
     return first._replace(codes=codes, scales=scales), [
         first._replace(codes=part, scales=part_scales) for part, part_scales in views
     ]

@@ -362,9 +362,9 @@ class _Filling:
         num_rows, num_inputs = tensor.shape
         owner, leaf = self._owner(target)
         dtype: torch.dtype = getattr(owner, leaf).dtype
-        rounded = bias = None
-        is_rounded = type(owner) is torch.nn.Linear and self._quantization != "none"
-        if is_rounded and can_round(num_inputs, dtype, self._device):
+        rounded: _PanelRows | _GroupedRows | None = None
+        bias: Tensor | None = None
+        if type(owner) is torch.nn.Linear and self._rounds(num_inputs, dtype):
             keeps_bits = self._quantization != "int8" and tensor.kind in INT4_KINDS
             kind = tensor.kind if keeps_bits else _Q4_1 if self._quantization == "int4" else None
             make = _GroupedRows if takes_grouped(self._device) else _PanelRows
@@ -396,6 +396,9 @@ class _Filling:
             self._put(target, plain)
         else:
             self._model.set_submodule(target.rpartition(".")[0], RoundedLinear(rounded.weight, bias))
+
+    def _rounds(self, num_inputs: int, dtype: torch.dtype) -> bool:
+        return self._quantization != "none" and can_round(num_inputs, dtype, self._device)
 
     def _owner(self, target: str) -> tuple[torch.nn.Module, str]:
         module, _, leaf = target.rpartition(".")
