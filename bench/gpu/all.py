@@ -7,6 +7,7 @@
     model          whole decode steps and their breakdown
     serving        requests served by the engine
     attention      all other sections of the attention bench but the peers'
+    linear         layers of 8 and of 4 bits next to torch's of bfloat16
     peers          other kernels; FlashInfer is compiled first
     predict        a model of these times by the compiled code, next to them
     tests          the kernels' GPU tests
@@ -113,6 +114,7 @@ PARTS = (
             ),
         ),
     ),
+    Part("linear", 45, (python("bench.gpu.linear", "--json", "{json}"),)),
     Part(
         "peers",
         100,
@@ -133,6 +135,7 @@ TINY = (
         300,
         (python("bench.gpu.attention", "--interpret", "--only", "decode,planning", "--json", "{json}"),),
     ),
+    Part("linear", 300, (python("bench.gpu.linear", "--tiny", "--json", "{json}"),)),
     Part("peers", 300, (python("bench.gpu.attention", "--interpret", "--only", "peers", "--json", "{json}"),)),
     Part("predict", 60, (python("bench.gpu.predict", "--help"),)),
     Part("tests", 120, (pytest("--collect-only", "-q"),)),

@@ -29,6 +29,7 @@ from bench.gpu.workloads import DTYPE, LATENTS, LLAMA, TINY, TINY_LATENTS, Layer
 from radixkv.kernels import HostBlocks, allocate_kv, write_kv
 from radixkv.kernels.gpu.device_work import DeviceWork, advance, plan_work
 from radixkv.kernels.gpu.merge_parts import merge_parts, merge_parts_reference
+from radixkv.kernels.gpu.rounded_linear import linear_grouped, linear_grouped_reference, quantise_grouped
 from radixkv.kernels.kv.block_copy import copy_blocks
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.kv_format import KVFormat
@@ -99,6 +100,17 @@ class Smoke:
     def latent(self) -> float:
         return Case(Pool(self.latents, POOL_BLOCKS, self.device), branches_of(3, 160, 20)).error()
 
+    def linear(self, bits: int) -> float:
+        """A step that is split and one that is not, of few and of many rows."""
+        errors = []
+        for num_rows, num_outputs in ((3, 96), (40, 96), (70, 200)):
+            x = torch.randn(num_rows, 320, device=self.device).to(DTYPE)
+            exact = torch.randn(num_outputs, 320, device=self.device).to(DTYPE)
+            weight = quantise_grouped(exact, bits)
+            expected = linear_grouped_reference(x, weight)
+            errors.append(relative_error(linear_grouped(x, weight), expected))
+        return max(errors)
+
     def copy(self) -> float:
         cache = self.cache()
         expected = [tensor.clone() for tensor in cache.tensors]
@@ -151,6 +163,8 @@ KERNELS: dict[str, Callable[[Smoke], float]] = {
     "int8": lambda smoke: smoke.rounded(KVFormat.INT8),
     "int4": lambda smoke: smoke.rounded(KVFormat.INT4),
     "latents": Smoke.latent,
+    "linear8": lambda smoke: smoke.linear(8),
+    "linear4": lambda smoke: smoke.linear(4),
 }
 """Simple ones first: `tree` and what comes after it use several kernels."""
 

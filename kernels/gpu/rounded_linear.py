@@ -69,6 +69,7 @@ _LEAST_STEPS = 4
 """Of a program: as many as it loads ahead."""
 
 _SUM_COLUMNS = 256
+_MOST_REGISTERS = 128
 
 
 class Tile(NamedTuple):
@@ -425,7 +426,7 @@ def tile_of(num_rows: int, dtype: torch.dtype, target: str) -> Tile:
     """The tile for so many rows."""
     is_large = target in _LARGE_TARGETS and dtype != torch.float32
     if num_rows <= _NARROW.rows:
-        return _NARROW
+        return _NARROW if dtype != torch.float32 else _NARROW._replace(num_warps=4)
     return _WIDE if is_large and num_rows > _MIDDLE[True].rows else _MIDDLE[is_large]
 
 
@@ -463,7 +464,7 @@ def multiply_grouped(out: Tensor, x: Tensor, weight: GroupedWeight, bias: Tensor
         HAS_BIAS=bias is not None and num_splits == 1,
         PAIRS=has_pairs(x.dtype, x.device),
         UPCAST=x.dtype == torch.bfloat16 and x.device.type == "cpu",
-        **options_of(tile),
+        **options_of(tile, launch_target(x.device)),
     )
     if num_splits > 1:
         _sum_kernel[(num_rows, -(-num_outputs // _SUM_COLUMNS))](
@@ -490,6 +491,7 @@ def constants_of(bits: int, tile: Tile, num_inputs: int) -> dict[str, int | bool
     return {"BITS": bits, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "IS_WHOLE": is_whole}
 
 
-def options_of(tile: Tile) -> dict[str, int | bool]:
-    """Compiler options of a launch."""
-    return {**PLAIN_OPTIONS, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
+def options_of(tile: Tile, target: str) -> dict[str, int | bool]:
+    """Compiler options of a launch. Without a bound of its registers NVIDIA's compiler spills some of a narrow tile's."""
+    bound = {"maxnreg": _MOST_REGISTERS} if tile.rows == _NARROW.rows and target.startswith("sm_") else {}
+    return {**PLAIN_OPTIONS, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **bound}
