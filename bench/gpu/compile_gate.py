@@ -34,8 +34,9 @@ from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig
+from radixkv.kernels.gpu.linear_tiles import options_of, tile_of
 from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_parts
-from radixkv.kernels.gpu.rounded_linear import _multiply_kernel, constants_of, options_of, tile_of
+from radixkv.kernels.gpu.rounded_linear import _multiply_kernel, constants_of
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
@@ -129,11 +130,12 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class LinearConfiguration:
-    """A linear layer of `bits` with `rows` rows of 4096 inputs."""
+    """A linear layer of `bits` with `rows` rows of 4096 inputs, or with a stack of experts and so many rows for each."""
 
     bits: int
     rows: int
     dtype: str = "bf16"
+    is_stacked: bool = False
 
     @property
     def form(self) -> str:
@@ -143,7 +145,7 @@ class LinearConfiguration:
     @property
     def name(self) -> str:
         """Name in the printed table."""
-        return f"linear int{self.bits} {self.dtype} {self.rows} rows"
+        return f"{'experts' if self.is_stacked else 'linear'} int{self.bits} {self.dtype} {self.rows} rows"
 
     def is_offered(self, target: str) -> bool:  # noqa: ARG002  # of every target
         """Whether it is launched on this target."""
@@ -158,6 +160,7 @@ class LinearConfiguration:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[self.dtype]
         tile = tile_of(self.rows, dtype, target)
         flags = {"HAS_BIAS": False, "PAIRS": self.dtype == "bf16" and target.startswith("sm_"), "UPCAST": False}
+        flags["STACKED"] = self.is_stacked
         constants = {**constants_of(self.bits, tile, 4096), **flags}
         types = {f"p_{name}": f"*{self.dtype}" for name in ("out", "x", "bias")}
         return measure(_multiply_kernel, target, types, constants, options_of(tile, target))
@@ -198,6 +201,7 @@ FULL = [
 QUICK_LINEARS = [LinearConfiguration(4, rows) for rows in LINEAR_ROWS]
 LINEARS = [
     *(LinearConfiguration(bits, rows, dtype) for dtype in ("bf16", "fp16") for bits in (8, 4) for rows in LINEAR_ROWS),
+    *(LinearConfiguration(bits, rows, is_stacked=True) for bits in (8, 4) for rows in LINEAR_ROWS),
     LinearConfiguration(4, 1, "fp32"),
 ]
 

@@ -28,14 +28,9 @@ from bench.gpu.common.clock import Calls, Clock, copy_bandwidth  # noqa: E402
 from bench.gpu.common.inputs import MAX_ERROR, relative_error  # noqa: E402
 from bench.gpu.run import device_record  # noqa: E402
 from bench.gpu.workloads import DTYPE, Machine  # noqa: E402
-from radixkv.kernels.gpu.rounded_linear import (  # noqa: E402
-    GroupedWeight,
-    Tile,
-    linear_grouped,
-    multiply_grouped,
-    quantise_grouped,
-    restore_grouped,
-)
+from radixkv.kernels.gpu.grouped_weight import GroupedWeight, quantise_grouped, restore_grouped  # noqa: E402
+from radixkv.kernels.gpu.linear_tiles import Tile  # noqa: E402
+from radixkv.kernels.gpu.rounded_linear import linear_grouped, multiply_grouped  # noqa: E402
 
 SEED = 0
 SECONDS, MINUTES = 0.03, 1.0

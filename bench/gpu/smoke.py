@@ -28,8 +28,9 @@ from bench.gpu.common.inputs import MAX_ERROR, Case, Pool, relative_error
 from bench.gpu.workloads import DTYPE, LATENTS, LLAMA, TINY, TINY_LATENTS, Layer, branches_of, sequences
 from radixkv.kernels import HostBlocks, allocate_kv, write_kv
 from radixkv.kernels.gpu.device_work import DeviceWork, advance, plan_work
+from radixkv.kernels.gpu.grouped_weight import quantise_grouped
 from radixkv.kernels.gpu.merge_parts import merge_parts, merge_parts_reference
-from radixkv.kernels.gpu.rounded_linear import linear_grouped, linear_grouped_reference, quantise_grouped
+from radixkv.kernels.gpu.rounded_linear import linear_grouped, linear_grouped_reference
 from radixkv.kernels.kv.block_copy import copy_blocks
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.kv_format import KVFormat

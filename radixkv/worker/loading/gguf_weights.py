@@ -26,7 +26,7 @@ from torch import Tensor
 
 from radixkv.kernels.cpu.int4_weight import INT4_KINDS, empty_int4, fill_int4, unpack_int4
 from radixkv.kernels.cpu.rounded_linear import PANEL, RoundedWeight, empty_int8, fill_int8
-from radixkv.kernels.gpu.rounded_linear import GroupedWeight, concatenate_grouped, group_codes, quantise_grouped
+from radixkv.kernels.gpu.grouped_weight import GroupedWeight, concatenate_grouped, group_codes, quantise_grouped
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_file import GGUFFile, StoredTensor
 from radixkv.worker.loading.model_store import progress_bars

@@ -15,15 +15,27 @@ from torch import Tensor
 
 from radixkv.kernels.cpu.int4_weight import quantise_int4
 from radixkv.kernels.cpu.rounded_linear import RoundedWeight, can_multiply_rounded, linear_rounded, quantise_int8
-from radixkv.kernels.gpu.rounded_linear import (
+from radixkv.kernels.gpu.grouped_weight import (
     GroupedWeight,
     can_multiply_grouped,
-    linear_grouped,
     quantise_grouped,
     restore_grouped,
+    stack_grouped,
 )
+from radixkv.kernels.gpu.rounded_linear import linear_grouped
 
-__all__ = ["PackedLinear", "RoundedLinear", "can_round", "pack_linears", "padded_length", "takes_grouped"]
+__all__ = [
+    "EXPERT_STACKS",
+    "PackedLinear",
+    "RoundedLinear",
+    "can_round",
+    "pack_linears",
+    "padded_length",
+    "takes_grouped",
+]
+
+EXPERT_STACKS = ("gate_up_proj", "down_proj")
+"""Weights [experts, outputs, inputs] of transformers' modules of stacked experts."""
 
 _CPU = torch.device("cpu")
 _BITS = {"auto": 8, "int8": 8, "int4": 4}
@@ -68,12 +80,16 @@ def padded_length(num_rows: int) -> int:
 
 
 class RoundedLinear(torch.nn.Module):
-    """A linear layer whose weight is of 8 or 4 bits: a `RoundedWeight` on a CPU, a `GroupedWeight` on a GPU."""
+    """A linear layer whose weight is of 8 or 4 bits: a `RoundedWeight` on a CPU, a `GroupedWeight` on a GPU.
+
+    A stack of weights, of as many experts, only holds them for the function that runs the experts.
+    """
 
     def __init__(self, weight: RoundedWeight | GroupedWeight, bias: Tensor | None = None) -> None:
         super().__init__()
         self.quantised = weight
         self.in_features, self.out_features = weight.num_inputs, weight.num_outputs
+        self.num_stacked = weight.num_stacked if isinstance(weight, GroupedWeight) else 1
         self.float_bias = None if bias is None else bias.detach().to(weight.tensors[0].device, torch.float32)
 
     @property
@@ -86,6 +102,11 @@ class RoundedLinear(torch.nn.Module):
         self._quantised = weight
         for name, tensor in zip(("packed", "scales", "minimums"), weight.tensors, strict=False):
             self.register_buffer(name, tensor)  # buffers, so that their bytes are counted
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the exact layer, or of all layers of a stack."""
+        return self.num_stacked * self.out_features * (self.in_features + (self.float_bias is not None))
 
     @property
     def weight(self) -> Tensor:
@@ -112,7 +133,8 @@ def can_round(num_inputs: int, dtype: torch.dtype, device: torch.device) -> bool
 
 
 def pack_linears(model: torch.nn.Module, quantization: str = "none", device: torch.device = _CPU) -> int:
-    """Replace every linear layer of a model on a CPU by a packed layer, if a kernel takes its dtype and shape.
+    """Replace every linear layer of a model on a CPU by a packed layer, if a kernel takes its dtype and shape, and on the way
+    to a GPU stacked experts by rounded ones.
 
     Takes as much memory again for layers with a shared weight, such as a tied embedding. Removes gradients.
 
@@ -132,7 +154,24 @@ def pack_linears(model: torch.nn.Module, quantization: str = "none", device: tor
             num_rounded += 1
         elif not takes_grouped(device) and _is_packable(child.weight):
             setattr(parent, name, PackedLinear(child))
+    if quantization != "none" and takes_grouped(device):
+        num_rounded += sum(_round_experts(experts, _BITS[quantization], device) for experts in model.modules())
     return num_rounded
+
+
+def _round_experts(experts: Any, bits: int, device: torch.device) -> int:
+    """Round stacked experts of a kind that our function runs, one by one. Returns the number of rounded stacks."""
+    is_known = getattr(experts, "is_transposed", None) is False and experts.has_gate and experts.is_concatenated
+    if not is_known or experts.has_bias or experts.has_post_expert_norm:
+        return 0
+    stacks = {name: getattr(experts, name) for name in EXPERT_STACKS}
+    if not all(can_round(stack.shape[2], stack.dtype, device) for stack in stacks.values()):
+        return 0
+    for name, stack in stacks.items():
+        rounded = (quantise_grouped(weight.to(device), bits) for weight in stack.detach())
+        delattr(experts, name)
+        setattr(experts, name, RoundedLinear(stack_grouped(rounded, len(stack))))
+    return len(stacks)
 
 
 def _rounded(weight: Tensor, bits: int, device: torch.device) -> RoundedWeight | GroupedWeight:

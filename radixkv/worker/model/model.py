@@ -32,6 +32,7 @@ from radixkv.worker.model.batch_invariant import (
 from radixkv.worker.model.cuda.capturable_experts import reads_group_sizes, use_capturable_experts
 from radixkv.worker.model.cuda.cuda_graphs import StaticSteps, fits_steps
 from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
+from radixkv.worker.model.cuda.rounded_experts import has_rounded_experts, use_rounded_experts
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
@@ -176,7 +177,9 @@ class ModelRunner:
     ) -> None:
         """Load the model with its own code, and the native decoder where both compute the same."""
         self._model = self._load(model, quantization if rounds else "none", progress)
-        if reads_group_sizes(self.device, self.dtype):
+        if has_rounded_experts(self._model):
+            use_rounded_experts(self._model)
+        elif reads_group_sizes(self.device, self.dtype):
             use_capturable_experts(self._model)
         self.num_parameters = num_parameters_of(self._model)
         self._adapters.check(self._model)
@@ -383,7 +386,8 @@ class ModelRunner:
 
     def _find_tile_sizes(self) -> tuple[int, ...]:
         """Numbers of tokens per step for which the model's own code computes a row alike."""
-        use_steady_experts(self._model)
+        if not has_rounded_experts(self._model):
+            use_steady_experts(self._model)
         self._steady = BatchInvariantModel(self._model)
         self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
         sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)

@@ -1,4 +1,4 @@
-"""A linear layer of 8 or 4 bits on a GPU gives what its codes stand for, and these stand for the weight, as nearly as they can."""
+"""A linear layer of 8 or 4 bits on a GPU multiplies by what its codes stand for, and these are as near the weight as can be."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.gpu import rounded_linear
-from radixkv.kernels.gpu.rounded_linear import (
+from radixkv.kernels.gpu.grouped_weight import (
     GROUP_SIZES,
+    NUM_GROUPS,
     GroupedWeight,
     can_multiply_grouped,
     concatenate_grouped,
     group_codes,
-    linear_grouped,
-    linear_grouped_reference,
     quantise_grouped,
     restore_grouped,
 )
+from radixkv.kernels.gpu.rounded_linear import linear_grouped, linear_grouped_reference
 
 BITS = (8, 4)
 ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-NUM_GROUPS = {8: 1, 4: 4}
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

@@ -14,7 +14,7 @@ from tiny_gguf import TOKENS, Kind, round_weights, tiny_model, write_gguf
 from tiny_models import reference_logits, reference_model, save_wide
 from triton_device import DEVICE, needs_triton_device
 
-from radixkv.kernels.gpu.rounded_linear import restore_grouped
+from radixkv.kernels.gpu.grouped_weight import restore_grouped
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.worker.loading import gguf_weights, packed_linear
 from radixkv.worker.loading.default_model import resolve_model
@@ -44,10 +44,15 @@ def restored(runner: ModelRunner, reference: Any) -> Any:
     """transformers' model with the numbers of the runner's rounded layers."""
     with torch.no_grad():
         for name, module in runner._model.named_modules():
-            if isinstance(module, RoundedLinear):
-                exact = reference.get_submodule(name)
+            if isinstance(module, RoundedLinear) and module.num_stacked > 1:
+                stack = module.quantised
+                weights = [
+                    stack._replace(codes=stack.codes[i], scales=stack.scales[i]) for i in range(len(stack.codes))
+                ]
+                reference.get_parameter(name).copy_(torch.stack([restore_grouped(each).cpu() for each in weights]))
+            elif isinstance(module, RoundedLinear):
                 weight = restore_grouped(module.quantised).cpu()
-                exact.weight = torch.nn.Parameter(weight)  # a tied head is no embedding any more
+                reference.get_submodule(name).weight = torch.nn.Parameter(weight)  # a tied head is its own from here on
     return reference
 
 
@@ -78,6 +83,20 @@ def test_joined_matrices_are_parts_of_one_and_no_memory_is_taken_twice(tmp_path:
         assert len({module.packed.untyped_storage().data_ptr() for module in modules}) == 1
     assert runner.weight_bytes == before
     assert before == sum(tensor.nbytes for tensor in (*runner._model.parameters(), *runner._model.buffers()))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_experts_are_those_of_the_restored_weights(quantization: str, tmp_path: Path) -> None:
+    folder = save_wide("qwen3_moe", tmp_path, moe_intermediate_size=64)
+    runner = load(folder, quantization)
+    plain = load(folder, "none")
+    assert runner.num_parameters == plain.num_parameters
+    assert runner.weight_bytes < 0.5 * plain.weight_bytes
+    branches = Branches(runner, restored(runner, reference_model(folder)))
+    for own_tokens in (6, 30):
+        branches.begin(own_tokens)
+    for _ in range(2):
+        branches.decode(0, 1)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from radixkv.kernels import plan_attention
 from radixkv.kernels.gpu.glue import HeadEmbedding, add_norm, gate
-from radixkv.kernels.gpu.rounded_linear import concatenate_grouped
+from radixkv.kernels.gpu.grouped_weight import concatenate_grouped
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.loading.packed_linear import RoundedLinear
