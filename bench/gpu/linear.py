@@ -1,4 +1,4 @@
-"""Linear layers of 8 and of 4 bits next to torch's of bfloat16, at the matrices of an 8B model.
+"""Linear layers of 8 and of 4 bits next to torch's of bfloat16, at the matrices of an 8B model and the experts of a 30B-A3B.
 
     python -m bench.gpu.linear            twenty seconds
     python -m bench.gpu.linear --tiles    other tiles than the kernel's own as well
@@ -28,14 +28,21 @@ from bench.gpu.common.clock import Calls, Clock, copy_bandwidth  # noqa: E402
 from bench.gpu.common.inputs import MAX_ERROR, relative_error  # noqa: E402
 from bench.gpu.run import device_record  # noqa: E402
 from bench.gpu.workloads import DTYPE, Machine  # noqa: E402
-from radixkv.kernels.gpu.grouped_weight import GroupedWeight, quantise_grouped, restore_grouped  # noqa: E402
+from radixkv.kernels.gpu.expert_rows import order_by_expert  # noqa: E402
+from radixkv.kernels.gpu.grouped_weight import (  # noqa: E402
+    GroupedWeight,
+    quantise_grouped,
+    restore_grouped,
+    stack_grouped,
+)
 from radixkv.kernels.gpu.linear_tiles import Tile  # noqa: E402
-from radixkv.kernels.gpu.rounded_linear import linear_grouped, multiply_grouped  # noqa: E402
+from radixkv.kernels.gpu.rounded_linear import linear_experts, linear_grouped, multiply_grouped  # noqa: E402
 
 SEED = 0
 SECONDS, MINUTES = 0.03, 1.0
 BITS = (8, 4)
 CHECKED_OUTPUTS = 256
+COLUMNS = tuple(f"int{bits} {what}" for bits in BITS for what in ("us", "share", "gain"))
 
 
 class Sizes(NamedTuple):
@@ -44,10 +51,17 @@ class Sizes(NamedTuple):
     shapes: tuple[tuple[int, int], ...]
     rows: tuple[int, ...]
     copy_bytes: int
+    experts: tuple[int, int, int, int]
+    """Inputs, outputs, experts, and those that a token chooses."""
 
 
-FULL = Sizes(((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)), (1, 16, 32, 256, 2048), 1 << 30)
-TINY = Sizes(((192, 96), (256, 130)), (1, 20, 70), 1 << 12)
+FULL = Sizes(
+    ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)),
+    (1, 16, 32, 256, 2048),
+    1 << 30,
+    (2048, 1536, 128, 8),
+)
+TINY = Sizes(((192, 96), (256, 130)), (1, 20, 70), 1 << 12, (192, 96, 5, 2))
 TILES = {
     1: (Tile(16, 64, 2, 4, 8), Tile(16, 64, 2, 3, 4), Tile(16, 32, 2, 4, 8), Tile(16, 128, 4, 3, 4)),
     16: (Tile(16, 64, 2, 4, 8), Tile(16, 64, 2, 3, 4), Tile(16, 32, 2, 4, 8), Tile(16, 128, 4, 3, 4)),
@@ -108,12 +122,7 @@ class LinearBench:
         for num_inputs, num_outputs in self.sizes.shapes:
             matrix = Matrix(num_inputs, num_outputs, self.machine, self.clock.device)
             rows = [self._measure(matrix, num_rows) for num_rows in self.sizes.rows]
-            columns = (
-                "rows",
-                "bf16 us",
-                "share",
-                *(f"int{bits} {what}" for bits in BITS for what in ("us", "share", "gain")),
-            )
+            columns = ("rows", "bf16 us", "share", *COLUMNS)
             title = f"{num_inputs} x {num_outputs}"
             tables = [Table(f"{title}; copy {self.machine.copy / 1e12:.2f} TB/s", columns, rows)]
             if has_tiles:
@@ -121,6 +130,50 @@ class LinearBench:
                 tables.append(Table(f"{title}, other tiles", ("rows", "bits", "tile", "us", "own us"), found))
             for table in tables:
                 print_table(table)
+
+    def run_experts(self) -> None:
+        """Measure the products of a stack, by pairs in order and with the ordering, and print a table."""
+        num_inputs, num_outputs, num_experts, num_chosen = self.sizes.experts
+        device, rows = self.clock.device, []
+        exact = torch.randn(num_experts, num_outputs, num_inputs, device=device, dtype=DTYPE) * 0.02
+        stacks = {bits: stack_grouped((quantise_grouped(each, bits) for each in exact), num_experts) for bits in BITS}
+        for num_tokens in self.sizes.rows:
+            x = torch.randn(num_tokens, num_inputs, device=device).to(DTYPE)
+            chosen = torch.rand(num_tokens, num_experts, device=device).topk(num_chosen).indices
+            order = order_by_expert(chosen, num_experts, DTYPE)
+            pairs = chosen.flatten()[order.order]
+            ends = (pairs[None] <= torch.arange(num_experts, device=device)[:, None]).sum(1).int()
+            sorted_x = x[order.order // num_chosen]
+            calls: dict[str, Calls] = {
+                "bf16": [partial(torch.nn.functional.grouped_mm, sorted_x, exact.transpose(1, 2), offs=ends)],
+                "order": [partial(order_by_expert, chosen, num_experts, DTYPE)],
+            }
+            for bits, stack in stacks.items():
+                one = stack._replace(codes=stack.codes[pairs[0]], scales=stack.scales[pairs[0]])
+                first = int(order.order[0])
+                found = linear_experts(x, stack, order, num_chosen)[first]
+                error = relative_error(found, restore_grouped(one).double() @ x[first // num_chosen].double())
+                if not error < MAX_ERROR:
+                    self.wrong.append(f"experts int{bits}, {num_tokens} tokens: relative error {error:.1e}")
+                calls[f"int{bits}"] = [partial(linear_experts, x, stack, order, num_chosen)]
+            times_us = {name: each.p50 for name, each in self.clock.microseconds(calls).items()}
+            read = len(chosen.unique()) / num_experts
+            shares = {
+                bits: read
+                * sum(each.nbytes for each in stack.tensors)
+                / self.machine.copy
+                * 1e6
+                / times_us[f"int{bits}"]
+                for bits, stack in stacks.items()
+            }
+            self.report.figures["cases"].append({"experts": num_tokens, "us": times_us, "read": read, "shares": shares})
+            cells = [str(num_tokens), f"{read:.0%}", f"{times_us['order']:.1f}", f"{times_us['bf16']:.1f}"]
+            for bits in BITS:
+                us = times_us[f"int{bits}"]
+                cells += [f"{us:.1f}", f"{shares[bits]:.0%}", f"{times_us['bf16'] / us:.2f}"]
+            rows.append(tuple(cells))
+        title = f"{num_chosen} of {num_experts} experts of {num_inputs} x {num_outputs}"
+        print_table(Table(title, ("tokens", "experts read", "order us", "bf16 us", *COLUMNS), rows))
 
     def _measure(self, matrix: Matrix, num_rows: int) -> tuple[str, ...]:
         x = torch.randn(num_rows, matrix.num_inputs, device=self.clock.device).to(DTYPE)
@@ -192,6 +245,10 @@ def main() -> int:
     bench = LinearBench(TINY if options.tiny else FULL, clock)
     with torch.inference_mode():
         bench.run(has_tiles=options.tiles)
+        try:
+            bench.run_experts()
+        except Exception as failure:  # of torch's grouped product, which not every GPU has: the other figures are kept
+            bench.wrong.append(f"experts: {type(failure).__name__}: {str(failure)[:200]}")
     report = bench.report
     report.figures["wrong"] = bench.wrong
     report.bars.append(Bar("products with a wrong answer or none", len(bench.wrong), 0))

@@ -25,8 +25,10 @@ from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2, 
 
 __all__ = ["ExpertRows", "order_by_expert"]
 
-_ORDERED, _COMPARED = 32, 128
-"""Pairs of a program, and those that they are compared with at a time."""
+_ORDERED, _MOST_COMPARED = 32, 128
+"""Pairs of a program, and most of those that they are compared with at a time."""
+
+_TILE_ELEMENTS = 16384
 
 
 class ExpertRows(NamedTuple):
@@ -60,32 +62,32 @@ def _order_kernel(
         b_pair = (tl.program_id(0) - 1) * ORDERED + tl.arange(0, ORDERED)
         m_pair = b_pair < num_pairs
         b_expert = tl.load(p_chosen + b_pair, mask=m_pair, other=0).to(tl.int32)[:, None]
-        b_before = tl.zeros([ORDERED], tl.int32)
+        b_place = tl.zeros([ORDERED], tl.int32)
         for first in tl.range(0, num_pairs, COMPARED):
             b_index = first + b_other
             b_its = tl.load(p_chosen + b_index, mask=b_index < num_pairs, other=EXPERTS).to(tl.int32)[None, :]
             is_before = (b_its < b_expert) | ((b_its == b_expert) & (b_index[None, :] < b_pair[:, None]))
-            b_before += tl.sum(is_before.to(tl.int32), 1)
-        tl.store(p_order + b_before, b_pair, mask=m_pair)
+            b_place += tl.sum(is_before.to(tl.int32), 1)
+        tl.store(p_order + b_place, b_pair, mask=m_pair)
     else:
-        b_expert = tl.arange(0, EXPERTS)
+        b_one = tl.arange(0, EXPERTS)
         b_count = tl.zeros([EXPERTS], tl.int32)
         for first in tl.range(0, num_pairs, COMPARED):
-            b_index = first + b_other
-            b_its = tl.load(p_chosen + b_index, mask=b_index < num_pairs, other=EXPERTS).to(tl.int32)
-            b_count += tl.sum((b_its[None, :] == b_expert[:, None]).to(tl.int32), 1)
+            b_at = first + b_other
+            b_theirs = tl.load(p_chosen + b_at, mask=b_at < num_pairs, other=EXPERTS).to(tl.int32)
+            b_count += tl.sum((b_theirs[None, :] == b_one[:, None]).to(tl.int32), 1)
         b_end = tl.cumsum(b_count, 0)
         b_blocks = (b_count + BLOCK_ROWS - 1) // BLOCK_ROWS
         b_block = tl.cumsum(b_blocks, 0) - b_blocks
         for index in tl.range(0, tl.max(b_blocks, 0)):
             m_block = index < b_blocks
             p_block = p_blocks + 3 * (b_block + index)
-            tl.store(p_block, b_expert, mask=m_block)
+            tl.store(p_block, b_one, mask=m_block)
             tl.store(p_block + 1, b_end - b_count + index * BLOCK_ROWS, mask=m_block)
             tl.store(p_block + 2, b_end, mask=m_block)
         for first in tl.range(tl.sum(b_blocks, 0), num_blocks, COMPARED):
-            b_index = first + b_other
-            tl.store(p_blocks + 3 * b_index, tl.full([COMPARED], -1, tl.int32), mask=b_index < num_blocks)
+            b_at = first + b_other
+            tl.store(p_blocks + 3 * b_at, tl.full([COMPARED], -1, tl.int32), mask=b_at < num_blocks)
 
 
 def order_by_expert(chosen: Tensor, num_experts: int, dtype: torch.dtype) -> ExpertRows:
@@ -106,16 +108,17 @@ def order_by_expert(chosen: Tensor, num_experts: int, dtype: torch.dtype) -> Exp
     order = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
     blocks = torch.empty(most_blocks, 3, dtype=torch.int32, device=chosen.device)
     if num_pairs:
+        experts = next_power_of_2(num_experts)
         _order_kernel[(1 + -(-num_pairs // _ORDERED),)](
             order,
             blocks,
             pairs,
             num_pairs,
             most_blocks,
-            EXPERTS=next_power_of_2(num_experts),
+            EXPERTS=experts,
             BLOCK_ROWS=tile.rows,
             ORDERED=_ORDERED,
-            COMPARED=_COMPARED,
+            COMPARED=max(16, min(_MOST_COMPARED, _TILE_ELEMENTS // experts)),
             **PLAIN_OPTIONS,
         )
     return ExpertRows(order, blocks, tile)

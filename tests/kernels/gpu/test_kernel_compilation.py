@@ -23,7 +23,7 @@ from bench.gpu.compile_gate import (
     make_report,
 )
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
-from radixkv.kernels.gpu import device_work, glue, launch, tree_attention
+from radixkv.kernels.gpu import device_work, expert_rows, glue, launch, rounded_linear, tree_attention
 from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
@@ -134,6 +134,7 @@ def test_a_tile_that_is_too_large_or_too_small_is_found_out(
         (MERGE, "sm_90"),
         (LinearConfiguration(8, 1), "sm_90"),
         (LINEAR, "sm_90"),
+        (LinearConfiguration(4, 1, is_stacked=True), "sm_90"),
         pytest.param(LinearConfiguration(4, 1), "sm_120", marks=pytest.mark.thorough),
         pytest.param(LinearConfiguration(4, 1, "fp16"), "gfx942", marks=pytest.mark.thorough),
         pytest.param(WIDE, "sm_90", marks=pytest.mark.thorough),
@@ -173,6 +174,19 @@ def test_block_movement_and_advance_compile(target: str) -> None:
         (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True}),
     ]
     for kernel, types, constants in kernels:
+        assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_around_rounded_products_compile(target: str) -> None:
+    order = {"EXPERTS": 128, "BLOCK_ROWS": 16, "ORDERED": 32, "COMPARED": 128}
+    total = {"BLOCK": 256, "HAS_BIAS": True}
+    kernels: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+        (expert_rows._order_kernel, order, {"p_chosen": "*i64"}),
+        (rounded_linear._sum_kernel, total, {"p_out": "*bf16", "p_parts": "*fp32", "p_bias": "*fp32"}),
+    ]
+    for kernel, constants, types in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
 
 
