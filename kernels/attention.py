@@ -9,7 +9,7 @@ from radixkv.kernels.batch import AttentionBatch
 from radixkv.kernels.checks import KERNEL_DTYPES, check_tensor
 from radixkv.kernels.cpu.native_attention import attend_natively
 from radixkv.kernels.cpu.torch_attention import attend_on_cpu
-from radixkv.kernels.gpu.device_work import DeviceWork, take_device_work
+from radixkv.kernels.gpu.device_work import DeviceWork, Launches, take_device_work
 from radixkv.kernels.gpu.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.rotation import rotate
@@ -78,7 +78,13 @@ def _run_triton(q: Tensor, cache: KVCache, batch: AttentionBatch, spec: Attentio
 
 
 def attend_loaded(
-    q: Tensor, cache: KVCache, block_tables: Tensor, work: DeviceWork, spec: AttentionSpec, out: Tensor
+    q: Tensor,
+    cache: KVCache,
+    block_tables: Tensor,
+    work: DeviceWork,
+    spec: AttentionSpec,
+    out: Tensor,
+    launches: Launches,
 ) -> Tensor:
     """As `paged_attention`, for the rows in the loaded list of `work`, over a head-major cache; other rows are unchanged.
 
@@ -91,6 +97,7 @@ def attend_loaded(
         work: with a list for layers of this kind, on the same device.
         spec: with the window of the list.
         out: [T, Hq, Dv] in q's dtype, contiguous except for its tokens; written.
+        launches: at least those that the list needs.
 
     Returns:
         [T, Hq, Dv]: `out`, or a new tensor for a cache in fewer bits.
@@ -101,7 +108,7 @@ def attend_loaded(
     if cache.format is not None:
         q = rotate(q.float()).to(q.dtype)
     values = None if cache.is_latent else cache.v
-    attend_by_work(q, cache.k, values, block_tables, work, spec, out, _scales(cache))
+    attend_by_work(q, cache.k, values, block_tables, work, spec, out, _scales(cache), launches)
     return out if cache.format is None else rotate(out.float()).to(out.dtype)
 
 

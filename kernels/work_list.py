@@ -89,7 +89,7 @@ class WorkList:
         first_keys: [E] first position that it sees.
         items: [I, 6] first entry, past the last, row of the block tables, first key, past the last key, and the part row of its
             first entry, or -1 if the result is the output. Keys past an entry's position are not seen.
-        merges: [M, 3] entry, first and past the last of its parts in `merge_parts`.
+        part_starts: [E + 1] of each entry's parts in `merge_parts`.
         merge_parts: [P] part rows, an entry's by ascending key.
         num_part_rows: rows of the part buffers.
         num_shared: leading columns of the block tables that the cut depends on.
@@ -100,7 +100,7 @@ class WorkList:
     positions: Int32Array
     first_keys: Int32Array
     items: Int32Array
-    merges: Int32Array
+    part_starts: Int32Array
     merge_parts: Int32Array
     num_part_rows: int
     num_shared: int = 0
@@ -135,7 +135,9 @@ def _no_rows(*shape: int) -> Int32Array:
     return np.empty((0, *shape), dtype=np.int32)
 
 
-NO_WORK = WorkList(_no_rows(), _no_rows(), _no_rows(), _no_rows(6), _no_rows(3), _no_rows(), num_part_rows=0)
+NO_WORK = WorkList(
+    _no_rows(), _no_rows(), _no_rows(), _no_rows(6), np.zeros(1, dtype=np.int32), _no_rows(), num_part_rows=0
+)
 """An empty list."""
 
 
@@ -178,7 +180,7 @@ def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limit
     own_ends = tiles[: len(own), 4]
     own_ends[grows] = -(-own_ends[grows] // growing_split) * growing_split
     items = _split(tiles, splits)
-    merges, merge_parts, num_part_rows = _number_parts(items)
+    part_starts, merge_parts, num_part_rows = _number_parts(items, len(tokens))
     window = spec.sliding_window
     first_keys = np.zeros_like(positions) if window is None else np.maximum(positions - (window - 1), 0)
     return WorkList(
@@ -186,7 +188,7 @@ def make_work_list(batch: AttentionBatch, spec: AttentionSpec, group: int, limit
         positions=positions.astype(np.int32),
         first_keys=first_keys.astype(np.int32),
         items=items.astype(np.int32),
-        merges=merges.astype(np.int32),
+        part_starts=part_starts.astype(np.int32),
         merge_parts=merge_parts.astype(np.int32),
         num_part_rows=num_part_rows,
         num_shared=int(covered.max()) // batch.block_size,
@@ -296,16 +298,13 @@ def _split(tiles: Int64Array, split_keys: int | Int64Array) -> Int64Array:
     return items[np.argsort((items[:, 0] - items[:, 1]) * (items[:, 4] - items[:, 3]), kind="stable")]
 
 
-def _number_parts(items: Int64Array) -> tuple[Int64Array, Int64Array, int]:
-    """Number the rows of parts. Returns `merges`, `merge_parts`, and the number of rows."""
+def _number_parts(items: Int64Array, num_entries: int) -> tuple[Int64Array, Int64Array, int]:
+    """Number the rows of parts. Returns `part_starts`, `merge_parts`, and the number of rows."""
     parts = np.flatnonzero(items[:, 5] >= 0)
-    if not len(parts):
-        return np.empty((0, 3), np.int64), np.empty(0, np.int64), 0
     sizes = items[parts, 1] - items[parts, 0]
     ends = np.cumsum(sizes)
     items[parts, 5] = ends - sizes
-    entries = np.arange(ends[-1]) + np.repeat(items[parts, 0] - items[parts, 5], sizes)
+    entries = np.arange(sizes.sum()) + np.repeat(items[parts, 0] - items[parts, 5], sizes)
     order = np.lexsort((np.repeat(items[parts, 3], sizes), entries))
-    firsts = np.flatnonzero(np.diff(entries[order], prepend=-1))
-    merged = entries[order][firsts]
-    return np.stack([merged, firsts, np.append(firsts[1:], len(order))], axis=1), order, int(ends[-1])
+    starts = np.concatenate([[0], np.cumsum(np.bincount(entries, minlength=num_entries))])
+    return starts, order, len(entries)

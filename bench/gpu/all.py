@@ -70,9 +70,9 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 
 
 def counters(form: str) -> tuple[str, ...]:
-    """The second launch of the attention kernel in this form, which the first has compiled."""
+    """A launch of the attention kernel in this form, after one that has compiled it."""
     sections = [word for section in COUNTERS for word in ("--section", section)]
-    skipped = "2" if form == "narrow" else "3"  # each attention launches both
+    skipped = "1" if form == "narrow" else "2"  # a tree's attention also launches the narrow form
     chosen = ("--kernel-name", "regex:_attend_items", "--launch-skip", skipped, "--launch-count", "1")
     return ("ncu", "--clock-control", "none", *sections, *chosen, *python("bench.gpu.smoke", "--large", form))
 

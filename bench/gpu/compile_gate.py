@@ -33,12 +33,12 @@ import triton
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig
+from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig, merge_constants
 from radixkv.kernels.gpu.linear_tiles import options_of, tile_of
-from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel, step_parts
+from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel
 from radixkv.kernels.gpu.rounded_linear import _multiply_kernel, constants_of
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
-from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
+from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 __all__ = ["Configuration", "faults", "main"]
 
@@ -57,7 +57,6 @@ class Configuration:
     """A kernel to compile: the item kernel at a layer in one of its forms, or with form None the merge of its parts.
 
     `heads`: query heads per kv head, columns of a key, columns of a value. `has_variants`: window, soft cap and sinks.
-    `is_steady`: for a merge, whether it takes parts one by one.
     """
 
     layer: str
@@ -68,30 +67,29 @@ class Configuration:
     is_latent: bool = False
     has_variants: bool = False
     block_size: int = 16
-    is_steady: bool = False
 
     @property
     def name(self) -> str:
         """Name in the printed table."""
         cache = "" if self.cache == "plain" else f" {self.cache}"
-        more = (" variants" if self.has_variants else "") + (" steady" if self.is_steady else "")
+        more = " variants" if self.has_variants else ""
         return f"{self.layer} {self.dtype}{cache} {self.form or 'merge'}{more}"
 
     def shape(self, target: str) -> LayerShape:
         """Parameters that the kernels are compiled for."""
         group, head_dim, v_head_dim = self.heads
         element_size = ELEMENT_BYTES[self.dtype]
-        packs = self.cache in ("int8", "fp8") and self.dtype == "bf16" and target == "sm_90"
+        packs = self.cache in ("int8", "fp8") and self.dtype == "bf16" and target == "sm_90" and not self.is_latent
         cache = self.cache + "x4" if packs else self.cache
         return LayerShape(group, head_dim, v_head_dim, self.block_size, element_size, cache, self.is_latent)
 
     def is_offered(self, target: str) -> bool:
-        """Whether the table has it for this target."""
+        """Whether the table has it for this target; a group of more heads than the narrow form has rows takes the wide one."""
         try:
-            self.shape(target).forms(target)
+            forms = self.shape(target).forms(target)
         except InvalidArgumentError:
             return False
-        return True
+        return self.form != "narrow" or self.heads[0] <= forms.narrow.block_m
 
     def overlaps(self, measured: Measured) -> bool:
         """Whether a tile is loaded while another is computed. The worker keeps latents unrounded."""
@@ -102,9 +100,9 @@ class Configuration:
         """Compile it as launched on this target."""
         if self.form is not None:
             return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
-        width = next_power_of_2(self.heads[2])
-        sizes = {"DV": self.heads[2], "BLOCK_DV": width, "BLOCK_P": step_parts(width, is_steady=self.is_steady)}
-        constants = {**sizes, "HAS_SINKS": self.has_variants}
+        heads, width = max(1, 512 // self.heads[2]), self.heads[2]
+        sizes = {"HEADS": heads, "DV": width, **merge_constants(heads, width)}
+        constants = {**sizes, "HAS_SINKS": self.has_variants, "MERGES_ALL": True}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
     def compile_with(self, tile: TileConfig, target: str) -> Measured:
@@ -116,6 +114,7 @@ class Configuration:
             **flags,
             "FORM": FORMS.index(self.form),
             "UPCAST": False,
+            "MERGES": self.form == "narrow",
         }
         return measure(_attend_items_kernel, target, self._types(target), constants, tile.options(target))
 
@@ -196,7 +195,6 @@ FULL = [
     *_both_forms("latent 576", "fp32", **LATENT),
     Configuration("D 128", "bf16", LLAMA, None, has_variants=True),
     Configuration("latent 576", "bf16", (128, 576, 512), None),
-    Configuration("D 128", "bf16", LLAMA, None, has_variants=True, is_steady=True),
 ]
 QUICK_LINEARS = [LinearConfiguration(4, rows) for rows in LINEAR_ROWS]
 LINEARS = [

@@ -83,6 +83,8 @@ FULL = Sizes(
     prefill=(sequences(1, 10240, 2048), sequences(1, 34816, 2048), sequences(1, 2048, 2048)),
     peers=(
         sequences(64, 8192),
+        branches_of(32, 8192, 128),
+        sequences(1, 4096),
         ANCHORS[1],
         ANCHORS[0],
         sequences(8, 32768),

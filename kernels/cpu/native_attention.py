@@ -24,7 +24,7 @@ __all__ = ["NATIVE_LIMITS", "NativeCall", "attend_natively", "plan_native_call"]
 NATIVE_LIMITS = WorkLimits(item_rows=96, split_keys=1024, sharing_queries=64, min_saved_tokens=200)
 
 _FUNCTIONS = {torch.float32: "radixkv_attend_float32", torch.bfloat16: "radixkv_attend_bfloat16"}
-_ARRAYS = ("tokens", "positions", "first_keys", "items", "merges", "merge_parts")
+_ARRAYS = ("tokens", "positions", "first_keys", "items", "part_starts", "merge_parts")
 _Pointer = ctypes.c_void_p
 
 
@@ -40,7 +40,7 @@ class _Layer(ctypes.Structure):
 class _Work(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in (*_ARRAYS, "tables", "part_out", "part_lse")),
-        *((name, ctypes.c_int32) for name in ("num_items", "num_merges", "num_threads", "table_stride")),
+        *((name, ctypes.c_int32) for name in ("num_items", "num_entries", "num_parts", "num_threads", "table_stride")),
     )
 
 
@@ -99,7 +99,8 @@ class NativeCall:
             part_out=part_out.data_ptr(),
             part_lse=part_lse.data_ptr(),
             num_items=len(self._list.items),
-            num_merges=len(self._list.merges),
+            num_entries=len(self._list.tokens),
+            num_parts=num_parts,
         )
         self._use_tables(batch)
         self.layer, self.work = ctypes.addressof(self._layer), ctypes.addressof(self._work)

@@ -1,7 +1,9 @@
 """A work list on the device, in buffers at fixed addresses: a graph captured over them replays any list loaded later.
 
-    one int32 buffer     counts | tokens | positions | first keys | items, narrow before wide | merges | parts to merge
+    one int32 buffer     counts | tokens | positions | first keys | items, narrow before wide | narrow parts of each entry |
+                         its first part to merge | parts to merge
     parts, lse           partial results of the items' rows for the merge, fp32; shared by all layers of a step
+    arrivals             narrow parts of an entry and kv head that a launch has written so far; 0 between launches
 
 Loading fills one pinned buffer on the host and copies it in one piece, in the order of the current stream.
 """
@@ -14,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import asdict, astuple, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,9 +31,12 @@ from radixkv.kernels.spec import AttentionSpec
 from radixkv.kernels.work_list import SplitRule, WorkLimits, WorkList, make_work_list
 
 __all__ = [
+    "ALL_LAUNCHES",
+    "DECODE_LAUNCHES",
     "UNITS_PER_PROCESSOR",
     "DeviceWork",
     "FormLimits",
+    "Launches",
     "WorkCapacity",
     "advance",
     "plan_work",
@@ -76,13 +82,50 @@ class FormLimits(NamedTuple):
     wide_chunks: int = 1
 
 
+class Launches(NamedTuple):
+    """Launches of a layer's attention: of the item kernel's forms, and of a merge for entries that have parts, but no narrow
+    one, and so are not merged by the narrow form.
+    """
+
+    narrow: bool = True
+    wide: bool = True
+    merge: bool = True
+
+    @classmethod
+    def of(cls, work_list: WorkList, limits: FormLimits) -> Launches:
+        """Those that this list needs."""
+        is_wide = _is_wide(work_list, limits)
+        has_parts = np.diff(work_list.part_starts) > 0
+        is_merged = _narrow_parts(work_list, is_wide) > 0
+        return cls(not is_wide.all(), bool(is_wide.any()), bool((has_parts & ~is_merged).any()))
+
+
+ALL_LAUNCHES = Launches()
+"""For every list."""
+
+DECODE_LAUNCHES = Launches(wide=False, merge=False)
+"""For branches that share little."""
+
+
+def _is_wide(work_list: WorkList, limits: FormLimits) -> npt.NDArray[np.bool_]:
+    return work_list.items[:, 1] - work_list.items[:, 0] > limits.narrow_entries
+
+
+def _narrow_parts(work_list: WorkList, is_wide: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """[E] parts of each entry that narrow items write."""
+    items = work_list.items[~is_wide & (work_list.items[:, 5] >= 0)]
+    steps = np.zeros(len(work_list.tokens) + 1, dtype=np.int64)
+    np.add.at(steps, items[:, 0], 1)
+    np.add.at(steps, items[:, 1], -1)
+    return np.cumsum(steps)[:-1]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkCapacity:
     """Capacity of a `DeviceWork` for each array of a work list."""
 
     entries: int
     items: int
-    merges: int
     merge_parts: int
     part_rows: int
 
@@ -92,7 +135,6 @@ class WorkCapacity:
         return cls(
             entries=len(work_list.tokens),
             items=len(work_list.items),
-            merges=len(work_list.merges),
             merge_parts=len(work_list.merge_parts),
             part_rows=work_list.num_part_rows,
         )
@@ -114,10 +156,15 @@ class DeviceWork:
     """Buffers for work lists of layers with `num_heads` query heads and values of `v_head_dim` columns.
 
     Part memory takes 4 * part_rows * num_heads * (v_head_dim + 1) bytes. For use by one thread and one stream.
+
+    Attributes:
+        launches: that the loaded list needs.
     """
 
-    NUM_COUNTS = 5
-    """`counts`: first narrow item, first wide item, past the last item, merges, entries."""
+    NUM_COUNTS = 4
+    """`counts`: first narrow item, first wide item, past the last item, entries."""
+
+    launches: Launches
 
     def __init__(
         self,
@@ -143,7 +190,8 @@ class DeviceWork:
             "positions": (capacity.entries,),
             "first_keys": (capacity.entries,),
             "items": (capacity.items, 6),
-            "merges": (capacity.merges, 3),
+            "narrow_parts": (capacity.entries,),
+            "part_starts": (capacity.entries + 1,),
             "merge_parts": (capacity.merge_parts,),
         }
         starts, num_ints = {}, 0
@@ -160,16 +208,18 @@ class DeviceWork:
 
         self._host = {name: view(self._host_buffer, name).numpy() for name in shapes}
         self.counts = view(self._device_buffer, "counts")
-        self.num_merges = self.counts[3:]
-        self.num_entries = self.counts[4:]
+        self.num_entries = self.counts[3:]
         self.tokens = view(self._device_buffer, "tokens")
         self.positions = view(self._device_buffer, "positions")
         self.first_keys = view(self._device_buffer, "first_keys")
         self.items = view(self._device_buffer, "items")
-        self.merges = view(self._device_buffer, "merges")
+        self.narrow_parts = view(self._device_buffer, "narrow_parts")
+        self.part_starts = view(self._device_buffer, "part_starts")
         self.merge_parts = view(self._device_buffer, "merge_parts")
         self.parts = torch.empty((capacity.part_rows, num_heads, v_head_dim), dtype=torch.float32, device=device)
         self.lse = torch.empty((capacity.part_rows, num_heads), dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros((capacity.entries, num_heads), dtype=torch.int32, device=device)
+        self.launches = Launches(narrow=False, wide=False, merge=False)
 
     @property
     def device(self) -> torch.device:
@@ -193,17 +243,17 @@ class DeviceWork:
             raise InvalidArgumentError("work_list.items' entries", int(sizes.max()), limit)
         if self._copied is not None:
             self._copied.synchronize()  # the last copy has read the host buffer
-        is_wide = sizes > self.limits.narrow_entries
+        is_wide = _is_wide(work_list, self.limits)
+        self.launches = Launches.of(work_list, self.limits)
         num_wide = int(is_wide.sum())
-        filled = {
-            "counts": np.array(
-                [0, len(items) - num_wide, len(items), len(work_list.merges), len(work_list.tokens)], dtype=np.int32
-            ),
+        filled: dict[str, npt.NDArray[Any]] = {
+            "counts": np.array([0, len(items) - num_wide, len(items), len(work_list.tokens)], dtype=np.int32),
             "tokens": work_list.tokens,
             "positions": work_list.positions,
             "first_keys": work_list.first_keys,
             "items": items[np.argsort(is_wide, kind="stable")],
-            "merges": work_list.merges,
+            "narrow_parts": _narrow_parts(work_list, is_wide),
+            "part_starts": work_list.part_starts,
             "merge_parts": work_list.merge_parts,
         }
         for name, values in filled.items():

@@ -30,6 +30,7 @@ __all__ = [
     "holds_latents",
     "key_columns",
     "launch_target",
+    "merge_constants",
     "num_processors",
 ]
 
@@ -55,6 +56,9 @@ _REGISTERS = 65536
 
 _NARROW_ROWS, _ONE_BUFFER = 16, (4, 2)
 """Rows, and warps and stages, of the narrow tiles whose registers are bounded."""
+
+_MERGED_ELEMENTS, _MOST_MERGED = 8192, 16
+"""Of the parts that a program reads at once, and parts."""
 
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""
@@ -101,7 +105,7 @@ _TABLE = """
   plain   2   576  16/16/8/5  32/16/8/5  16/32/8/5  64/64/8/2  16/32/8/5  32/32/8/5  16/16/8/1  64/16/8/1  16/16/16/1 32/16/16/1
   scaled  2    64  16/64/4/5  64/32/4/5  16/64/4/5  64/64/4/5  16/32/4/5  64/64/4/5  16/64/4/2  64/64/4/2  16/32/4/2  64/32/8/2
   scaled  2   128  16/32/4/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
-  scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/4/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/4/2  32/16/8/1
+  scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/8/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/4/2  32/16/8/1
   scaled  2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/5  16/16/8/5  16/16/8/5  16/16/8/1  16/16/8/1  -          -
   int4    2   128  16/32/8/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
   plain   4    64  16/32/4/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/4/2  32/32/8/2  16/32/4/2  32/32/8/1  16/16/8/1  32/16/8/1
@@ -149,6 +153,12 @@ def key_columns(head_dim: int) -> KeyColumns:
 def holds_latents(rank: int, rest: int) -> bool:
     """Whether the kernels read latents of `rank` columns that are also values, and `rest` more."""
     return rank + rest <= MAX_LATENT_DIM and key_columns(rank + rest).first == rank
+
+
+def merge_constants(heads: int, v_head_dim: int) -> dict[str, int]:
+    """Constants of `merge_heads` for so many heads: columns, and parts that a program reads at once."""
+    columns = next_power_of_2(heads * v_head_dim)
+    return {"BLOCK": columns, "PARTS": max(1, min(_MOST_MERGED, _MERGED_ELEMENTS // columns))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +216,7 @@ class LayerShape:
             "K_GROUP": int4_group(self.head_dim),
             "V_GROUP": int4_group(self.v_head_dim),
             "LATENT": self.is_latent,
+            **{f"MERGE_{name}": value for name, value in merge_constants(self.group, self.v_head_dim).items()},
         }
 
 

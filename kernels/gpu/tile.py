@@ -11,9 +11,9 @@ Columns: a head is the first BLOCK_D columns, a power of two, and REST more, a p
 Formats of a cache, FORMAT: "plain", the queries' own dtype; "int8" and "fp8" (e4m3), whose values the queries' dtype holds
 exactly, with one bfloat16 scale per slot and kv head. A key's scale multiplies its score after the dot, a value's its
 probability before, where an fp16 product under 6e-5 loses bits: such small values need bf16 queries. "int8x4" and "fp8x4": the
-same, but four codes at once become bf16, and before they are laid out for a dot, by instructions of sm_90. "int4": a byte holds
-a column and the one half a head further on, GROUP columns of a row share a step and a lowest value, and codes become numbers
-before the dot.
+same, but four codes at once become fp16, and before they are laid out for a dot, by instructions of sm_90; queries and
+probabilities become fp16 too, the latter times 64, which `sum_of_values` takes out. "int4": a byte holds a column and the one
+half a head further on, GROUP columns of a row share a step and a lowest value, and codes become numbers before the dot.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803, PLR0912, PLR1714
@@ -24,60 +24,50 @@ from __future__ import annotations
 
 from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 
-__all__ = ["attend_keys"]
+__all__ = ["attend_keys", "sum_of_values"]
 
 
 @triton.jit
-def _bf16_of_fp8(b_code):
-    """e4m3's bits, moved to bfloat16's exponent and mantissa, are the value times 2^-120, including subnormals."""
+def sum_of_values(b_acc, FORMAT: tl.constexpr):
+    """What `attend_keys` has summed, in the values' unit."""
+    if FORMAT == "fp8x4" or FORMAT == "int8x4":
+        b_acc *= 1.0 / 64.0
+    return b_acc
+
+
+@triton.jit
+def _fp16_of_fp8(b_code):
     return tl.inline_asm_elementwise(
         """{
-        .reg .b32 low, high, sign, factor, none;
-        mov.b32 factor, 0x7b807b80;
-        mov.b32 none, 0x80008000;
-        prmt.b32 low, $2, 0, 0x1404;
-        prmt.b32 high, $2, 0, 0x3424;
-        and.b32 sign, low, 0x80008000;
-        shr.u32 low, low, 4;
-        and.b32 low, low, 0x07f007f0;
-        or.b32 low, low, sign;
-        and.b32 sign, high, 0x80008000;
-        shr.u32 high, high, 4;
-        and.b32 high, high, 0x07f007f0;
-        or.b32 high, high, sign;
-        fma.rn.bf16x2 $0, low, factor, none;
-        fma.rn.bf16x2 $1, high, factor, none;
+        .reg .b16 low, high;
+        mov.b32 {low, high}, $2;
+        cvt.rn.f16x2.e4m3x2 $0, low;
+        cvt.rn.f16x2.e4m3x2 $1, high;
         }""",
         "=r,=r,r",
         [b_code],
-        dtype=tl.bfloat16,
+        dtype=tl.float16,
         is_pure=False,
         pack=4,
     )
 
 
 @triton.jit
-def _bf16_of_int8(b_code):
-    """In bfloat16, 128 with a code's low seven bits as its mantissa, less 128, or 256 if the code is negative."""
+def _fp16_of_int8(b_code):
+    """In fp16, 1024 with a code and 128 in its lowest eight bits, less 1152."""
     return tl.inline_asm_elementwise(
         """{
-        .reg .b32 low, high, less, one, bits, base, below;
-        mov.b32 one, 0x3f803f80;
-        mov.b32 bits, 0x007f007f;
-        mov.b32 base, 0x43004300;
-        mov.b32 below, 0xc300c300;
-        prmt.b32 low, $2, 0, 0x4140;
-        prmt.b32 high, $2, 0, 0x4342;
-        lop3.b32 less, low, 0x00800080, below, 0xea;
-        lop3.b32 low, low, bits, base, 0xea;
-        fma.rn.bf16x2 $0, low, one, less;
-        lop3.b32 less, high, 0x00800080, below, 0xea;
-        lop3.b32 high, high, bits, base, 0xea;
-        fma.rn.bf16x2 $1, high, one, less;
+        .reg .b32 low, high, code, base;
+        mov.b32 base, 0x64806480;
+        xor.b32 code, $2, 0x80808080;
+        prmt.b32 low, code, 0x64646464, 0x4140;
+        prmt.b32 high, code, 0x64646464, 0x4342;
+        sub.rn.f16x2 $0, low, base;
+        sub.rn.f16x2 $1, high, base;
         }""",
         "=r,=r,r",
         [b_code],
-        dtype=tl.bfloat16,
+        dtype=tl.float16,
         is_pure=False,
         pack=4,
     )
@@ -103,9 +93,9 @@ def load_columns(
         m_loaded = m_loaded & m_row[:, None]
     b_loaded = tl.load(p_loaded, mask=m_loaded, other=0.0)
     if FORMAT == "fp8x4":
-        return _bf16_of_fp8(b_loaded)
+        return _fp16_of_fp8(b_loaded)
     if FORMAT == "int8x4":
-        return _bf16_of_int8(b_loaded)
+        return _fp16_of_int8(b_loaded)
     if FORMAT == "fp8" and b_loaded.dtype == tl.uint8:  # of a chip without fp8
         # e4m3's bits, moved to fp32's exponent and mantissa, are the value times 2^-120, including subnormals.
         b_bits = b_loaded.to(tl.uint32)
@@ -230,7 +220,10 @@ def attend_keys(
         b_sum = b_sum * b_decay + tl.sum(b_p, 1)
 
         if FORMAT != "plain" and FORMAT != "int4":
-            b_p *= tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
+            b_value_scale = tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)
+            if FORMAT == "fp8x4" or FORMAT == "int8x4":
+                b_value_scale *= 64.0  # the least product that fp16 holds is then 1e-9
+            b_p *= b_value_scale[None, :]
         b_v = b_k  # [N, DV]
         if FORMAT == "int4":
             b_v = load_int4_columns(p_v, p_v_scales, b_row, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)

@@ -3,8 +3,9 @@
     item      rows (entry e, head h of G), keys j of the item with first_keys[e] <= j <= positions[e]
               o = sum_j 2^(x_j - m) v_j / sum_j 2^(x_j - m)     lse = m + log2 sum_j 2^(x_j - m)     x = log2(e) scale q . k
 
-The list has the layout of `work_list`, on the device. An item's result is the output, with the sink in its sum, or a part for
-`merge_parts`. A row of an item that sees no key has lse = -inf and o = 0. Variants as in `spec`.
+The list has the layout of `work_list`, on the device. An item's result is the output, with the sink in its sum, or a part. The
+program that writes an entry's last narrow part merges all of the entry's parts: wide items are launched before. Entries without
+a narrow part are merged by `merge_parts`. A row of an item that sees no key has lse = -inf and o = 0. Variants as in `spec`.
 Layout: q [T, Hq, D] with any strides over tokens and heads; head-major caches; parts [P, Hq, Dv] and lse [P, Hq] in fp32;
 o [T, Hq, Dv]. Latents: one kv head, D = Dv + rest, the first Dv columns of a key are its value.
 Grid: fixed by the buffers' capacity, each program walks (item, kv head, chunk of its query heads) in steps of the grid, so that
@@ -16,8 +17,9 @@ sums and parts in fp32; fp32 products are exact (no tf32).
 Limits: head widths up to 256, latents up to 576, powers of two or not; a cache's rows, blocks x heads x slots, fit 31 bits.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, N806
-# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped.
+# ruff: noqa: N803, N806, PLR1714
+# Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped, and it
+# has no sets.
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
-from radixkv.kernels.gpu.device_work import UNITS_PER_PROCESSOR, DeviceWork, FormLimits
+from radixkv.kernels.gpu.device_work import UNITS_PER_PROCESSOR, DeviceWork, FormLimits, Launches
 from radixkv.kernels.gpu.launch import (
     MAX_HEAD_DIM,
     MAX_LATENT_DIM,
@@ -38,8 +40,8 @@ from radixkv.kernels.gpu.launch import (
     key_columns,
     launch_target,
 )
-from radixkv.kernels.gpu.merge_parts import merge_parts
-from radixkv.kernels.gpu.tile import attend_keys
+from radixkv.kernels.gpu.merge_parts import merge_heads, merge_parts
+from radixkv.kernels.gpu.tile import attend_keys, sum_of_values
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.triton_port import LOG2_E, tl, triton
 from radixkv.kernels.spec import AttentionSpec
@@ -55,6 +57,8 @@ _MOST_ROWS = 2**31 - 1
 
 _GRIDS = Grids()
 
+IN_PARALLEL = True
+
 _ROUNDS = (1, 2)
 """Of programs, by form. Prompts' tiles differ in length: the chip starts the second round's as those of the first end."""
 
@@ -67,11 +71,14 @@ def _load_queries(
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
     UPCAST: tl.constexpr,
+    IN_FP16: tl.constexpr,
 ):
     b_column = FIRST + tl.arange(0, BLOCK)
     b_q = tl.load(p_q[:, None] + b_column[None, :], mask=m_row[:, None] & (b_column < WIDTH)[None, :], other=0.0)
     if UPCAST:
         b_q = b_q.to(tl.float32)
+    if IN_FP16:
+        b_q = tl.clamp(b_q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     return b_q  # [M, BLOCK]
 
 
@@ -123,6 +130,10 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     p_tokens,  # [E]
     p_positions,  # [E]
     p_first_keys,  # [E], read with HAS_WINDOW
+    p_narrow_parts,  # [E], read by the narrow form, as the next three
+    p_part_starts,  # [E + 1]
+    p_merge_parts,  # part rows
+    p_arrivals,  # [E, Hq] 0, and again at the end
     scale,
     softcap,
     num_heads,
@@ -149,7 +160,11 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST: tl.constexpr,
+    MERGE_BLOCK: tl.constexpr,
+    MERGE_PARTS: tl.constexpr,
+    MERGES: tl.constexpr,  # by the narrow form
 ):
+    IN_FP16: tl.constexpr = FORMAT == "fp8x4" or FORMAT == "int8x4"
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     num_columns = num_heads // GROUP * CHUNKS
     first_unit = tl.load(p_counts + FORM) * num_columns
@@ -181,10 +196,10 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
             b_first = tl.maximum(b_first, begin)
 
         p_query = p_q + b_token * stride_q_t + b_head * stride_q_h
-        b_q = _load_queries(p_query, m_row, D, 0, BLOCK_D, UPCAST)
+        b_q = _load_queries(p_query, m_row, D, 0, BLOCK_D, UPCAST, IN_FP16)
         b_q_rest = b_q
         if REST > 0:
-            b_q_rest = _load_queries(p_query, m_row, D, BLOCK_D, REST, UPCAST)
+            b_q_rest = _load_queries(p_query, m_row, D, BLOCK_D, REST, UPCAST, IN_FP16)
         b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
         b_sum = tl.zeros([BLOCK_M], tl.float32)
         b_acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -264,6 +279,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
             MASKED=True,
         )
 
+        b_acc = sum_of_values(b_acc, FORMAT)
         if part < 0:
             if HAS_SINKS:
                 b_acc, b_sum = _add_sinks(b_acc, b_max, b_sum, p_sinks, b_head, m_row)
@@ -273,6 +289,28 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
             b_row = (part + b_index).to(tl.int64) * num_heads + b_head
             _store_rows(p_parts + b_row * DV, b_acc, b_sum, m_row, DV, BLOCK_DV)
             tl.store(p_lse + b_row, b_max + tl.log2(tl.where(b_sum > 0.0, b_sum, 1.0)), mask=m_row)
+            if MERGES:
+                tl.debug_barrier()  # all rows are written before one thread says so
+                for entry in range(first_entry, first_entry + num_entries):
+                    p_arrived = p_arrivals + entry * num_heads + kv_head
+                    if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") + 1 == tl.load(p_narrow_parts + entry):
+                        tl.store(p_arrived, 0)
+                        merge_heads(
+                            p_out + tl.load(p_tokens + entry).to(tl.int64) * stride_out_t,
+                            p_parts,
+                            p_lse,
+                            p_sinks,
+                            p_merge_parts,
+                            tl.load(p_part_starts + entry),
+                            tl.load(p_part_starts + entry + 1),
+                            kv_head * GROUP,
+                            num_heads,
+                            GROUP,
+                            DV,
+                            MERGE_BLOCK,
+                            MERGE_PARTS,
+                            HAS_SINKS,
+                        )
 
 
 class KVScales(NamedTuple):
@@ -289,7 +327,7 @@ def layer_shape(q: Tensor, k_cache: Tensor, v_head_dim: int, *, is_latent: bool 
     """Shape of a layer with these queries and this head-major cache."""
     num_kv_heads, block_size = k_cache.shape[1:3]
     cache_format = _FORMATS.get(k_cache.dtype, "plain")
-    packs = q.is_cuda and q.dtype == torch.bfloat16 and launch_target(q.device) == "sm_90"
+    packs = q.is_cuda and q.dtype == torch.bfloat16 and launch_target(q.device) == "sm_90" and not is_latent
     if packs and cache_format in ("int8", "fp8"):
         cache_format += "x4"
     return LayerShape(
@@ -314,8 +352,9 @@ def attend_by_work(
     spec: AttentionSpec,
     out: Tensor,
     scales: KVScales | None = None,
+    launches: Launches | None = None,
 ) -> Tensor:
-    """Fill the rows of `out` in the loaded work list. Three launches with grids fixed by the capacity of `work`.
+    """Fill the rows of `out` in the loaded work list, in launches with grids fixed by the capacity of `work`.
 
     Args:
         q: [T, Hq, D] fp32, fp16 or bf16; Hq is a multiple of the cache's Hkv.
@@ -327,6 +366,7 @@ def attend_by_work(
         spec: with the window of the list.
         out: [T, Hq, Dv] in q's dtype, contiguous except for its tokens.
         scales: of a cache in fewer bits.
+        launches: at least those that the list needs; None: those.
 
     Raises:
         InvalidArgumentError: a mismatched shape, dtype, device or limits.
@@ -357,6 +397,10 @@ def attend_by_work(
         work.tokens,
         work.positions,
         work.first_keys,
+        work.narrow_parts,
+        work.part_starts,
+        work.merge_parts,
+        work.arrivals,
         float(spec.scale),
         float(spec.softcap or 0.0),
         num_heads,
@@ -370,12 +414,18 @@ def attend_by_work(
         "HAS_SOFTCAP": spec.softcap is not None,
         "HAS_SINKS": spec.sinks is not None,
     }
-    for form, config in enumerate(shape.forms(target)):
-        if form == 0 and not limits.narrow_entries:
-            continue
+    launches = launches or work.launches
+    has_narrow = launches.narrow and limits.narrow_entries > 0
+    in_parallel = (
+        launches.wide and has_narrow and IN_PARALLEL and q.is_cuda and torch.cuda.is_current_stream_capturing()
+    )
+
+    def launch(form: int) -> None:
+        config = shape.forms(target)[form]
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
-        compiled_form = shape, config, form, *variants.values()
+        merges = form == 0 and not in_parallel
+        compiled_form = shape, config, form, merges, *variants.values()
         compiled = _attend_items_kernel[
             (_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)
         ](
@@ -384,10 +434,23 @@ def attend_by_work(
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
+            MERGES=merges,
             **config.options(target),
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
-    merge_parts(work, spec.sinks, out)
+
+    if in_parallel:
+        here, beside = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)  # type: ignore[no-untyped-call]  # no types
+        beside.wait_stream(here)
+        launch(1)
+        with torch.cuda.stream(beside):
+            launch(0)
+        here.wait_stream(beside)
+    else:
+        for form in [1] * launches.wide + [0] * has_narrow:
+            launch(form)
+    if launches.merge or in_parallel:
+        merge_parts(work, spec.sinks, out, merges_all=in_parallel)
     return out
 
 

@@ -165,9 +165,10 @@ class Attention {
       const bool takes_all = takes_all_heads(item, num_threads);
       if (kv_head == 0 || !takes_all) attend(item, kv_head, takes_all ? num_kv_heads_ : 1, scratch);
     }
-    if (work_.num_merges == 0) return;
+    if (work_.num_parts == 0) return;
 #pragma omp for schedule(static)
-    for (int merge = 0; merge < work_.num_merges; ++merge) merge_parts(work_.merges + 3 * merge);
+    for (int entry = 0; entry < work_.num_entries; ++entry)
+      merge_parts(entry, work_.part_starts[entry], work_.part_starts[entry + 1]);
   }
 
  private:
@@ -327,23 +328,24 @@ class Attention {
     for (; i < v_head_dim_; ++i) put(to + i, found[i] * factor);
   }
 
-  void merge_parts(const int32_t* merge) const {
+  void merge_parts(int entry, int first, int end) const {
+    if (first == end) return;
     static thread_local std::vector<float> merged;
     const int dim = v_head_dim_;
     merged.resize(dim);
     for (int head = 0; head < layer_.num_heads; ++head) {
       float top = layer_.sinks ? layer_.sinks[head] * kLog2E : kNegativeInfinity;
-      for (int i = merge[1]; i < merge[2]; ++i) top = std::max(top, lse_of(i, head));
+      for (int i = first; i < end; ++i) top = std::max(top, lse_of(i, head));
       float total = layer_.sinks ? std::exp2(layer_.sinks[head] * kLog2E - top) : 0.0f;
       std::fill(merged.begin(), merged.end(), 0.0f);
-      for (int i = merge[1]; i < merge[2]; ++i) {
+      for (int i = first; i < end; ++i) {
         const float weight = std::exp2(lse_of(i, head) - top);
         const float* part = work_.part_out + (size_t(work_.merge_parts[i]) * layer_.num_heads + head) * dim;
         total += weight;
         if (weight > 0.0f)
           for (int d = 0; d < dim; ++d) merged[d] += weight * part[d];
       }
-      answer(merge[0], head, merged.data(), 1.0f / total);
+      answer(entry, head, merged.data(), 1.0f / total);
     }
   }
 

@@ -55,12 +55,12 @@ struct Work {
   const int32_t* positions;   // [entries] of the query
   const int32_t* first_keys;  // [entries] first position that it sees
   const Item* items;
-  const int32_t* merges;      // [num_merges, 3] entry, first and past the last in `merge_parts`
+  const int32_t* part_starts; // [entries + 1] of each entry's parts in `merge_parts`
   const int32_t* merge_parts; // rows of `part_out`
   const int32_t* tables;      // [rows, table_stride] block ids
   float* part_out;            // [part rows, Hq, Dv]
   float* part_lse;            // [part rows, Hq]
-  int32_t num_items, num_merges, num_threads, table_stride;
+  int32_t num_items, num_entries, num_parts, num_threads, table_stride;
 };
 
 // out [tokens, Hq, Dv] from q [tokens, Hq, D] with strides in elements. Called by all threads of a team, like `linear_rounded`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -159,7 +160,11 @@ def test_parts_are_numbered_once_each_and_merged_in_the_order_of_their_keys(fork
             else:
                 rows[part + entry - first] = entry, first_key
     assert sorted(rows) == list(range(work.num_part_rows))
-    merged = {entry: work.merge_parts[first:end].tolist() for entry, first, end in work.merges.tolist()}
+    merged = {
+        entry: work.merge_parts[first:end].tolist()
+        for entry, (first, end) in enumerate(pairwise(work.part_starts.tolist()))
+        if first < end
+    }
     assert sorted([*merged, *answered]) == list(range(len(work.tokens)))
     for entry, parts in merged.items():
         keys = [rows[part] for part in parts]

@@ -104,7 +104,6 @@ def make_tree_list(case: PagedCase, spec: AttentionSpec, wide_entries: int, spli
                 parts[entry].append(part + entry - first)
         items.append((first, past, item.rows[0], item.first_key, item.last_key, part))
     ends = np.cumsum([len(rows) for rows in parts])
-    merges = [(e, ends[e] - len(rows), ends[e]) for e, rows in enumerate(parts) if rows]
     last = np.concatenate(positions)
     window = spec.sliding_window
     return WorkList(
@@ -112,7 +111,7 @@ def make_tree_list(case: PagedCase, spec: AttentionSpec, wide_entries: int, spli
         positions=last.astype(np.int32),
         first_keys=(last * 0 if window is None else np.maximum(last - window + 1, 0)).astype(np.int32),
         items=np.array(items, dtype=np.int32).reshape(-1, 6),
-        merges=np.array(merges, dtype=np.int32).reshape(-1, 3),
+        part_starts=np.concatenate([[0], ends]).astype(np.int32),
         merge_parts=np.array([row for rows in parts for row in rows], dtype=np.int32),
         num_part_rows=num_part_rows,
     )
@@ -176,7 +175,7 @@ def start_run(
     work_list = make_tree_list(case, spec, limits.wide_entries, split_keys)
     exact = WorkCapacity.of(work_list)
     capacity = WorkCapacity(
-        *(size + room for size in (exact.entries, exact.items, exact.merges, exact.merge_parts)), exact.part_rows + room
+        *(size + room for size in (exact.entries, exact.items, exact.merge_parts)), exact.part_rows + room
     )
     work = DeviceWork(capacity, limits, case.shape.num_heads, case.shape.v_head_dim, DEVICE)
     work.load(work_list)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bench.gpu.workloads import BLOCK_SIZE, DTYPE, Layer, Tree, blocks_of
 from radixkv.kernels import AttentionBatch, allocate_kv, allocate_latents, paged_attention, plan_attention
-from radixkv.kernels.gpu.device_work import DeviceWork, take_device_work
+from radixkv.kernels.gpu.device_work import DeviceWork, Launches, take_device_work
 from radixkv.kernels.gpu.tree_attention import KVScales, attend_by_work, form_limits, layer_shape
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
@@ -143,11 +143,13 @@ class Case:
         lens = [tree.queries] * tree.branches, [tree.context + more] * tree.branches
         return plan_attention(*lens, rows, BLOCK_SIZE, self.pool.device, shares=self.shares)
 
-    def attend(self, tables: Tensor) -> Tensor:
+    def attend(self, tables: Tensor, launches: Launches | None = None) -> Tensor:
         """Run only the kernels, over one set."""
         cache = self.pool.cache
         values = None if cache.is_latent else cache.v
-        return attend_by_work(self.q, cache.k, values, tables, self.work, self.spec, self.out, self.pool.scales)
+        return attend_by_work(
+            self.q, cache.k, values, tables, self.work, self.spec, self.out, self.pool.scales, launches
+        )
 
     def attend_publicly(self) -> Tensor:
         """Run `paged_attention` over the first set, including checks and rotations."""

@@ -12,7 +12,7 @@ from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import allocate_kv, paged_attention, plan_attention, write_kv
-from radixkv.kernels.gpu import device_work, launch, merge_parts
+from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
 
@@ -33,7 +33,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_work, "LEAST_SPLITS", (64, 64))
     monkeypatch.setattr(device_work, "MOST_SPLIT", 64)
     monkeypatch.setattr(device_work, "UNITS_PER_PROCESSOR", (100, 100))
-    monkeypatch.setattr(merge_parts, "_STEP_ELEMENTS", 2)
+    monkeypatch.setattr(launch, "_MOST_MERGED", 2)
 
 
 @pytest.mark.parametrize(

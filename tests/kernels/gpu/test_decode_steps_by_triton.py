@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.kernels.gpu import device_work
+from radixkv.kernels.gpu.device_work import ALL_LAUNCHES, DECODE_LAUNCHES
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.worker.model import model
 from radixkv.worker.model.cuda import cuda_graphs as decode_steps
@@ -144,7 +146,7 @@ def test_lists_are_made_anew_where_items_end_and_buffers_where_they_are_outgrown
 ) -> None:
     monkeypatch.setattr(device_work, "LEAST_SPLITS", (8, 8))
     monkeypatch.setattr(device_work, "MOST_SPLIT", 8)
-    monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(256, 3, 2, 4, 4))
+    monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(256, 3, 4, 4))
     branches = Branches(*load("llama", tmp_path))
     for own_tokens in (7, 1):
         branches.begin(own_tokens)
@@ -216,7 +218,7 @@ def test_steps_of_prompts_and_decodes_give_what_steps_planned_for_themselves_giv
 ) -> None:
     monkeypatch.setattr(decode_steps, "MOST_ROWS", 8)
     monkeypatch.setattr(decode_steps, "STEP_SIZES", (1, 2, 4, 8, 16))
-    monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(16, 12, 12, 24, 24))
+    monkeypatch.setattr(decode_steps, "_FIRST_CAPACITY", device_work.WorkCapacity(16, 12, 24, 24))
     monkeypatch.setattr(device_work, "LEAST_SPLITS", (8, 8))
     monkeypatch.setattr(device_work, "MOST_SPLIT", 16)
     monkeypatch.setattr(device_work, "_MIN_SAVED_TOKENS", 1)
@@ -351,7 +353,7 @@ def test_what_is_prepared_is_made_and_no_slot_is_written(tmp_path: Path) -> None
     runner.prepare(3)
     steps = runner._take_steps()
     assert steps is not None
-    assert set(steps._steps) == {1, 2, 4}
+    assert set(steps._steps) == set(product((1, 2, 4), (ALL_LAUNCHES, DECODE_LAUNCHES)))
     assert all(bool((tensor == 7.0).all()) for tensor in tensors)
 
 

@@ -3,7 +3,8 @@
     every step, on the host          inputs [4, size]    token ids, positions, slots, tokens with logits; one copy
                                      tables              only the entries that changed
                                      work lists          only if the tree did, and with prompts; see `work_list`
-    captured once per size           the model's own code over these, the logits into a buffer, every list advanced by a token
+    captured once per size           the model's own code over these, the logits into a buffer, every list advanced by a token;
+                                     up to 256 tokens once more, without the launches that only prompts and wide trees need
 
 A step of decodes, of prompts, or of both is padded to the next size. A token past the batch has slot -1: it writes nothing, is
 in no work list, and its output is not read. The advanced lists are those of the next step if each row decodes one token more;
@@ -28,7 +29,15 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import AttentionBatch, KVCache, write_kv, write_latents
 from radixkv.kernels.attention import attend_loaded
-from radixkv.kernels.gpu.device_work import DeviceWork, WorkCapacity, advance, plan_work
+from radixkv.kernels.gpu.device_work import (
+    ALL_LAUNCHES,
+    DECODE_LAUNCHES,
+    DeviceWork,
+    Launches,
+    WorkCapacity,
+    advance,
+    plan_work,
+)
 from radixkv.kernels.gpu.glue import HeadEmbedding, embed_heads
 from radixkv.kernels.gpu.tree_attention import form_limits, layer_shape
 from radixkv.kernels.runtime.upload import upload
@@ -48,9 +57,7 @@ STEP_SIZES = (1, 2, 4, *range(8, MOST_ROWS + 1, 8), *range(384, 1025, 128))
 that padding costs little. Longer steps run without graphs: they compute for longer than their launches take.
 """
 
-_FIRST_CAPACITY = WorkCapacity(
-    entries=STEP_SIZES[-1], items=2048, merges=STEP_SIZES[-1], merge_parts=4096, part_rows=4096
-)
+_FIRST_CAPACITY = WorkCapacity(entries=STEP_SIZES[-1], items=2048, merge_parts=4096, part_rows=4096)
 """Room for sixteen splits of each row's context, or for prompts that are cut over the whole chip, with some parts per token.
 A longer list rebuilds the buffers and all steps.
 """
@@ -79,13 +86,14 @@ def fits_steps(rows: Sequence[ForwardRow]) -> bool:
 
 @dataclass(slots=True)
 class _Kind:
-    """The work of the layers of one window and shape. `work_list`: None where the buffers' content is unknown."""
+    """The work of the layers of one window and shape. `work_list`: the planned one, with its `launches`; `is_loaded` or not."""
 
     spec: AttentionSpec
     group: int
     work: DeviceWork
     part_shape: tuple[int, int]
     work_list: WorkList | None = None
+    launches: Launches = ALL_LAUNCHES
     is_loaded: bool = False
 
 
@@ -113,7 +121,8 @@ class StaticSteps:
         self._vocab_size = vocab_size
         self._captures = pool.device.type == "cuda"
         self.failed_sizes: set[int] = set()
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[tuple[int, Launches], _Step] = {}
+        self._launches = ALL_LAUNCHES  # of the step being made
         self._graph_memory: Any = None  # a handle; torch does not export its type
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
@@ -129,7 +138,11 @@ class StaticSteps:
         started_s = time.monotonic()
         largest = padded_size(num_tokens) or STEP_SIZES[-1]
         sizes = [size for size in reversed(STEP_SIZES) if size <= largest]  # the largest's memory suffices
-        num_made = sum(self._take(size) is not None for size in sizes)
+        num_made = sum(self._take(size, ALL_LAUNCHES) is not None for size in sizes)
+        if all(kind.work.limits.narrow_entries for kind in self._kinds.values()):
+            for size in sizes:
+                if size <= MOST_ROWS:
+                    self._take(size, DECODE_LAUNCHES)
         if self._captures:
             seconds = time.monotonic() - started_s
             _LOG.info("captured CUDA graphs for %d of %d step sizes in %.1f s", num_made, len(sizes), seconds)
@@ -161,11 +174,11 @@ class StaticSteps:
         assert size is not None, "the caller asks for steps that there are"
         if batch.highest_block >= self.pool.num_blocks:
             raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {self.pool.num_blocks}")
-        step = self._take(size)
-        if step is not None and self._plan_work(batch):  # the graphs refer to outgrown buffers
+        if not self._kinds:
+            self._take(size, ALL_LAUNCHES)  # its layers are of some kinds
+        if self._plan_work(batch):  # the graphs refer to outgrown buffers
             self._forget_steps()
-            step = self._take(size)
-            self._plan_work(batch)
+        step = self._take(size, self._needed_launches(size))
         if step is None:
             return None
         padded = np.zeros((4, size), dtype=np.int64)
@@ -200,7 +213,7 @@ class StaticSteps:
                 rows = STEP_SIZES[-1], *part_shape
                 self._outputs[part_shape] = torch.zeros(rows, dtype=query.dtype, device=query.device)
         out = self._outputs[part_shape][: query.shape[0]]
-        return attend_loaded(query, cache, self._tables, kind.work, spec, out)
+        return attend_loaded(query, cache, self._tables, kind.work, spec, out, self._launches)
 
     # -- inputs of a step
 
@@ -227,6 +240,7 @@ class StaticSteps:
             if known is not None and before is not None and known.advance(before, batch, kind.spec):
                 continue
             kind.work_list = plan_work(batch, kind.spec, kind.group, kind.work.limits, kind.part_shape[0])
+            kind.launches = Launches.of(kind.work_list, kind.work.limits)
             kind.is_loaded = False
             needed = WorkCapacity.of(kind.work_list)
             if not kind.work.capacity.holds(needed):
@@ -235,15 +249,22 @@ class StaticSteps:
                 kind.work = DeviceWork(room, kind.work.limits, *kind.part_shape, self.pool.device)
         return has_grown
 
+    def _needed_launches(self, size: int) -> Launches:
+        """Of the planned lists; fewer than all for small sizes alone."""
+        needs_all = size > MOST_ROWS or any(kind.launches.wide or kind.launches.merge for kind in self._kinds.values())
+        return ALL_LAUNCHES if needs_all else DECODE_LAUNCHES
+
     # -- making steps
 
-    def _take(self, size: int) -> _Step | None:
+    def _take(self, size: int, launches: Launches) -> _Step | None:
         """The step of a size, made at its first use; None: it cannot be made."""
         if size in self.failed_sizes:
             return None
-        if size not in self._steps:
+        key = size, launches
+        if key not in self._steps:
+            self._launches = launches
             try:
-                self._steps[size] = self._make(size)
+                self._steps[key] = self._make(size)
             except Exception as error:  # torch's, Triton's or the driver's: unsupported operations, too little memory
                 if not self._captures:
                     raise
@@ -253,7 +274,7 @@ class StaticSteps:
                 torch.cuda.empty_cache()
                 _LOG.warning("steps of %d tokens run without a CUDA graph: %s", size, error)
                 return None
-        return self._steps[size]
+        return self._steps[key]
 
     def _make(self, size: int) -> _Step:
         """Run the body once over empty lists, which compiles and allocates, and then capture it."""
@@ -280,7 +301,7 @@ class StaticSteps:
     def _unload(self) -> None:
         for kind in self._kinds.values():
             kind.work.load(NO_WORK)
-            kind.work_list, kind.is_loaded = None, False
+            kind.is_loaded = False
 
     def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         if self._graph_memory is None:
