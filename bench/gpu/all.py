@@ -5,7 +5,7 @@
     cases          thirteen cases of attention by some launch parameters
     counters       the profiler's counters of the two forms of the attention kernel, where there is `ncu`
     model          whole decode steps and their breakdown
-    serving        requests served by the engine
+    serving        requests served by the engine; draws from a batch's logits
     attention      all other sections of the attention bench but the peers'
     linear         layers of 8 and of 4 bits next to torch's of bfloat16
     peers          other kernels; FlashInfer is compiled first
@@ -98,7 +98,14 @@ PARTS = (
     Part("cases", 90, (python("bench.gpu.attention", "--only", "cases", "--minutes", "1.3", "--json", "{json}"),)),
     Part("counters", 30, (counters("narrow"), counters("wide"))),
     Part("model", 85, (python("bench.gpu.model", "--batches", "1,32,256", "--minutes", "1.3", "--json", "{json}"),)),
-    Part("serving", 60, (python("bench.gpu.serving", "--minutes", "0.8", "--json", "{json}"),)),
+    Part(
+        "serving",
+        60,
+        (
+            python("bench.gpu.serving", "--minutes", "0.8", "--json", "{json}"),
+            python("bench.gpu.draws", "--json", "{folder}/draws.json"),
+        ),
+    ),
     Part(
         "attention",
         80,
@@ -129,7 +136,14 @@ TINY = (
     Part("cases", 300, (python("bench.gpu.attention", "--interpret", "--only", "cases", "--json", "{json}"),)),
     Part("counters", 10, (("ncu", "--version"),)),
     Part("model", 300, (python("bench.gpu.model", "--tiny", "--json", "{json}"),)),
-    Part("serving", 300, (python("bench.gpu.serving", "--tiny", "--json", "{json}"),)),
+    Part(
+        "serving",
+        300,
+        (
+            python("bench.gpu.serving", "--tiny", "--json", "{json}"),
+            python("bench.gpu.draws", "--tiny", "--json", "{folder}/draws.json"),
+        ),
+    ),
     Part(
         "attention",
         300,

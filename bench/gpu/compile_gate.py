@@ -102,7 +102,7 @@ class Configuration:
             return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
         heads, width = max(1, 512 // self.heads[2]), self.heads[2]
         sizes = {"HEADS": heads, "DV": width, **merge_constants(heads, width)}
-        constants = {**sizes, "HAS_SINKS": self.has_variants, "MERGES_ALL": True}
+        constants = {**sizes, "HAS_SINKS": self.has_variants}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)
 
     def compile_with(self, tile: TileConfig, target: str) -> Measured:
@@ -114,7 +114,6 @@ class Configuration:
             **flags,
             "FORM": FORMS.index(self.form),
             "UPCAST": False,
-            "MERGES": self.form == "narrow",
         }
         return measure(_attend_items_kernel, target, self._types(target), constants, tile.options(target))
 

@@ -20,7 +20,7 @@ from bench.gpu.common.clock import eager_us, host_us
 from bench.gpu.common.inputs import Case, Pool
 from bench.gpu.run import Run
 from bench.gpu.workloads import BLOCK_SIZE, LATENTS, Layer, Tree, sequences
-from radixkv.kernels.gpu import device_work, launch, tree_attention
+from radixkv.kernels.gpu import device_work, launch
 from radixkv.kernels.gpu.device_work import advance, work_limits
 from radixkv.kernels.gpu.launch import Forms, LayerShape, TileConfig
 from radixkv.kernels.kv.kv_format import KVFormat
@@ -124,8 +124,7 @@ class Variant:
     split_keys: int | None = None
     narrow: TileConfig | None = None
     wide: TileConfig | None = None
-    in_parallel: bool = True
-    merged: int | None = None
+    parts: int | None = None
 
     @contextmanager
     def applied(self, case_layer: Any, device: torch.device) -> Iterator[None]:
@@ -139,10 +138,8 @@ class Variant:
             if self.split_keys is not None:
                 stack.enter_context(patch.object(device_work, "LEAST_SPLITS", (self.split_keys,) * 2))
                 stack.enter_context(patch.object(device_work, "MOST_SPLIT", self.split_keys))
-            if not self.in_parallel:
-                stack.enter_context(patch.object(tree_attention, "IN_PARALLEL", False))
-            if self.merged is not None:
-                stack.enter_context(patch.object(launch, "_MOST_MERGED", self.merged))
+            if self.parts is not None:
+                stack.enter_context(patch.object(launch, "_MOST_MERGED", self.parts))
             if self.narrow or self.wide:
                 table = launch._forms(launch.launch_target(device))
                 row = case_layer.row
@@ -163,11 +160,10 @@ def _tiles(narrow: str, wide: str) -> tuple[Variant, ...]:
 AS_IT_IS = Variant("as it is")
 VARIANTS = (
     AS_IT_IS,
-    Variant("in turn", in_parallel=False),
-    Variant("in turn, wide 64/64/4/3", in_parallel=False, wide=TileConfig(64, 64, 4, 3)),
-    Variant("8 parts merged", merged=8),
-    Variant("split 256", split_keys=256),
-    *_tiles("", "64/64/4/5 64/64/4/3"),
+    *(Variant(f"{count} programs", programs=count) for count in (2, 4)),
+    *(Variant(f"split {keys}", split_keys=keys) for keys in (256, 512, 1024)),
+    *(Variant(f"{count} parts", parts=count) for count in (4, 16)),
+    *_tiles("16/64/4/1 16/64/4/5", "64/64/4/5"),
 )
 """For plain caches of two bytes and heads of 128 columns on sm_90."""
 

@@ -37,6 +37,7 @@ from bench.gpu.run import FULL
 from bench.gpu.workloads import BLOCK_SIZE, LLAMA, Layer, Machine, Tree, sequences
 from radixkv.kernels import plan_attention
 from radixkv.kernels.gpu import device_work
+from radixkv.kernels.gpu.device_work import Launches
 from radixkv.kernels.gpu.launch import TileConfig
 from radixkv.kernels.gpu.tree_attention import form_limits
 from radixkv.kernels.spec import AttentionSpec
@@ -59,7 +60,7 @@ class Assumptions:
     l2: float = 5.5e12
     latency_us: float = 0.9
     launch_us: float = 1.5
-    launches_per_layer: int = 11
+    launches_per_layer: int = 9
     issued: float = 4 * 1.7e9 * 0.6
 
 
@@ -110,7 +111,8 @@ def predict_case(tree: Tree, layer: Layer, forms: tuple[Form, Form], chip: Assum
     least_us = tree.num_bytes(layer) / chip.copy * 1e6
     part_bytes = 2 * 4 * work.num_part_rows * layer.num_heads * (layer.v_head_dim + 1)
     chain_us = MERGE_LOADS * chip.latency_us if work.num_part_rows else 0.0
-    more_us = part_bytes / chip.l2 * 1e6 + chain_us + 3 * chip.launch_us
+    num_launches = sum(Launches.of(work, limits))
+    more_us = part_bytes / chip.l2 * 1e6 + chain_us + num_launches * chip.launch_us
     bound = "bandwidth" if least_us > forms_us else longest.bound
     return Prediction(max(least_us, forms_us) + more_us, bound)
 
@@ -143,7 +145,7 @@ def predict_step_ms(batch: int, forms: tuple[Form, Form], chip: Assumptions) -> 
     widths = (MODEL.heads + 2 * MODEL.kv_heads) * MODEL.head_dim, MODEL.heads * MODEL.head_dim, 3 * MODEL.ffn
     layer_weights = MODEL.hidden * sum(widths)
     products_us = _product_us(layer_weights, batch, chip)
-    glue_us = (chip.launches_per_layer - 3) * chip.launch_us  # the three of attention are in its time
+    glue_us = (chip.launches_per_layer - 1) * chip.launch_us  # attention's is in its time
     us = MODEL.layers * (attention.us + products_us + glue_us) + _product_us(MODEL.hidden * MODEL.vocab, batch, chip)
     shares = {attention.bound: attention.us, "weights": products_us, "launches": glue_us}
     return Prediction(us / 1e3, max(shares, key=shares.__getitem__))

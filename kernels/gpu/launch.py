@@ -57,8 +57,8 @@ _REGISTERS = 65536
 _NARROW_ROWS, _ONE_BUFFER = 16, (4, 2)
 """Rows, and warps and stages, of the narrow tiles whose registers are bounded."""
 
-_MERGED_ELEMENTS, _MOST_MERGED = 8192, 16
-"""Of the parts that a program reads at once, and parts."""
+_MERGED_ELEMENTS, _MOST_MERGED = 8192, 8
+"""Of the parts that a program reads at once, and parts; on an H200 16 took longer."""
 
 _REGISTER_UNIT = 256
 """A warp's registers are allocated in multiples of it."""

@@ -15,21 +15,22 @@ from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 __all__ = ["Tile", "options_of", "tile_of"]
 
-_MOST_REGISTERS = 128
-
 
 class Tile(NamedTuple):
-    """`rows` of x by `outputs`; programs per processor that splitting aims at."""
+    """`rows` of x by `outputs`; programs per processor that splitting aims at; bound of a thread's registers on NVIDIA's chips,
+    0: none.
+    """
 
     rows: int
     outputs: int
     num_warps: int
     num_stages: int
     programs: int
+    most_registers: int = 0
 
 
-_NARROW = Tile(16, 64, 2, 4, 4)
-_MIDDLE = {True: Tile(64, 64, 4, 3, 2), False: Tile(64, 64, 4, 2, 2)}
+_NARROW = Tile(16, 64, 2, 4, 4, 128)
+_MIDDLE = {True: Tile(64, 64, 4, 3, 2, 168), False: Tile(64, 64, 4, 2, 2, 128)}
 _WIDE = Tile(128, 128, 8, 3, 1)
 _LARGE_TARGETS = ("sm_90", "sm_100")
 """With shared memory for the wide form, and for three stages."""
@@ -44,6 +45,8 @@ def tile_of(num_rows: int, dtype: torch.dtype, target: str) -> Tile:
 
 
 def options_of(tile: Tile, target: str) -> dict[str, int | bool]:
-    """Compiler options of a launch. Without a bound of its registers NVIDIA's compiler spills some of a narrow tile's."""
-    bound = {"maxnreg": _MOST_REGISTERS} if tile.rows == _NARROW.rows and target.startswith("sm_") else {}
+    """Compiler options of a launch. The bound of registers keeps NVIDIA's compiler from spilling some of a narrow tile's, and
+    from taking too many for a middle one's scattered rows.
+    """
+    bound = {"maxnreg": tile.most_registers} if tile.most_registers and target.startswith("sm_") else {}
     return {**PLAIN_OPTIONS, "num_warps": tile.num_warps, "num_stages": tile.num_stages, **bound}

@@ -113,7 +113,6 @@ def _merge_parts_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    MERGES_ALL: tl.constexpr,
 ):
     num_columns = num_heads // HEADS
     past_unit = tl.load(p_num_entries) * num_columns
@@ -121,7 +120,7 @@ def _merge_parts_kernel(
         entry = unit // num_columns
         first = tl.load(p_part_starts + entry)
         end = tl.load(p_part_starts + entry + 1)
-        if (first < end) & (MERGES_ALL | (tl.load(p_narrow_parts + entry) == 0)):
+        if (first < end) & (tl.load(p_narrow_parts + entry) == 0):
             merge_heads(
                 p_out + tl.load(p_tokens + entry).to(tl.int64) * stride_out_t,
                 p_parts,
@@ -140,13 +139,13 @@ def _merge_parts_kernel(
             )
 
 
-def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor, *, merges_all: bool) -> None:
-    """Fill the rows of `out` [T, Hq, Dv] whose entries have parts, with `merges_all` also where some are of narrow items.
-    Arguments as checked by `attend_by_work`.
+def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor) -> None:
+    """Fill the rows of `out` [T, Hq, Dv] whose entries have parts, none of a narrow item. Arguments as checked by
+    `attend_by_work`.
     """
     num_heads, v_head_dim = out.shape[1:]
     heads = gcd(num_heads, max(1, _PROGRAM_COLUMNS // next_power_of_2(v_head_dim)))
-    form = heads, v_head_dim, sinks is None, merges_all
+    form = heads, v_head_dim, sinks is None
     compiled = _merge_parts_kernel[(_GRIDS.size(form, work.capacity.entries * num_heads // heads, out.device),)](
         out,
         work.parts,
@@ -163,7 +162,6 @@ def merge_parts(work: DeviceWork, sinks: Tensor | None, out: Tensor, *, merges_a
         DV=v_head_dim,
         **merge_constants(heads, v_head_dim),
         HAS_SINKS=sinks is not None,
-        MERGES_ALL=merges_all,
         **PLAIN_OPTIONS,
     )
     _GRIDS.learn(form, compiled, int(PLAIN_OPTIONS["num_warps"]), out.device)

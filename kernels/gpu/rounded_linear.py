@@ -157,9 +157,9 @@ def _multiply_kernel(
         expert = tl.load(p_blocks + 3 * row_tile)
         if expert < 0:
             return
-        b_place = tl.load(p_blocks + 3 * row_tile + 1) + tl.arange(0, BLOCK_M)
-        m_place = b_place < tl.load(p_blocks + 3 * row_tile + 2)
-        b_m = tl.load(p_order + b_place, mask=m_place, other=0)
+        b_entry = tl.load(p_blocks + 3 * row_tile + 1) + tl.arange(0, BLOCK_M)
+        m_place = b_entry < tl.load(p_blocks + 3 * row_tile + 2)
+        b_m = tl.load(p_order + b_entry, mask=m_place, other=0)
         m_row = m_place[None, :]
         b_x_row = b_m // divisor
         p_codes += expert.to(tl.int64) * stride_expert_codes
@@ -214,8 +214,9 @@ def _multiply_kernel(
     m_stored = m_row & (b_n < num_outputs)[:, None]
     if HAS_BIAS:
         b_acc += tl.load(p_bias + b_output).to(tl.float32)[:, None]
-    p_row = p_out + (split.to(tl.int64) * num_rows + b_m)[None, :] * num_outputs
-    tl.store(p_row + b_n[:, None], b_acc.to(p_out.dtype.element_ty), mask=m_stored)
+    p_part = p_out + split.to(tl.int64) * num_rows * num_outputs
+    b_place = b_m[None, :] * num_outputs + b_n[:, None]  # below 2^31
+    tl.store(p_part + b_place, b_acc.to(p_out.dtype.element_ty), mask=m_stored)
 
 
 @triton.jit(do_not_specialize=("num_rows", "num_splits"))

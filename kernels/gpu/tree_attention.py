@@ -57,8 +57,6 @@ _MOST_ROWS = 2**31 - 1
 
 _GRIDS = Grids()
 
-IN_PARALLEL = True
-
 _ROUNDS = (1, 2)
 """Of programs, by form. Prompts' tiles differ in length: the chip starts the second round's as those of the first end."""
 
@@ -162,7 +160,6 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     UPCAST: tl.constexpr,
     MERGE_BLOCK: tl.constexpr,
     MERGE_PARTS: tl.constexpr,
-    MERGES: tl.constexpr,  # by the narrow form
 ):
     IN_FP16: tl.constexpr = FORMAT == "fp8x4" or FORMAT == "int8x4"
     CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -289,7 +286,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
             b_row = (part + b_index).to(tl.int64) * num_heads + b_head
             _store_rows(p_parts + b_row * DV, b_acc, b_sum, m_row, DV, BLOCK_DV)
             tl.store(p_lse + b_row, b_max + tl.log2(tl.where(b_sum > 0.0, b_sum, 1.0)), mask=m_row)
-            if MERGES:
+            if FORM == 0:
                 tl.debug_barrier()  # all rows are written before one thread says so
                 for entry in range(first_entry, first_entry + num_entries):
                     p_arrived = p_arrivals + entry * num_heads + kv_head
@@ -416,16 +413,12 @@ def attend_by_work(
     }
     launches = launches or work.launches
     has_narrow = launches.narrow and limits.narrow_entries > 0
-    in_parallel = (
-        launches.wide and has_narrow and IN_PARALLEL and q.is_cuda and torch.cuda.is_current_stream_capturing()
-    )
-
-    def launch(form: int) -> None:
-        config = shape.forms(target)[form]
+    forms = shape.forms(target)
+    for form in [1] * launches.wide + [0] * has_narrow:
+        config = forms[form]
         num_chunks = -(-shape.group // config.heads(shape.group))
         num_units = work.capacity.items * k_cache.shape[1] * num_chunks
-        merges = form == 0 and not in_parallel
-        compiled_form = shape, config, form, merges, *variants.values()
+        compiled_form = shape, config, form, *variants.values()
         compiled = _attend_items_kernel[
             (_GRIDS.size(compiled_form, num_units, q.device, rounds=_ROUNDS[form], most=UNITS_PER_PROCESSOR[0]),)
         ](
@@ -434,23 +427,11 @@ def attend_by_work(
             **shape.constants(config),
             **variants,
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,  # the interpreter's bf16 products are wrong
-            MERGES=merges,
             **config.options(target),
         )
         _GRIDS.learn(compiled_form, compiled, config.num_warps, q.device)
-
-    if in_parallel:
-        here, beside = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)  # type: ignore[no-untyped-call]  # no types
-        beside.wait_stream(here)
-        launch(1)
-        with torch.cuda.stream(beside):
-            launch(0)
-        here.wait_stream(beside)
-    else:
-        for form in [1] * launches.wide + [0] * has_narrow:
-            launch(form)
-    if launches.merge or in_parallel:
-        merge_parts(work, spec.sinks, out, merges_all=in_parallel)
+    if launches.merge:
+        merge_parts(work, spec.sinks, out)
     return out
 
 

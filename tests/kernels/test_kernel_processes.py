@@ -63,6 +63,8 @@ A_CASE_OF_EACH_KERNEL = (
     "gpu/test_attention_by_triton.py::test_latents_agree_with_the_reference",
     "gpu/test_attention_by_triton.py::test_quantised_caches_are_written_and_read_as_on_a_cpu",
     "kv/test_block_movement.py",
+    "gpu/test_draws_by_triton.py::test_kernels_draw_what_is_defined[1000-8-normal]",
+    "gpu/test_draws_by_triton.py::test_kernels_draw_what_is_defined[9000-6-ties]",
     "gpu/test_decode_steps_by_triton.py::test_a_step_writes_the_slots_of_its_rows_and_nothing_else",
     "kv/test_host_blocks.py::test_triton_moves_whole_blocks_of_all_layers_in_one_launch",
     "gpu/test_quantised_by_triton.py::test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else",
@@ -77,7 +79,11 @@ BLOCKS_AND_TREES = (
     "cpu/test_steady_attention.py",
     "gpu/test_tree_by_triton.py",
 )
-STEPS_AND_CODES = ("gpu/test_decode_steps_by_triton.py", "gpu/test_quantised_by_triton.py")
+STEPS_AND_CODES = (
+    "gpu/test_decode_steps_by_triton.py",
+    "gpu/test_draws_by_triton.py",
+    "gpu/test_quantised_by_triton.py",
+)
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,13 @@ PLANTED_BUGS = (
         is_quick=True,
     ),
     PlantedBug(
+        "a draw that looks back is launched before the token before it is read",
+        "worker/engine/step.py",
+        "depends = any(draw.num_unread and draw.branch.generation.rules.looks_back for draw in drawing)",
+        "depends = False",
+        ("integration/engine/test_engine_ahead.py::test_draws_that_look_back_do_not_hold_up_the_forward[given6]",),
+    ),
+    PlantedBug(
         "a stop within a draft is looked for once a step",
         "worker/engine/step.py",
         "            elif taken.reason is not None:\n",

@@ -15,8 +15,7 @@ later work in the device's stream reads it. Preemption, and forks that depend on
 The next batch is launched before the tokens of the running one are read, so that the device does not wait for the host: its
 decodes run these tokens where they lie on the device. If a token ends a branch, one position was computed in vain: it is not
 counted nor reported, and its slot is written again only by later work in the stream. A round reads the tokens first where the
-next batch depends on more than their number: a branch is being opened, a prompt is scored, beams advance, or a draw looks back
-at the tokens before it (penalties, a grammar, bad words).
+next batch depends on more than their number: a branch is being opened, a prompt is scored, or beams advance.
 
 Branches with free slots run without waiting for an answer. A round waits for branches that would start, at most a fifth of the
 last batch's time: they save a whole round, and the others lose little. `closed_loop` may delay a round too. One thread drives

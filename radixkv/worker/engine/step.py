@@ -12,7 +12,8 @@ logits of the next position belong to the history. So a branch gets at least one
 
 On a GPU only `finish` waits for the device, so that the host works meanwhile; see `loop`. A next batch can be launched before
 that, over the tokens as they lie on the device. It counts as launched only once these are read, when `adopt` leaves out the
-branches that have ended: nothing else notices that it was early.
+branches that have ended: nothing else notices that it was early. Draws that look back at the tokens (penalties, a grammar, bad
+words) are launched then, while its forward runs.
 
         launch 1 | launch ahead 2 | finish 1 | adopt 2 | launch ahead 3 | finish 2 | ...
 """
@@ -20,6 +21,7 @@ branches that have ended: nothing else notices that it was early.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +126,6 @@ class BatchStep:
         self._overlaps = overlaps
         self._batch: _Batch | None = None  # running
         self._ahead: _Batch | None = None  # running after it
-        self._redrawn: Collection[Branch] = ()  # got another token than the device went on with
 
     @property
     def is_under_way(self) -> bool:
@@ -162,27 +163,36 @@ class BatchStep:
         self._ahead = self._launch(rows, places, batch.draws.token_ids if batch.draws else None)
 
     def adopt(self) -> list[Row]:
-        """Go on with the batch that was launched ahead. Branches that have ended since, and those that got another token than
-        was run, have no part in it: their positions are not computed.
+        """Go on with the batch that was launched ahead. Branches that have ended since have no part in it: their positions are
+        not computed. If a draw depends on the tokens read meanwhile, the draws are launched only now, after its forward.
 
         Returns its rows; none: there is no such batch, or nothing is left of it.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return []
-        rows = [row for row in ahead.rows if self._goes_on(row.branch)]
+        rows = [row for row in ahead.rows if row.branch.phase is not Phase.FINISHED]
         if rows:
-            places = [place for place, draw in enumerate(ahead.drawing) if self._goes_on(draw.branch)]
-            drawing = [ahead.drawing[place] for place in places]
+            going = [draw.branch.phase is not Phase.FINISHED for draw in ahead.drawing]
+            drawing, places, draws = (
+                list(compress(ahead.drawing, going)),
+                list(compress(ahead.places, going)),
+                ahead.draws,
+            )
+            if drawing and draws is None:
+                drawing, places = [draw._replace(num_unread=0) for draw in drawing], list(range(len(drawing)))
+                draws = _launch_draws(ahead.logits, drawing)
             num_prefilled = _num_prefilled(rows)
             self._batch = ahead._replace(
-                rows=rows, began_s=self._clock(), drawing=drawing, places=places, num_prefilled=num_prefilled
+                rows=rows,
+                began_s=self._clock(),
+                drawing=drawing,
+                draws=draws,
+                places=places,
+                num_prefilled=num_prefilled,
             )
             self._ran(rows)
         return rows
-
-    def _goes_on(self, branch: Branch) -> bool:
-        return branch.phase is not Phase.FINISHED and branch not in self._redrawn
 
     def _launch(self, rows: Sequence[Row], places: Mapping[Branch, int], drawn_ids: Tensor | None) -> _Batch:
         """`places` in `drawn_ids` of the tokens that branches run after their histories."""
@@ -214,7 +224,8 @@ class BatchStep:
                 else:
                     first = num_logits - 1 - len(row.branch.draft)
                     drawing += [_Draw(first, branch) for branch in self._drawers(row.branch)]
-        draws = _launch_draws(logits, drawing) if drawing and self._overlaps else None
+        depends = any(draw.num_unread and draw.branch.generation.rules.looks_back for draw in drawing)
+        draws = _launch_draws(logits, drawing) if drawing and self._overlaps and not depends else None
         scores = _launch_scores(logits, scored) if scored else None
         drawn = drawing, draws, range(len(drawing))
         return _Batch(rows, logits, began_s, *drawn, given, ending, scored, scores, num_prefilled)
@@ -233,11 +244,10 @@ class BatchStep:
             return
         drawing = batch.drawing
         if batch.draws is None:
-            sampled, self._redrawn = self._choose(batch.logits, drawing), ()
+            sampled = self._choose(batch.logits, drawing)
         else:
-            tokens, redrawn = batch.draws.tokens(), set(batch.draws.redrawn)
+            tokens = batch.draws.tokens()
             sampled = [tokens[place] for place in batch.places]
-            self._redrawn = {draw.branch for draw, place in zip(drawing, batch.places, strict=True) if place in redrawn}
         scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
         if scores is not None:

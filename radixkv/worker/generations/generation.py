@@ -187,8 +187,8 @@ class Generation:
     # -- drawing
 
     def can_draw_ahead(self, branch: Branch) -> bool:
-        """Whether the settings of the draw after the next are known before the next token is."""
-        return len(branch.tokens) >= self.trunk_length and not self.rules.looks_back
+        """Whether the token after the next is drawn, and by this branch alone."""
+        return len(branch.tokens) >= self.trunk_length
 
     def sampler_row(self, branch: Branch, num_unread: int = 0) -> SamplerRow:
         """Sampler settings for the next token of this branch; `num_unread` 1: for the one after, if it can be drawn ahead."""

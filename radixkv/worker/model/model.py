@@ -14,6 +14,8 @@ from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.kernels import AttentionBatch, Scratch, plan_attention
+from radixkv.kernels.draw_reference import DrawOptions
+from radixkv.kernels.gpu.draw import draw
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.upload import upload
@@ -294,12 +296,14 @@ class ModelRunner:
         del self.pool
 
     def prepare(self, num_tokens: int) -> None:
-        """Capture the CUDA graphs of steps of up to so many tokens now, not at first use, and compile for longer ones."""
+        """Capture the CUDA graphs of steps of up to so many tokens now, not at first use; compile longer ones and draws."""
         if steps := self._take_steps():
             steps.prepare(num_tokens)
             length = min(_WARM_TOKENS, self.max_model_len)
             table = array("i", bytes(4 * -(-length // self.pool.block_size)))
-            self._step([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
+            logits = self._step([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
+            for top_p in (0.9, 1.0):
+                draw(logits, [DrawOptions(0, -1, 1.0, 0, top_p, 0.0, 0.0)])
 
     @property
     def takes_drawn_ids(self) -> bool:

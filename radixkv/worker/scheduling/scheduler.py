@@ -284,7 +284,7 @@ class Scheduler:
 
     def plan_ahead(self, drawing: Container[Branch]) -> list[Row]:
         """The same before the tokens of the running forward are read, which `drawing` get. Those that end by their number of
-        tokens have no row. Empty if a row or a draw depends on these tokens, or a branch is about to run. O(running · log).
+        tokens have no row. Empty if a row depends on these tokens, or a branch is about to run. O(running · log).
         """
         going = set()
         for branch in self._running_set:

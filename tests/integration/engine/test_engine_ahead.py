@@ -27,7 +27,7 @@ from radixkv.worker.engine import step
 from radixkv.worker.engine.loop import Origin
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.model.model import ForwardRow, ModelRunner
-from radixkv.worker.sampling import device_sampler, sampler
+from radixkv.worker.sampling import sampler
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
 LIMITS = SchedulerLimits()
@@ -35,9 +35,8 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 
 
 @pytest.fixture(autouse=True)
-def _few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of top-p are often drawn again; both samplers compute by the same code."""
-    monkeypatch.setattr(device_sampler, "NUM_CANDIDATES", (2, 4))
+def _same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both samplers draw by the same code."""
     monkeypatch.setattr(sampler, "native_library", lambda: None)
 
 
@@ -176,19 +175,19 @@ def test_the_position_run_after_the_end_of_a_reply_is_not_reported_nor_counted(m
 
 
 @pytest.mark.parametrize(
-    ("given", "goes_ahead"),
+    "given",
     [
-        ({"temperature": 1.0, "top_p": 0.9, "logprobs": 2}, True),
-        ({"temperature": 1.0, "min_tokens": 9, "logit_bias": {3: 2.0}, "allowed_token_ids": tuple(range(20))}, True),
-        ({"temperature": 1.0, "top_k": 3, "best_of": 2}, True),
-        ({"presence_penalty": 1.0}, False),
-        ({"repetition_penalty": 1.3}, False),
-        ({"bad_words": [[7], [8, 9]]}, False),
-        ({"matcher": Rising()}, False),
+        {"temperature": 1.0, "top_p": 0.9, "logprobs": 2},
+        {"temperature": 1.0, "min_tokens": 9, "logit_bias": {3: 2.0}, "allowed_token_ids": tuple(range(20))},
+        {"temperature": 1.0, "top_k": 3, "best_of": 2},
+        {"presence_penalty": 1.0},
+        {"repetition_penalty": 1.3},
+        {"bad_words": [[7], [8, 9]]},
+        {"matcher": Rising()},
     ],
 )
-def test_draws_that_look_back_are_not_launched_ahead(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], goes_ahead: bool
+def test_draws_that_look_back_do_not_hold_up_the_forward(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
     rules = {name: given.pop(name) for name in ("bad_words", "matcher") if name in given}
     cache, device = LateCache(64, 4), SimulatedDevice(64, 4, random.Random(0), 0.5)
@@ -198,12 +197,12 @@ def test_draws_that_look_back_are_not_launched_ahead(
     while desk.loop.generations:
         desk.loop.run()
         cache.answer()
-    assert ("ahead" in device.log) is goes_ahead
+    assert device.log.count("ahead") > 5
     assert told(generation) == alone([1, 2, 3], sampling, **rules)
 
 
 def _request(rng: random.Random, most: int) -> tuple[SamplingParams, dict[str, Any]]:
-    """Most go ahead; some look back, so that their batches wait."""
+    """Some look back, so that their draws wait."""
     given: dict[str, Any] = rng.choice(
         [
             {"temperature": 0},
@@ -367,12 +366,10 @@ def test_a_model_that_reads_tokens_from_the_device_draws_the_same(
 def test_whatever_comes_between_a_step_and_the_next_replies_are_those_of_each_request_alone(
     monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    num_ahead = num_redrawn = num_ended_early = 0
+    num_ahead = num_ended_early = 0
     for seed in range(first, first + 10):
         device, num_early = _play(monkeypatch, seed)
         num_ahead += device.log.count("ahead")
-        num_redrawn += device.num_redrawn
         num_ended_early += num_early
     assert num_ahead > 100
-    assert num_redrawn > 10
     assert num_ended_early > 3

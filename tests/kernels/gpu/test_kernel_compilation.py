@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from bench.gpu.compile_gate import (
     faults,
     make_report,
 )
-from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
-from radixkv.kernels.gpu import device_work, expert_rows, glue, launch, rounded_linear, tree_attention
+from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, compile_kernel, measure
+from radixkv.kernels.gpu import device_work, draw, expert_rows, glue, launch, rounded_linear, tree_attention
 from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
@@ -204,3 +205,21 @@ def test_kernels_between_products_compile(target: str) -> None:
         types = {name: "*i64" if name in ids else "*bf16" for name in kernel.arg_names if name.startswith("p_")}
         measured = measure(kernel, target, {**types, "epsilon": "fp32"}, constants, {**PLAIN_OPTIONS, "num_warps": 8})
         assert faults(MERGE, target, measured) == []
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_draws_compile_without_a_fused_multiply_add(target: str) -> None:
+    types = {"p_logits": "*fp32", "p_highest": "*fp32", "p_options": "*fp64", "p_kept": "*i64", "p_token_ids": "*i64"}
+    chunks = {"CHUNK": draw.CHUNK, "CHUNKS": 64, "HAS_BOUNDS": True}
+    kernels: list[tuple[Any, dict[str, Any], dict[str, int | bool]]] = [
+        (draw._highest_kernel, {"CHUNK": draw.CHUNK}, draw.OPTIONS),
+        (draw._bound_kernel, {"CHUNKS": 64, **draw.BOUND_SIZES}, draw.bound_options(target)),
+        (draw._weigh_kernel, chunks, draw.OPTIONS),
+        (draw._pick_kernel, chunks, draw.OPTIONS),
+    ]
+    for kernel, constants, options in kernels:
+        assert faults(MERGE, target, measure(kernel, target, types, constants, options)) == []
+        if target.startswith("sm_"):
+            ptx = compile_kernel(kernel, target, types, constants, options).asm["ptx"]
+            assert not re.search(r"\bfma\.\w+\.f32", ptx)

@@ -194,12 +194,13 @@ def test_a_negative_capacity_is_refused() -> None:
 def test_the_merge_agrees_with_its_reference(sinks: torch.Tensor | None) -> None:
     run = start_run(make_forked_case(BUSHY, SMALL), spec_of(SMALL), split_keys=16)
     work_list = make_tree_list(run.case, run.spec, run.work.limits.wide_entries, 16)
+    run.work.narrow_parts.zero_()  # as if all were wide
     run.work.parts.normal_()
     run.work.lse.normal_(std=4.0)
     run.work.lse[work_list.merge_parts[1]] = -torch.inf
     out = torch.full_like(run.out, torch.nan)
     expected = torch.full(out.shape, torch.nan, dtype=torch.float64)
-    merge_parts(run.work, sinks if sinks is None else sinks.to(DEVICE), out, merges_all=True)
+    merge_parts(run.work, sinks if sinks is None else sinks.to(DEVICE), out)
     merge_parts_reference(work_list, run.work.parts.cpu().double(), run.work.lse.cpu().double(), sinks, expected)
     merged = work_list.tokens[np.diff(work_list.part_starts) > 0]
     assert_near(out.cpu()[merged], expected[merged])

@@ -41,7 +41,6 @@ class SimulatedDevice(VariedRunner):
     Attributes:
         eagerness: chance that the device does the next piece of work before it has to.
         log: forwards launched ("launch", and "ahead" over tokens on the device) and tokens "read".
-        num_redrawn: draws whose token on the device was wrong.
         meanwhile: called while the host waits for tokens.
     """
 
@@ -49,7 +48,6 @@ class SimulatedDevice(VariedRunner):
         super().__init__(num_blocks, block_size)
         self.eagerness = eagerness
         self.log: list[str] = []
-        self.num_redrawn = 0
         self.meanwhile: Callable[[], None] = lambda: None
         self._rng = rng
         self._work: deque[Callable[[], object]] = deque()
@@ -122,9 +120,7 @@ class _SimulatedDraws(LaunchedDraws):
         self._device.wait(self._number)
         self._device.meanwhile()
         self._device.log.append("read")
-        tokens = super().tokens()
-        self._device.num_redrawn += len(self.redrawn)
-        return tokens
+        return super().tokens()
 
 
 class _DevicePool(HashPool):

@@ -1,8 +1,8 @@
 """A model of the Llama family on a GPU: its own matrices, and one kernel for each thing between them.
 
-    per layer    add_norm . q k v . embed_heads . attention (3) . o . add_norm . gate up . gate . down
+    per layer    add_norm . q k v . embed_heads . attention . o . add_norm . gate up . gate . down
 
-11 launches with matrices joined, 14 without; the model's own code makes 45. Known model classes are taken. Before use, a short
+9 launches with matrices joined, 12 without, and one or two more for prompts and trees; the model's own code makes 43. Known model classes are taken. Before use, a short
 prompt is run both ways; any model that does not fit runs its own code.
 """
 
