@@ -2,8 +2,8 @@
 
     per layer    add_norm . q k v . embed_heads . attention . o . add_norm . gate up . gate . down
 
-9 launches with matrices joined, 12 without, and one or two more for prompts and trees; the model's own code makes 43. Known model classes are taken. Before use, a short
-prompt is run both ways; any model that does not fit runs its own code.
+9 launches with matrices joined, 12 without, and one or two more for prompts and trees; the model's own code makes 43. Known
+model classes are taken. Before use, a short prompt is run both ways; any model that does not fit runs its own code.
 """
 
 from __future__ import annotations
