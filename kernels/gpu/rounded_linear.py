@@ -14,8 +14,8 @@ A tile is outputs x rows: the transpose of y's.
 Grid: a program takes a tile and a share of the steps. Where tiles are fewer than the programs that run at once, steps are
 split, and a second kernel adds the parts in order. Forms: narrow, up to 16 rows, bound by the weight's bytes, of two warps,
 so that sm_90 takes products without fences; middle, of up to 64 rows; wide. Rows of one form and split are summed alike.
-Dtypes: x float32, float16 or bfloat16. On NVIDIA's chips codes become bfloat16 two at a time. Limits: K is a multiple of 64, and
-T N is below 2^31.
+Dtypes: x float32, float16 or bfloat16. On NVIDIA's chips codes become bfloat16 two at a time. Limits: K is a multiple of
+64, T N below 2^31.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # ruff: noqa: N803, PLR0912, PLR0915
@@ -303,7 +303,9 @@ def multiply_grouped(
     """As `linear_grouped`, of [T, K] into `out` [T, N] with this tile, or as `linear_experts`; checks no shapes."""
     num_rows, num_outputs = out.shape
     if out.numel() > _MOST_ELEMENTS:
-        raise InvalidArgumentError("x.shape[0]", num_rows, f"at most {_MOST_ELEMENTS // num_outputs} rows of this weight")
+        raise InvalidArgumentError(
+            "x.shape[0]", num_rows, f"at most {_MOST_ELEMENTS // num_outputs} rows of this weight"
+        )
     num_row_tiles = -(-num_rows // tile.rows) if rows is None else len(rows.blocks)
     num_tiles = num_row_tiles * -(-num_outputs // tile.outputs)
     num_steps = weight.codes.shape[-3]
