@@ -51,6 +51,9 @@ WORDS = 16
 NUM_GROUPS = {8: 1, 4: 4}
 """Of a step."""
 
+_SLICE_ELEMENTS = 1 << 24
+"""Quantised at a time: 64 MB in float32, a few times."""
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -100,8 +103,11 @@ def can_multiply_grouped(num_inputs: int, dtype: torch.dtype) -> bool:
     return dtype in _DTYPES and num_inputs % INPUT_MULTIPLE == 0
 
 
-def quantise_grouped(weight: Tensor, bits: int) -> GroupedWeight:
-    """Quantise `weight` [N, K], for activations of its dtype, on its device. Takes several times its memory meanwhile.
+def quantise_grouped(weight: Tensor, bits: int, device: torch.device | None = None) -> GroupedWeight:
+    """Quantise `weight` [N, K], for activations of its dtype, on `device`, in slices: the device never holds all of it.
+
+    Args:
+        device: of the result; None: the weight's.
 
     Raises:
         InvalidArgumentError: other bits, another dtype, or K is not a multiple of 64.
@@ -110,7 +116,13 @@ def quantise_grouped(weight: Tensor, bits: int) -> GroupedWeight:
         raise InvalidArgumentError("bits", bits, " or ".join(map(str, GROUP_SIZES)))
     check_tensor("weight", weight, (None, None), _DTYPES, weight.device)
     _check_inputs("weight.shape[1]", weight.shape[1])
-    groups = weight.detach().float().view(len(weight), -1, GROUP_SIZES[bits])
+    slices = torch.split(weight.detach(), max(1, _SLICE_ELEMENTS // weight.shape[1]))
+    parts = [_quantise(rows.to(device or weight.device), bits) for rows in slices]
+    return parts[0] if len(parts) == 1 else concatenate_grouped(parts)[0]
+
+
+def _quantise(weight: Tensor, bits: int) -> GroupedWeight:
+    groups = weight.float().reshape(len(weight), -1, GROUP_SIZES[bits])
     if bits == 8:
         scales = _rounded_up(groups.abs().amax(dim=2) / 127)
         minimums = torch.zeros_like(scales)

@@ -37,6 +37,9 @@ __all__ = [
 EXPERT_STACKS = ("gate_up_proj", "down_proj")
 """Weights [experts, outputs, inputs] of transformers' modules of stacked experts."""
 
+_ABSORBED = "kv_b_proj"
+"""Projection of latents, which is taken apart after a model was placed on a GPU, and does not run."""
+
 _CPU = torch.device("cpu")
 _BITS = {"auto": 8, "int8": 8, "int4": 4}
 """Of weights that are rounded; auto only keeps 4 bits that a file has."""
@@ -149,7 +152,8 @@ def pack_linears(model: torch.nn.Module, quantization: str = "none", device: tor
     """
     num_rounded = 0
     for parent, name, child in _linears(model):
-        if quantization != "none" and can_round(child.in_features, child.weight.dtype, device):
+        is_rounded = quantization != "none" and not (takes_grouped(device) and name == _ABSORBED)
+        if is_rounded and can_round(child.in_features, child.weight.dtype, device):
             setattr(parent, name, RoundedLinear(_rounded(child.weight, _BITS[quantization], device), child.bias))
             num_rounded += 1
         elif not takes_grouped(device) and _is_packable(child.weight):
@@ -168,7 +172,7 @@ def _round_experts(experts: Any, bits: int, device: torch.device) -> int:
     if not all(can_round(stack.shape[2], stack.dtype, device) for stack in stacks.values()):
         return 0
     for name, stack in stacks.items():
-        rounded = (quantise_grouped(weight.to(device), bits) for weight in stack.detach())
+        rounded = (quantise_grouped(weight, bits, device) for weight in stack)
         delattr(experts, name)
         setattr(experts, name, RoundedLinear(stack_grouped(rounded, len(stack))))
     return len(stacks)
@@ -176,7 +180,7 @@ def _round_experts(experts: Any, bits: int, device: torch.device) -> int:
 
 def _rounded(weight: Tensor, bits: int, device: torch.device) -> RoundedWeight | GroupedWeight:
     if takes_grouped(device):
-        return quantise_grouped(weight.to(device), bits)
+        return quantise_grouped(weight, bits, device)
     return quantise_int8(weight) if bits == 8 else quantise_int4(weight)
 
 

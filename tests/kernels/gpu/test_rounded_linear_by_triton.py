@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu import rounded_linear
+from radixkv.kernels.gpu import grouped_weight, rounded_linear
 from radixkv.kernels.gpu.grouped_weight import (
     GROUP_SIZES,
     NUM_GROUPS,
@@ -115,6 +115,15 @@ def test_a_weight_is_half_a_step_of_its_group_off_at_most(bits: int, most: float
     # a scale is rounded up by 1/128 at most, and a minimum by 1/256 of itself, which widens the range
     assert (error.amax(2) <= most * steps * (1 + 2**-7) + (largest * 2**-8 if bits == 4 else 0) + 1e-30).all()
     assert (found[3, :32] == 0).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_weight_quantised_in_slices_is_the_same(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = torch.randn(7, 192)
+    whole = quantise_grouped(exact, bits)
+    monkeypatch.setattr(grouped_weight, "_SLICE_ELEMENTS", 400)
+    for found, expected in zip(quantise_grouped(exact, bits).tensors, whole.tensors, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_codes_of_a_file_are_kept_and_their_scales_rounded() -> None:

@@ -99,6 +99,12 @@ def test_experts_are_those_of_the_restored_weights(quantization: str, tmp_path: 
         branches.decode(0, 1)
 
 
+def test_latents_stay_latents(tmp_path: Path) -> None:
+    runner = load(save_wide("deepseek_v3", tmp_path, head_dim=8, kv_lora_rank=64), "int8")
+    assert all(layer.is_latent for layer in runner._layers)
+    assert runner.quantization == "int8"
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
 def test_a_file_s_4_bits_are_kept(
