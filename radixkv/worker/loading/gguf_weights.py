@@ -80,6 +80,12 @@ class WeightIndex:
         tensors = [(name, tensor) for name, tensor in found if name]
         return cls(kept_as or str(file.path), file.path.stat().st_size, file.architecture, tensors)
 
+    @property
+    def usual_quantization(self) -> str:
+        """Of layers whose bits cannot be kept, as of families whose rows are not only moved: 4 bits if most matrices have 4."""
+        matrices = [tensor for _, tensor in self.tensors if len(tensor.shape) > 1]
+        return "int4" if 2 * sum(tensor.kind in INT4_KINDS for tensor in matrices) > len(matrices) else "int8"
+
     def save(self, folder: Path) -> None:
         """Write the index to a file in `folder`."""
         said = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.loading.gguf_weights import has_index, load_gguf
+from radixkv.worker.loading.gguf_weights import WeightIndex, has_index, load_gguf
 from radixkv.worker.loading.model_store import quiet_transformers
 from radixkv.worker.loading.packed_linear import pack_linears, takes_grouped
 from radixkv.worker.model.attention import ATTENTION_NAME, register_attention
@@ -70,6 +70,9 @@ def load_model(
                 )
             elif has_index(Path(model)):
                 loaded = load_gguf(Path(model), dtype, quantization, device, progress=progress)
+                quantization = (
+                    WeightIndex.load(Path(model)).usual_quantization if quantization == "auto" else quantization
+                )
             else:
                 loaded = AutoModelForCausalLM.from_pretrained(
                     model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False

@@ -99,6 +99,16 @@ def test_experts_are_those_of_the_restored_weights(quantization: str, tmp_path: 
         branches.decode(0, 1)
 
 
+def test_experts_of_a_file_in_4_bits_have_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "wants_rounding", lambda *_: True)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "moe_intermediate_size": 64}
+    exact = tiny_model("qwen3_moe", **sizes)
+    write_gguf(exact, "qwen3_moe", tmp_path / "tiny.gguf", kinds=lambda _: Kind.Q4_0)
+    folder = resolve_model(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache", progress=False)
+    assert load(folder, "auto").weight_bits == (4,)
+    assert load(folder, "int8").weight_bits == (8,)
+
+
 def test_latents_stay_latents(tmp_path: Path) -> None:
     runner = load(save_wide("deepseek_v3", tmp_path, head_dim=8, kv_lora_rank=64), "int8")
     assert all(layer.is_latent for layer in runner._layers)
