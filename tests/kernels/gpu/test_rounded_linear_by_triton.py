@@ -55,6 +55,21 @@ class TestProducts:
         assert relative_error(found, linear_grouped_reference(x, weight, bias)) < ERRORS[dtype]
 
     @pytest.mark.parametrize("bits", BITS)
+    @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(192, 130), (640, 64)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_for_many_rows_the_weight_is_restored_some_outputs_at_a_time(
+        self, bits: int, num_inputs: int, num_outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rounded_linear, "_MOST_ROWS", 4)
+        monkeypatch.setattr(rounded_linear, "_RESTORED_ELEMENTS", num_inputs * 50)
+        monkeypatch.setattr(rounded_linear, "multiply_grouped", Mock())
+        x, bias = torch.randn(5, num_inputs).to(dtype), torch.randn(num_outputs)
+        weight = quantise_grouped(torch.randn(num_outputs, num_inputs).to(dtype), bits)
+        for given in (bias, None):
+            found = linear_grouped(x.to(DEVICE), to_device(weight), None if given is None else given.to(DEVICE))
+            assert relative_error(found, linear_grouped_reference(x, weight, given)) < ERRORS[dtype]
+
+    @pytest.mark.parametrize("bits", BITS)
     def test_steps_that_are_summed_apart_are_added_in_order(self, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
         x, bias = torch.randn(2, 1280), torch.randn(70)
         weight = quantise_grouped(torch.randn(70, 1280), bits)
