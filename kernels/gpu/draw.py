@@ -1,14 +1,15 @@
-"""The next token of each row of logits as `draw_reference` defines it: no sort, no wait for the host, four launches at most.
+"""The next token of each row of logits as `draw_reference` defines it: no sort, no wait for the host, six launches at most.
 
-    _highest    [chunk, row]    largest logit of each chunk
-    _bound      [row]           bound of top-k and top-p; launched if a row asks for one
+    _highest    [chunk, row]    largest logit of each chunk and of each block of it
+    _suggest    [row]           an interval of masses that likely has the bound of top-k and top-p in it
+    _collect    [chunk, row]    the row's masses within the interval; number and weight of those above it
+    _bound      [row]           the bound
     _weigh      [chunk, row]    kept weight of each chunk
     _pick       [row]           the chunk with the token, and the token in it; the first of the largest logits if greedy
 
-`_bound` narrows an interval of masses that has the bound in it. Each pass over the row counts and weighs entries above three
-pivots. A sample of the row suggests two of them. The third is where few entries are left, in the first pass; then the middle of
-the interval, so that passes are bounded, in turns with its second number, because many masses may be equal. A last pass
-collects the few entries left, which stay in registers while bisection finds the bound. A chat model's logits take two passes.
+`_suggest`, `_collect` and `_bound` are launched if a row has such a bound. `_suggest` estimates from the largest entry of each
+block and one other, which stands for the block's others. `_bound` bisects the masses collected, or the whole row where the
+estimate missed or too many were collected. So the estimate affects the time and never the token.
 
 Masses are kept by their bits, which rise with them, as int32 keys; sums are of integers, so their order does not matter.
 """
@@ -27,25 +28,31 @@ from torch import Tensor
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import check_tensor
 from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, scales_of
-from radixkv.kernels.gpu.launch import launch_target
 from radixkv.kernels.runtime.triton_port import next_power_of_2, tl, triton
 from radixkv.kernels.runtime.upload import upload
 
 __all__ = ["draw"]
 
 CHUNK = 2048
-"""Entries of a row that one program reads, apart from those of `_bound`, which read all."""
+"""Entries of a row that one program reads, apart from those of `_bound`."""
 
-BOUND_SIZES = {"LINES": 2, "COLUMNS": 2048, "SAMPLE": 2048, "NUM_CANDIDATES": 4096}
-"""Entries of a step are in lines, whose sums are kept by column. At most so many candidates are bisected in registers."""
+BLOCK = 64
+"""Entries of which one is sampled, next to the largest."""
+
+NUM_CANDIDATES = 16384
+"""At most so many masses of a row are collected. Of 128,256 normal logits they are about 11,000."""
+
+KEYS = {"LEAST": 0x29800000, "PAST": 0x3F800001}
+"""Of 2^-44, the least mass with a weight, and the first past that of 1."""
+
+BOUND_SIZES = {"STEP": 1024, "NUM_CANDIDATES": NUM_CANDIDATES, "LOWEST": 0x29000000, **KEYS}
+"""LOWEST is the key of 2^-45, which stands for all masses below."""
 
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": False}
 """A fused multiply-add would round masses differently from the reference."""
 
-
-def bound_options(target: str) -> dict[str, int | bool]:
-    """Compiler options of `_bound`, whose one program per row is large: with more warps on these targets it spills."""
-    return {**OPTIONS, "num_warps": 8 if target in ("sm_120", "gfx942") else 16}
+RANK_OPTIONS: dict[str, int | bool] = {**OPTIONS, "num_warps": 8}
+"""Of `_suggest`, `_collect` and `_bound`, which hold more by entry."""
 
 
 @triton.jit
@@ -72,10 +79,10 @@ def _load_keys(p_row, b_entry, num_entries, highest, scale):
 
 @triton.jit
 def _keys(b_logits, b_entry, num_entries, highest, scale):
-    """Bits of the masses of `draw_reference.masses`, operation by operation; -1 past the end."""
+    """Bits of the masses of `draw_reference.masses`, operation by operation, of at least 2^-45; -1 past the end."""
     b_logits = _numbers(b_logits)
     b_exponent = (b_logits - tl.where(highest == float("-inf"), 0.0, highest)) * scale
-    b_exponent = tl.where(b_exponent > -126.0, b_exponent, -126.0)
+    b_exponent = tl.where(b_exponent > -45.0, b_exponent, -45.0)
     b_exponent = tl.where(b_logits == highest, 0.0, b_exponent)
     b_whole = tl.floor(b_exponent)
     b_part = b_exponent - b_whole
@@ -105,218 +112,250 @@ def _round_up(share, weight):
 
 
 @triton.jit
+def _is_ranked(p_own, num_entries):
+    top_k = tl.load(p_own + 3)
+    has_bound = ((top_k > 0) & (top_k < num_entries)) | (tl.load(p_own + 4) < 1.0)
+    return (tl.load(p_own + 1) < 0.0) & (tl.load(p_own + 2) > 0.0) & has_bound
+
+
+@triton.jit
 def _highest_kernel(
     p_highest,  # [rows, num_chunks] fp32
+    p_block_highest,  # [rows, num_chunks, CHUNK / BLOCK] fp32, written with HAS_BOUNDS
     p_logits,  # [*, entries] fp32
     p_options,  # [rows, 7] fp64, the columns of DrawOptions, with its scale in place of a temperature above 0
     num_entries,
     stride_row,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     if tl.load(p_options + row * 7 + 1) < 0.0:
         p_row = p_logits + tl.load(p_options + row * 7).to(tl.int64) * stride_row
-        b_entry = chunk * CHUNK + tl.arange(0, CHUNK)
-        b_logits = _numbers(_load_logits(p_row, b_entry, num_entries))
-        tl.store(p_highest + row * tl.num_programs(0) + chunk, tl.max(b_logits, 0))
+        b_block = tl.arange(0, CHUNK // BLOCK)
+        b_entry = chunk * CHUNK + b_block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        b_highest = tl.max(_numbers(_load_logits(p_row, b_entry, num_entries)), 1)
+        place = row * tl.num_programs(0) + chunk
+        tl.store(p_highest + place, tl.max(b_highest, 0))
+        if HAS_BOUNDS:
+            tl.store(p_block_highest + place * (CHUNK // BLOCK) + b_block, b_highest)
 
 
 @triton.jit
-def _suggest_pivots(b_keys, b_one, b_share, low, high, first_goal, second_goal, third_goal):
-    """Keys at which the shares of larger sample keys reach the first two goals, and their number the third, to some 2^-9."""
-    first, second, third = low, low, low
-    first_past, second_past, third_past = high, high, high
-    for _ in range(20):
-        middle = first + (first_past - first) // 2
-        is_reached = tl.sum(tl.where(b_keys >= middle, b_share, 0.0), 0) >= first_goal
-        first = tl.where(is_reached, middle, first)
-        first_past = tl.where(is_reached, first_past, middle)
-        middle = second + (second_past - second) // 2
-        is_reached = tl.sum(tl.where(b_keys >= middle, b_share, 0.0), 0) >= second_goal
-        second = tl.where(is_reached, middle, second)
-        second_past = tl.where(is_reached, second_past, middle)
-        middle = third + (third_past - third) // 2
-        is_reached = tl.sum(tl.where(b_keys >= middle, b_one, 0.0), 0) >= third_goal
-        third = tl.where(is_reached, middle, third)
-        third_past = tl.where(is_reached, third_past, middle)
-    # The sample's own keys, because many of the row's may be equal.
-    first = tl.min(tl.where(b_keys >= first, b_keys, high), 0)
-    second = tl.min(tl.where(b_keys >= second, b_keys, high), 0)
-    third = tl.min(tl.where(b_keys >= third, b_keys, high), 0)
-    return first, second, third
+def _halve(low, high, b_key, b_share, b_other, b_other_share, goal):
+    """The half of the interval of keys in which the shares of larger keys reach the goal."""
+    middle = low + (high - low) // 2
+    b_above = tl.where(b_key >= middle, b_share, 0.0) + tl.where(b_other >= middle, b_other_share, 0.0)
+    is_reached = tl.sum(b_above, 0) >= goal
+    return tl.where(is_reached, middle, low), tl.where(is_reached, high, middle)
 
 
 @triton.jit
-def _weigh_above(p_row, num_entries, highest, scale, first, second, third, LINES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Counts and weights of the row's keys of at least each pivot."""
-    b_line = tl.arange(0, LINES)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    b_first_count = tl.zeros([COLUMNS], tl.int32)
-    b_second_count = tl.zeros([COLUMNS], tl.int32)
-    b_third_count = tl.zeros([COLUMNS], tl.int32)
-    b_first_weight = tl.zeros([COLUMNS], tl.int64)
-    b_second_weight = tl.zeros([COLUMNS], tl.int64)
-    b_third_weight = tl.zeros([COLUMNS], tl.int64)
-    b_next = _load_logits(p_row, b_line, num_entries)
-    for begin in range(0, num_entries, LINES * COLUMNS):
-        b_logits = b_next
-        b_next = _load_logits(p_row, begin + LINES * COLUMNS + b_line, num_entries)
-        b_key = _keys(b_logits, begin + b_line, num_entries, highest, scale)
-        b_weight = _weights(tl.maximum(b_key, 0))
-        b_first_count += tl.sum((b_key >= first).to(tl.int32), 0)
-        b_second_count += tl.sum((b_key >= second).to(tl.int32), 0)
-        b_third_count += tl.sum((b_key >= third).to(tl.int32), 0)
-        b_first_weight += tl.sum(tl.where(b_key >= first, b_weight, 0), 0)
-        b_second_weight += tl.sum(tl.where(b_key >= second, b_weight, 0), 0)
-        b_third_weight += tl.sum(tl.where(b_key >= third, b_weight, 0), 0)
-    return (
-        tl.sum(b_first_count, 0).to(tl.int64),
-        tl.sum(b_second_count, 0).to(tl.int64),
-        tl.sum(b_third_count, 0).to(tl.int64),
-        tl.sum(b_first_weight, 0),
-        tl.sum(b_second_weight, 0),
-        tl.sum(b_third_weight, 0),
-    )
-
-
-@triton.jit
-def _collect(
-    p_candidates, p_row, num_entries, highest, scale, low, high, STEP: tl.constexpr, NUM_CANDIDATES: tl.constexpr
-):
-    """The row's keys within [low, high), and -1 after them."""
-    num_found = low * 0
-    b_step = tl.arange(0, STEP)
-    b_next = _load_logits(p_row, b_step, num_entries)
-    for begin in range(0, num_entries, STEP):
-        b_logits = b_next
-        b_next = _load_logits(p_row, begin + STEP + b_step, num_entries)
-        b_key = _keys(b_logits, begin + b_step, num_entries, highest, scale)
-        m_found = (b_key >= low) & (b_key < high)
-        b_place = num_found + tl.cumsum(m_found.to(tl.int32), 0) - 1
-        tl.store(p_candidates + b_place, b_key, mask=m_found)
-        num_found += tl.sum(m_found.to(tl.int32), 0)
-    tl.debug_barrier()
-    b_place = tl.arange(0, NUM_CANDIDATES)
-    return tl.load(p_candidates + b_place, mask=b_place < num_found, other=-1)
-
-
-@triton.jit
-def _narrow(pivot, count, weight, goal, by_count, low, low_count, low_weight, high, high_count, high_weight):
-    """The interval, given the count and weight of keys of at least the pivot."""
-    is_reached = tl.where(by_count, count, weight) >= goal
-    raises = is_reached & (pivot > low)
-    lowers = (is_reached == 0) & (pivot < high)
-    low = tl.where(raises, pivot, low)
-    low_count = tl.where(raises, count, low_count)
-    low_weight = tl.where(raises, weight, low_weight)
-    high = tl.where(lowers, pivot, high)
-    high_count = tl.where(lowers, count, high_count)
-    high_weight = tl.where(lowers, weight, high_weight)
-    return low, low_count, low_weight, high, high_count, high_weight
-
-
-@triton.jit
-def _bound_kernel(  # noqa: PLR0915  # one launch
-    p_bounds,  # [rows] int32: keys
-    p_candidates,  # [rows, NUM_CANDIDATES] int32, scratch
+def _suggest_kernel(
+    p_state,  # [rows, 7] int64: low, high, largest logit's bits; number within; number and weight above; weight of all
+    p_block_highest,  # [rows, num_chunks, CHUNK / BLOCK] fp32
     p_highest,  # [rows, num_chunks] fp32
     p_logits,  # [*, entries] fp32
     p_options,  # [rows, 7] fp64
     num_entries,
     num_chunks,
     stride_row,
+    CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    LINES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SAMPLE: tl.constexpr,
-    NUM_CANDIDATES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LEAST: tl.constexpr,
+    PAST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     p_own = p_options + row * 7
-    scale = tl.load(p_own + 2).to(tl.float32)
-    top_k = tl.load(p_own + 3).to(tl.int64)
-    top_p = tl.load(p_own + 4)
-    p_row = p_logits + tl.load(p_own).to(tl.int64) * stride_row
-    highest = _row_highest(p_highest + row * num_chunks, num_chunks, CHUNKS)
-    if (tl.load(p_own + 1) < 0.0) & (scale > 0.0) & ((top_k > 0) | (top_p < 1.0)):
-        b_sample = tl.arange(0, SAMPLE) * tl.maximum(num_entries // SAMPLE, 1)
-        b_sample_key = _load_keys(p_row, b_sample, num_entries, highest, scale)
-        zero = top_k * 0
-        num_all = zero + num_entries
-        no_key = tl.sum(b_sample_key * 0, 0)
-        bound = no_key
-        kept_count = num_all  # entries of at least the bound, and their weight, -1: unknown
-        kept_weight = zero - 1
-        goal_weight = zero - 1  # what top_p takes its share of
+    if _is_ranked(p_own, num_entries):
+        scale = tl.load(p_own + 2).to(tl.float32)
+        top_k = tl.load(p_own + 3).to(tl.float32)
+        p_row = p_logits + tl.load(p_own).to(tl.int64) * stride_row
+        highest = _row_highest(p_highest + row * num_chunks, num_chunks, CHUNKS)
+        b_block = tl.arange(0, CHUNKS * CHUNK // BLOCK)
+        num_blocks = (num_entries + BLOCK - 1) // BLOCK
+        p_own_block = p_block_highest + row * num_chunks * (CHUNK // BLOCK)
+        b_key = _load_keys(p_own_block, b_block, num_blocks, highest, scale)
+        b_other = _load_keys(p_row, b_block * BLOCK + b_block * 37 % BLOCK, num_entries, highest, scale)
+        b_other = tl.where(b_other < b_key, b_other, -1)
+        by_count = (top_k > 0) & (top_k < num_entries)
+        b_one = tl.where(b_key >= 0, 1.0, 0.0)
+        b_share = tl.where(by_count, b_one, tl.maximum(b_key, 0).to(tl.float32, bitcast=True))
+        b_other_share = tl.where(by_count, 1.0, tl.maximum(b_other, 0).to(tl.float32, bitcast=True))
+        b_other_share = tl.where(b_other >= 0, b_other_share * BLOCK, 0.0)
+        total = tl.sum(b_share + b_other_share, 0)
+        goal = tl.where(by_count, top_k, tl.load(p_own + 4).to(tl.float32) * total)
+        least = tl.min(b_key * 0, 0) + LEAST
+        middle, middle_past, first, first_past = least, least * 0 + PAST, least, least * 0 + PAST
+        for _ in range(16):  # The most likely entries may share a block, so the first 512 blocks' are all within.
+            middle, middle_past = _halve(middle, middle_past, b_key, b_share, b_other, b_other_share, goal)
+            first, first_past = _halve(first, first_past, b_key, b_one, b_other, b_other_share * 0, 512.0)
+        b_error = b_other_share * (tl.where(b_other >= middle, 1.0, 0.0) - goal / total)
+        margin = 4.0 * tl.sqrt(tl.sum(b_error * b_error, 0))  # four standard deviations
+        low, low_past, below, high = least, middle_past, middle, least * 0 + PAST
+        for _ in range(20):
+            low, low_past = _halve(low, low_past, b_key, b_share, b_other, b_other_share, goal + margin)
+            below, high = _halve(below, high, b_key, b_share, b_other, b_other_share, goal - margin)
+        low = tl.minimum(low, first)
+        high = tl.where(high > first, PAST, high)
+        bits = highest.to(tl.int32, bitcast=True)
+        b_state = tl.arange(0, 8)
+        b_value = tl.where(b_state == 0, low, tl.where(b_state == 1, high, tl.where(b_state == 2, bits, 0)))
+        tl.store(p_state + row * 7 + b_state, b_value, b_state < 7)
+
+
+@triton.jit
+def _collect_kernel(
+    p_state,  # [rows, 7] int64
+    p_candidates,  # [rows, NUM_CANDIDATES] int32: keys, in any order
+    p_logits,  # [*, entries] fp32
+    p_options,  # [rows, 7] fp64
+    num_entries,
+    stride_row,
+    CHUNK: tl.constexpr,
+    NUM_CANDIDATES: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    p_own = p_options + row * 7
+    if _is_ranked(p_own, num_entries):
+        scale = tl.load(p_own + 2).to(tl.float32)
+        p_row = p_logits + tl.load(p_own).to(tl.int64) * stride_row
+        p_own_state = p_state + row * 7
+        low = tl.load(p_own_state).to(tl.int32)
+        high = tl.load(p_own_state + 1).to(tl.int32)
+        highest = tl.load(p_own_state + 2).to(tl.int32).to(tl.float32, bitcast=True)
+        b_key = _load_keys(p_row, chunk * CHUNK + tl.arange(0, CHUNK), num_entries, highest, scale)
+        b_weight = _weights(tl.maximum(b_key, 0))
+        m_above = b_key >= high
+        m_found = (b_key >= low) & (b_key < high)
+        num_found = tl.sum(m_found.to(tl.int32) + (m_above.to(tl.int32) << 16), 0)
+        num_above = num_found >> 16
+        num_found &= 0xFFFF
+        above = tl.sum(tl.where(m_above, b_weight, 0), 0)
+        tl.atomic_add(p_own_state + 6, tl.sum(b_weight, 0), sem="relaxed")
+        if num_above > 0:
+            tl.atomic_add(p_own_state + 4, num_above.to(tl.int64), sem="relaxed")
+            tl.atomic_add(p_own_state + 5, above, sem="relaxed")
+        if num_found > 0:
+            begin = tl.atomic_add(p_own_state + 3, num_found.to(tl.int64), sem="relaxed").to(tl.int32)
+            b_place = begin + tl.cumsum(m_found.to(tl.int32), 0) - 1
+            tl.store(p_candidates + row * NUM_CANDIDATES + b_place, b_key, mask=m_found & (b_place < NUM_CANDIDATES))
+
+
+@triton.jit
+def _sum_above(
+    p_row, p_candidates, num_sources, is_found, highest, scale, by_count, low, step, high, STEP: tl.constexpr
+):
+    """Numbers or weights of candidates, or of the row's keys, above three pivots; the ends of the keys within [low, high)."""
+    first, second, third = low + step, tl.minimum(low + 2 * step, high), tl.minimum(low + 3 * step, high)
+    b_step = tl.arange(0, STEP)
+    b_first = tl.zeros([STEP], tl.int64)
+    b_second = tl.zeros([STEP], tl.int64)
+    b_third = tl.zeros([STEP], tl.int64)
+    b_least = tl.zeros([STEP], tl.int32) + high
+    b_most = tl.zeros([STEP], tl.int32) + low
+    for begin in range(0, num_sources, STEP):
+        if is_found:
+            b_key = tl.load(p_candidates + begin + b_step, mask=begin + b_step < num_sources, other=-1)
+        else:
+            b_key = _load_keys(p_row, begin + b_step, num_sources, highest, scale)
+        b_value = tl.where(by_count, 1, _weights(tl.maximum(b_key, 0)))
+        b_first += tl.where(b_key >= first, b_value, 0)
+        b_second += tl.where(b_key >= second, b_value, 0)
+        b_third += tl.where(b_key >= third, b_value, 0)
+        b_least = tl.minimum(b_least, tl.where(b_key >= low, b_key, high))
+        b_most = tl.maximum(b_most, tl.where(b_key < high, b_key, low))
+    return tl.sum(b_first, 0), tl.sum(b_second, 0), tl.sum(b_third, 0), tl.min(b_least, 0), tl.max(b_most, 0)
+
+
+@triton.jit
+def _narrow(low, high, above_high, pivot, above, goal):
+    """The interval of the bound and what is above it, given what is above a pivot in it."""
+    is_reached = above >= goal
+    lowers = (is_reached == 0) & (pivot < high)
+    low = tl.where(is_reached & (pivot > low), pivot, low)
+    return low, tl.where(lowers, pivot, high), tl.where(lowers, above, above_high)
+
+
+@triton.jit
+def _bound_kernel(
+    p_bounds,  # [rows] int32: keys
+    p_state,  # [rows, 7] int64
+    p_candidates,  # [rows, NUM_CANDIDATES] int32
+    p_logits,  # [*, entries] fp32
+    p_options,  # [rows, 7] fp64
+    num_entries,
+    stride_row,
+    STEP: tl.constexpr,
+    NUM_CANDIDATES: tl.constexpr,
+    LOWEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    PAST: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    p_own = p_options + row * 7
+    bound = (row * 0).to(tl.int32)
+    if _is_ranked(p_own, num_entries):
+        scale = tl.load(p_own + 2).to(tl.float32)
+        top_k = tl.load(p_own + 3).to(tl.int64)
+        top_p = tl.load(p_own + 4)
+        p_row = p_logits + tl.load(p_own).to(tl.int64) * stride_row
+        p_own_state = p_state + row * 7
+        highest = tl.load(p_own_state + 2).to(tl.int32).to(tl.float32, bitcast=True)
+        p_own_candidates = p_candidates + row * NUM_CANDIDATES
+        num_found = tl.load(p_own_state + 3)
+        goal_weight = tl.load(p_own_state + 6)  # what top_p takes its share of
         for stage in range(2):
             by_count = stage == 0
-            if tl.where(by_count, (top_k > 0) & (top_k < num_all), top_p < 1.0):
-                low, low_count, low_weight = bound, kept_count, kept_weight
-                high, high_count, high_weight = no_key + 0x40000001, zero, zero
+            num_positive = tl.where(tl.load(p_own_state) == LEAST, num_found + tl.load(p_own_state + 4), num_entries)
+            if tl.where(by_count, (top_k > 0) & (top_k < num_positive), top_p < 1.0):
                 goal = tl.where(by_count, top_k, _round_up(top_p, goal_weight))
-                is_new = low_weight < 0
-                num_passes = no_key
-                while is_new | ((low_count - high_count > NUM_CANDIDATES) & (high - low > 1)):
-                    # Where a sample suggests that the goal is reached, with a margin to both sides; the third to end soon.
-                    m_sample = (b_sample_key >= low) & (b_sample_key < high)
-                    b_one = tl.where(m_sample, 1.0, 0.0)
-                    b_mass = tl.where(m_sample, b_sample_key, 0).to(tl.float32, bitcast=True)
-                    b_share = tl.where(by_count, b_one, b_mass)
-                    num_sampled, sampled = tl.sum(b_one, 0), tl.sum(b_share, 0)
-                    above = tl.where(by_count, high_count, high_weight)
-                    within = tl.maximum(tl.where(by_count, low_count, low_weight) - above, 1).to(tl.float32)
-                    share = tl.where(
-                        is_new & (by_count == 0), top_p.to(tl.float32), (goal - above).to(tl.float32) / within
+                above = tl.where(by_count, tl.load(p_own_state + 4), tl.load(p_own_state + 5))
+                is_found = (num_found <= NUM_CANDIDATES) & (above < goal)
+                if is_found:
+                    found, _, _, _, _ = _sum_above(
+                        p_row,
+                        p_own_candidates,
+                        num_found.to(tl.int32),
+                        is_found,
+                        highest,
+                        scale,
+                        by_count,
+                        0,
+                        0,
+                        0,
+                        STEP,
                     )
-                    margin = tl.where(is_new, 0.0, 2.0 / tl.sqrt(num_sampled + 1.0))
-                    few = NUM_CANDIDATES // 2 / (low_count - high_count).to(tl.float32)
-                    first, second, third = _suggest_pivots(
-                        b_sample_key, b_one, b_share, low, high,
-                        (share + margin) * sampled, (share - margin) * sampled, few * num_sampled,
-                    )  # fmt: skip
-                    first = tl.where(is_new, 0, first)  # weighs all
-                    other = tl.where(num_passes % 2 == 1, low + (high - low) // 2, low + 1)
-                    third = tl.where(num_passes > 0, other, third)
-                    first_count, second_count, third_count, first_weight, second_weight, third_weight = _weigh_above(
-                        p_row, num_entries, highest, scale, first, second, third, LINES, COLUMNS
+                    is_found = above + found >= goal
+                num_sources = tl.where(is_found, num_found, num_entries).to(tl.int32)
+                low = tl.where(is_found, tl.load(p_own_state), LOWEST).to(tl.int32)
+                high = tl.where(is_found, tl.load(p_own_state + 1), PAST).to(tl.int32)
+                above = tl.where(is_found, above, 0)
+                above_high = above
+                while high - low > 1:
+                    step = tl.maximum((high - low) // 4, 1)
+                    first, second, third, least, most = _sum_above(
+                        p_row, p_own_candidates, num_sources, is_found, highest, scale, by_count, low, step, high, STEP
                     )
-                    low_weight = tl.where(is_new, first_weight, low_weight)
-                    goal = tl.where(is_new & (by_count == 0), _round_up(top_p, first_weight), goal)
-                    is_new = low_weight < 0
-                    low, low_count, low_weight, high, high_count, high_weight = _narrow(
-                        first, first_count, first_weight, goal, by_count,
-                        low, low_count, low_weight, high, high_count, high_weight,
-                    )  # fmt: skip
-                    low, low_count, low_weight, high, high_count, high_weight = _narrow(
-                        second, second_count, second_weight, goal, by_count,
-                        low, low_count, low_weight, high, high_count, high_weight,
-                    )  # fmt: skip
-                    low, low_count, low_weight, high, high_count, high_weight = _narrow(
-                        third, third_count, third_weight, goal, by_count,
-                        low, low_count, low_weight, high, high_count, high_weight,
-                    )  # fmt: skip
-                    num_passes += 1
-                if high - low > 1:
-                    b_key = _collect(
-                        p_candidates + row * NUM_CANDIDATES, p_row, num_entries, highest, scale, low, high,
-                        LINES * COLUMNS, NUM_CANDIDATES,
-                    )  # fmt: skip
-                    b_weight = _weights(tl.maximum(b_key, 0))
-                    above_count, above_weight = high_count, high_weight
-                    while high - low > 1:
-                        middle = low + (high - low) // 2
-                        m_above = b_key >= middle
-                        count = above_count + tl.sum(m_above.to(tl.int32), 0).to(tl.int64)
-                        weight = above_weight + tl.sum(tl.where(m_above, b_weight, 0), 0)
-                        low, low_count, low_weight, high, high_count, high_weight = _narrow(
-                            middle, count, weight, goal, by_count,
-                            low, low_count, low_weight, high, high_count, high_weight,
-                        )  # fmt: skip
-                bound, kept_count, kept_weight = low, low_count, low_weight
-                goal_weight = high_weight + (top_k - high_count) * _weights(low)  # of equal ones only some
-        tl.store(p_bounds + row, bound)
-    else:
-        tl.store(p_bounds + row, 0)
+                    if least == most:
+                        low, high = least, least + 1
+                    else:
+                        begin = low
+                        low, high, above_high = _narrow(low, high, above_high, begin + step, above + first, goal)
+                        low, high, above_high = _narrow(low, high, above_high, begin + 2 * step, above + second, goal)
+                        low, high, above_high = _narrow(low, high, above_high, begin + 3 * step, above + third, goal)
+                bound = low
+                if by_count & (top_p < 1.0):
+                    weight, _, _, _, _ = _sum_above(
+                        p_row, p_own_candidates, num_sources, is_found, highest, scale, False, high, 0, high, STEP
+                    )
+                    goal_weight = weight + tl.where(is_found, tl.load(p_own_state + 5), 0)
+                    goal_weight += (top_k - above_high) * _weights(low)  # of equal ones only some
+    tl.store(p_bounds + row, bound)
 
 
 @triton.jit
@@ -421,30 +460,28 @@ def draw(logits: Tensor, options: Sequence[DrawOptions]) -> Tensor:
     highest = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=device)
     kept = torch.empty((num_rows, num_chunks), dtype=torch.int64, device=device)
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
-    bounds = token_ids
-    stride = logits.stride(0)
-    _highest_kernel[(num_chunks, num_rows)](highest, logits, uploaded, num_entries, stride, CHUNK=CHUNK, **OPTIONS)
+    common = highest, logits, uploaded, num_entries
+    by_chunk, by_row, stride = (num_chunks, num_rows), (num_rows,), logits.stride(0)
     has_bounds = any(each.is_ranked for each in options)
+    block_shape = (num_rows, num_chunks, CHUNK // BLOCK) if has_bounds else (0,)
+    block_highest = torch.empty(block_shape, dtype=torch.float32, device=device)
+    _highest_kernel[by_chunk](
+        highest, block_highest, *common[1:], stride, CHUNK=CHUNK, BLOCK=BLOCK, HAS_BOUNDS=has_bounds, **OPTIONS
+    )
+    bounds = token_ids
     if has_bounds:
         bounds = torch.empty(num_rows, dtype=torch.int32, device=device)
-        candidates = torch.empty((num_rows, BOUND_SIZES["NUM_CANDIDATES"]), dtype=torch.int32, device=device)
-        _bound_kernel[(num_rows,)](
-            bounds,
-            candidates,
-            highest,
-            logits,
-            uploaded,
-            num_entries,
-            num_chunks,
-            stride,
-            CHUNKS=sizes["CHUNKS"],
-            **BOUND_SIZES,
-            **bound_options(launch_target(device)),
+        state = torch.empty((num_rows, 7), dtype=torch.int64, device=device)
+        candidates = torch.empty((num_rows, NUM_CANDIDATES), dtype=torch.int32, device=device)
+        _suggest_kernel[by_row](
+            state, block_highest, *common, num_chunks, stride, **sizes, BLOCK=BLOCK, **KEYS, **RANK_OPTIONS
         )
-    common = highest, logits, uploaded, num_entries
+        ranked = state, candidates, *common[1:], stride
+        _collect_kernel[by_chunk](*ranked, CHUNK=CHUNK, NUM_CANDIDATES=NUM_CANDIDATES, **RANK_OPTIONS)
+        _bound_kernel[by_row](bounds, *ranked, **BOUND_SIZES, **RANK_OPTIONS)
     if any(each.is_drawn for each in options):
-        _weigh_kernel[(num_chunks, num_rows)](kept, bounds, *common, stride, **sizes, HAS_BOUNDS=has_bounds, **OPTIONS)
-    _pick_kernel[(num_rows,)](
+        _weigh_kernel[by_chunk](kept, bounds, *common, stride, **sizes, HAS_BOUNDS=has_bounds, **OPTIONS)
+    _pick_kernel[by_row](
         token_ids, kept, bounds, *common, num_chunks, stride, **sizes, HAS_BOUNDS=has_bounds, **OPTIONS
     )
     return token_ids

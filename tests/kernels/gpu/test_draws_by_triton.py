@@ -9,6 +9,7 @@ import torch
 from draw_cases import KINDS, make_logits, make_options
 from triton_device import DEVICE, INTERPRETED, needs_triton_device
 
+import radixkv.kernels.gpu.draw as module
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, draw_reference
 from radixkv.kernels.gpu.draw import draw
@@ -43,7 +44,42 @@ def test_kernels_draw_what_is_defined(kind: str, num_entries: int, count: int) -
     assert found.tolist() == draw_reference(logits, options).tolist()
 
 
-def test_more_equal_entries_than_are_searched_are_kept_together() -> None:
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUM_CANDIDATES", 16)
+    monkeypatch.setitem(module.BOUND_SIZES, "NUM_CANDIDATES", 16)
+
+
+@pytest.mark.usefixtures("few_candidates")
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_with_more_candidates_than_fit_are_searched_whole(kind: str) -> None:
+    rng = random.Random(2)
+    logits = make_logits(kind, 5, 3000)
+    options = [make_options(rng, len(logits), 3000) for _ in range(12)]
+    assert draw(logits.to(DEVICE), options).tolist() == draw_reference(logits, options).tolist()
+
+
+def test_bounds_are_found_where_no_sampled_entry_suggests_them() -> None:
+    block = torch.arange(6000) // module.BLOCK
+    logits = torch.randn(1, 6000).sort(descending=True).values
+    logits[:, block * module.BLOCK + block * 37 % module.BLOCK] = -20.0
+    options = [
+        DrawOptions(0, -1, 1.0, top_k, top_p, 0.0, uniform)
+        for top_k, top_p in ((0, 0.5), (0, 0.9), (3000, 1.0), (3000, 0.7))
+        for uniform in (0.3, 1 - 2.0**-53)
+    ]
+    assert draw(logits.to(DEVICE), options).tolist() == draw_reference(logits, options).tolist()
+
+
+def test_top_k_of_more_entries_than_have_a_weight_keeps_these() -> None:
+    logits = torch.full((1, 3000), -torch.inf)
+    logits[0, ::500] = torch.arange(6.0)
+    options = [DrawOptions(0, -1, 1.0, 50, top_p, 0.0, uniform) for top_p in (1.0, 0.6, 0.95) for uniform in (0.0, 0.9)]
+    assert draw(logits.to(DEVICE), options).tolist() == draw_reference(logits, options).tolist()
+
+
+@pytest.mark.usefixtures("few_candidates")
+def test_more_equal_entries_than_are_collected_are_kept_together() -> None:
     logits = torch.zeros(2, 10_000)
     logits[0, ::3] = 1.0
     logits[1, 5000] = 9.0

@@ -210,13 +210,18 @@ def test_kernels_between_products_compile(target: str) -> None:
 @compiles
 @pytest.mark.parametrize("target", TARGETS)
 def test_draws_compile_without_a_fused_multiply_add(target: str) -> None:
-    types = {"p_logits": "*fp32", "p_highest": "*fp32", "p_options": "*fp64", "p_kept": "*i64", "p_token_ids": "*i64"}
-    chunks = {"CHUNK": draw.CHUNK, "CHUNKS": 64, "HAS_BOUNDS": True}
+    types = dict.fromkeys(("p_logits", "p_highest", "p_block_highest"), "*fp32") | {"p_options": "*fp64"}
+    types |= dict.fromkeys(("p_state", "p_kept", "p_token_ids"), "*i64")
+    chunks = {"CHUNK": draw.CHUNK, "CHUNKS": 64}
+    blocks = {"BLOCK": draw.BLOCK, "HAS_BOUNDS": True}
+    collect = {"CHUNK": draw.CHUNK, "NUM_CANDIDATES": draw.NUM_CANDIDATES}
     kernels: list[tuple[Any, dict[str, Any], dict[str, int | bool]]] = [
-        (draw._highest_kernel, {"CHUNK": draw.CHUNK}, draw.OPTIONS),
-        (draw._bound_kernel, {"CHUNKS": 64, **draw.BOUND_SIZES}, draw.bound_options(target)),
-        (draw._weigh_kernel, chunks, draw.OPTIONS),
-        (draw._pick_kernel, chunks, draw.OPTIONS),
+        (draw._highest_kernel, {"CHUNK": draw.CHUNK, **blocks}, draw.OPTIONS),
+        (draw._suggest_kernel, {**chunks, "BLOCK": draw.BLOCK, **draw.KEYS}, draw.RANK_OPTIONS),
+        (draw._collect_kernel, collect, draw.RANK_OPTIONS),
+        (draw._bound_kernel, draw.BOUND_SIZES, draw.RANK_OPTIONS),
+        (draw._weigh_kernel, {**chunks, "HAS_BOUNDS": True}, draw.OPTIONS),
+        (draw._pick_kernel, {**chunks, "HAS_BOUNDS": True}, draw.OPTIONS),
     ]
     for kernel, constants, options in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, options)) == []
