@@ -172,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a few requests of each load; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default: %(default)s)")
     parser.add_argument("--requests", type=int, help="of each load (default: 16)")
-    parser.add_argument("--quantization", default="auto", choices=["auto", "none", "int8"], help="as of a worker")
+    parser.add_argument(
+        "--quantization", default="auto", choices=["auto", "none", "int8", "int4"], help="as of a worker"
+    )
     parser.add_argument("--batch", type=int, default=1, help="requests at once (default: %(default)s)")
     parser.add_argument("--draft-tokens", type=int, default=16, help="as of a worker (default: %(default)s)")
     parser.add_argument("--loads", nargs="*", choices=LEAST_GAIN, help="loads to run (default: all)")

@@ -7,6 +7,7 @@
     model          whole decode steps and their breakdown
     serving        requests served by the engine; draws from a batch's logits
     attention      all other sections of the attention bench but the peers'
+    linear         layers of 8 and of 4 bits next to torch's of bfloat16
     peers          other kernels; FlashInfer is compiled first
     predict        a model of these times by the compiled code, next to them
     tests          the kernels' GPU tests
@@ -120,10 +121,11 @@ PARTS = (
             ),
         ),
     ),
+    Part("linear", 30, (python("bench.gpu.linear", "--json", "{json}"),)),
     Part(
         "peers",
-        100,
-        (python("bench.gpu.attention", "--only", "prefill,peers", "--minutes", "1.5", "--json", "{json}"),),
+        70,
+        (python("bench.gpu.attention", "--only", "prefill,peers", "--minutes", "1.0", "--json", "{json}"),),
     ),
     Part("predict", 30, (python("bench.gpu.predict", "--measured", "{folder}", "--json", "{json}"),)),
     Part("tests", 90, (pytest(),)),
@@ -147,6 +149,7 @@ TINY = (
         300,
         (python("bench.gpu.attention", "--interpret", "--only", "decode,planning", "--json", "{json}"),),
     ),
+    Part("linear", 300, (python("bench.gpu.linear", "--tiny", "--json", "{json}"),)),
     Part("peers", 300, (python("bench.gpu.attention", "--interpret", "--only", "peers", "--json", "{json}"),)),
     Part("predict", 60, (python("bench.gpu.predict", "--help"),)),
     Part("tests", 120, (pytest("--collect-only", "-q"),)),

@@ -1,11 +1,12 @@
-"""Whether every launch configuration of the attention kernels compiles well, also for chips that this machine lacks.
+"""Whether every launch configuration of attention and rounded linear layers compiles well, also for chips that are not here.
 
     python -m bench.gpu.compile_gate                           all configurations and targets, two or three minutes on two cores
     python -m bench.gpu.compile_gate --quick                   one of each kind, half a minute
     python -m bench.gpu.compile_gate --targets sm_90,gfx942    some of the targets
     python -m bench.gpu.compile_gate --also PYTHON             and again by another interpreter, with its version of Triton
 
-A configuration is a row of `kernels/gpu/launch.py`'s table in one form, at a layer of a known model. It fails the gate, exit
+A configuration is a row of `kernels/gpu/launch.py`'s table in one form, at a layer of a known model, or a form of
+`kernels/gpu/rounded_linear.py`. It fails the gate, exit
 code 1, if it spills, on NVIDIA's chips in its loop over tiles, needs more shared memory than the chip has, multiplies 16-bit
 matrices without matrix instructions, or is of the wide form and reaches sm_90 without `wgmma`; and on NVIDIA's chips if nothing
 is loaded while a tile is computed: K and V of 16-bit queries have one buffer, and fewer than four programs share a processor.
@@ -20,24 +21,30 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 
 from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig, merge_constants
+from radixkv.kernels.gpu.linear_tiles import options_of, tile_of
 from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel
+from radixkv.kernels.gpu.rounded_linear import _multiply_kernel, constants_of
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 __all__ = ["Configuration", "faults", "main"]
 
 NUM_PROCESSES = 2
+LINEAR_ROWS = (1, 64, 2048)
+"""One number of rows of each form."""
 FORMS = ("narrow", "wide")
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 ENOUGH_PROGRAMS = 4
@@ -84,6 +91,11 @@ class Configuration:
             return False
         return self.form != "narrow" or self.heads[0] <= forms.narrow.block_m
 
+    def overlaps(self, measured: Measured) -> bool:
+        """Whether a tile is loaded while another is computed. The worker keeps latents unrounded."""
+        is_kept = not (self.is_latent and self.cache != "plain")
+        return not is_kept or (measured.buffers >= 2 and (measured.waits > 0 or self.form == "wide"))
+
     def compile_for(self, target: str) -> Measured:
         """Compile it as launched on this target."""
         if self.form is not None:
@@ -112,6 +124,44 @@ class Configuration:
         types = {f"p_{name}": f"*{self.dtype}" for name in ("out", "q", "sinks")}
         types |= {"p_parts": "*fp32", "p_lse": "*fp32", "p_k_scales": "*bf16", "p_v_scales": "*bf16"}
         return types | {"p_k": f"*{cache}", "p_v": f"*{cache}", "scale": "fp32", "softcap": "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class LinearConfiguration:
+    """A linear layer of `bits` with `rows` rows of 4096 inputs, or with a stack of experts and so many rows for each."""
+
+    bits: int
+    rows: int
+    dtype: str = "bf16"
+    is_stacked: bool = False
+
+    @property
+    def form(self) -> str:
+        """The wide one is compiled for products of the largest tiles."""
+        return "wide" if self.rows > LINEAR_ROWS[1] else "narrow"
+
+    @property
+    def name(self) -> str:
+        """Name in the printed table."""
+        return f"{'experts' if self.is_stacked else 'linear'} int{self.bits} {self.dtype} {self.rows} rows"
+
+    def is_offered(self, target: str) -> bool:  # noqa: ARG002  # of every target
+        """Whether it is launched on this target."""
+        return True
+
+    def overlaps(self, measured: Measured) -> bool:
+        """Whether a step is loaded while another is computed."""
+        return measured.waits > 0
+
+    def compile_for(self, target: str) -> Measured:
+        """Compile it as launched on this target."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[self.dtype]
+        tile = tile_of(self.rows, dtype, target)
+        flags = {"HAS_BIAS": False, "PAIRS": self.dtype == "bf16" and target.startswith("sm_"), "UPCAST": False}
+        flags["STACKED"] = self.is_stacked
+        constants = {**constants_of(self.bits, tile, 4096), **flags}
+        types = {f"p_{name}": f"*{self.dtype}" for name in ("out", "x", "bias")}
+        return measure(_multiply_kernel, target, types, constants, options_of(tile, target))
 
 
 def _both_forms(layer: str, dtype: str, heads: tuple[int, int, int], **more: Any) -> list[Configuration]:
@@ -145,9 +195,15 @@ FULL = [
     Configuration("D 128", "bf16", LLAMA, None, has_variants=True),
     Configuration("latent 576", "bf16", (128, 576, 512), None),
 ]
+QUICK_LINEARS = [LinearConfiguration(4, rows) for rows in LINEAR_ROWS]
+LINEARS = [
+    *(LinearConfiguration(bits, rows, dtype) for dtype in ("bf16", "fp16") for bits in (8, 4) for rows in LINEAR_ROWS),
+    *(LinearConfiguration(bits, rows, is_stacked=True) for bits in (8, 4) for rows in LINEAR_ROWS),
+    LinearConfiguration(4, 1, "fp32"),
+]
 
 
-def faults(configuration: Configuration, target: str, measured: Measured) -> list[str]:
+def faults(configuration: Configuration | LinearConfiguration, target: str, measured: Measured) -> list[str]:
     """Faults of a compiled configuration; empty if there are none."""
     found = []
     is_nvidia = target.startswith("sm_")
@@ -166,9 +222,7 @@ def faults(configuration: Configuration, target: str, measured: Measured) -> lis
         and "wgmma" not in measured.instructions
     ):
         found.append("no wgmma")
-    is_kept = not (configuration.is_latent and configuration.cache != "plain")  # the worker keeps latents unrounded
-    overlaps = measured.buffers >= 2 and (measured.waits or configuration.form == "wide")
-    if multiplies_16_bit and is_kept and is_nvidia and not overlaps and measured.programs < ENOUGH_PROGRAMS:
+    if multiplies_16_bit and is_nvidia and not configuration.overlaps(measured) and measured.programs < ENOUGH_PROGRAMS:
         found.append(f"{measured.buffers} buffers, waits for all but {measured.waits}: loads do not overlap")
     return found
 
@@ -189,7 +243,8 @@ def main() -> int:
     if unknown:
         parser.error(f"--targets: {', '.join(sorted(unknown))} is none of {', '.join(TARGETS)}")
     is_full = not options.quick and options.targets == list(TARGETS)
-    report = make_report(QUICK if options.quick else FULL, options.targets)
+    chosen = [*QUICK, *QUICK_LINEARS] if options.quick else [*FULL, *LINEARS]
+    report = make_report(chosen, options.targets)
     arguments = ["--targets", ",".join(options.targets), *(["--quick"] if options.quick else [])]
     for python in options.also:
         add_other_version(report, python, arguments)
@@ -211,7 +266,7 @@ def add_other_version(report: Report, python: Path, arguments: list[str]) -> Non
     report.bars.append(Bar(f"configurations with a fault, Triton {version}", num_faulty, 0))
 
 
-def make_report(configurations: list[Configuration], targets: list[str]) -> Report:
+def make_report(configurations: Sequence[Configuration | LinearConfiguration], targets: list[str]) -> Report:
     """Compile every configuration for every target, in two processes; a compiler's error is a fault too."""
     jobs = [(each, target) for each in configurations for target in targets if each.is_offered(target)]
     with tempfile.TemporaryDirectory() as folder:
@@ -252,7 +307,9 @@ def make_report(configurations: list[Configuration], targets: list[str]) -> Repo
     return report
 
 
-def _compile_all(jobs: list[tuple[Configuration, str]], cache_folder: str) -> list[Measured | str]:
+def _compile_all(
+    jobs: list[tuple[Configuration | LinearConfiguration, str]], cache_folder: str
+) -> list[Measured | str]:
     progress = Progress("compile gate", len(jobs))
     outcomes = []
     spawn = multiprocessing.get_context("spawn")
@@ -267,7 +324,7 @@ def _compile_into(cache_folder: str) -> None:
     os.environ["TRITON_CACHE_DIR"] = cache_folder  # an empty one, so that nothing is taken from an earlier compilation
 
 
-def _compile(configuration: Configuration, target: str) -> Measured | str:
+def _compile(configuration: Configuration | LinearConfiguration, target: str) -> Measured | str:
     try:
         return configuration.compile_for(target)
     except Exception as error:  # any error of a compiler is a fault of the configuration

@@ -10,6 +10,7 @@
 The floor is weights and KV, once, at the bandwidth of a copy in the same run; of the embedding table only the used rows count.
 
     python -m bench.gpu.model            three minutes
+    python -m bench.gpu.model --quantization int4    the same with weights in 4 bits
     python -m bench.gpu.model --tiny     all of its code on a tiny model and a CPU; no time means anything
 
 Figures are written after every section, so that an aborted run keeps its measurements.
@@ -55,7 +56,7 @@ FREE_SHARE = 0.85
 
 KINDS = {
     "attention": ("_attend_items", "_merge_parts", "_write_kv", "_embed_heads", "_advance"),
-    "products": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "splitk", "cublas"),
+    "products": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "splitk", "cublas", "_multiply", "_sum_kernel"),
 }
 """Parts of kernels' names, in lower case; kernels without any of them are glue."""
 
@@ -63,7 +64,9 @@ KINDS = {
 class ModelBench:
     """One run. Failed sections are recorded, and the run continues."""
 
-    def __init__(self, sizes: ModelSizes, device: torch.device, minutes: float, path: Path | None) -> None:
+    def __init__(
+        self, sizes: ModelSizes, device: torch.device, minutes: float, path: Path | None, quantization: str = "auto"
+    ) -> None:
         self.sizes, self.device, self.path = sizes, device, path
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self.clock = Clock(device, 0.1, minutes, _STARTED_S)
@@ -73,6 +76,7 @@ class ModelBench:
         self.skipped: list[str] = []
         self.bandwidth = 1.0
         self.weight_bytes = 0
+        self._quantization = quantization
 
     def run(self) -> None:
         """Run all sections."""
@@ -80,9 +84,10 @@ class ModelBench:
         self.section("small model", self.check_small)
         self.model = make_model(self.sizes, self.device, self.dtype)
         embedding = self.model.get_input_embeddings().weight
-        self.weight_bytes = sum(weight.nbytes for weight in self.model.parameters()) - embedding.nbytes
-        load = partial(ModelRunner, self.model, num_blocks=None, device=str(self.device), dtype=self._dtype_name)
+        how = {"device": str(self.device), "dtype": self._dtype_name, "quantization": self._quantization}
+        load = partial(ModelRunner, self.model, num_blocks=None, **how)
         self.graphs = load()
+        self.weight_bytes = self.graphs.weight_bytes - embedding.nbytes
         # On a CPU there are no graphs, and weights whose layout one runner has changed cannot be given to another.
         self.eager = load(cuda_graphs=False) if self.device.type == "cuda" else self.graphs
         self.allocate()
@@ -383,6 +388,9 @@ def main() -> int:
     """Run, print the tables, and write the JSON. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.model", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU: runs all code, times nothing")
+    parser.add_argument(
+        "--quantization", default="auto", choices=["auto", "int8", "int4"], help="as of a worker (default: %(default)s)"
+    )
     parser.add_argument("--minutes", type=float, default=3.0, help="no section starts after (default: %(default)s)")
     parser.add_argument(
         "--batches", type=lambda text: [int(each) for each in text.split(",")], help="only these batch sizes"
@@ -394,11 +402,12 @@ def main() -> int:
         return 2
     torch.manual_seed(SEED)
     device = torch.device("cpu") if options.tiny else torch.device("cuda", torch.cuda.current_device())
-    path = options.json or (None if options.tiny else RESULTS_DIR / "gpu_model.json")
+    rounded = "" if options.quantization == "auto" else f"_{options.quantization}"
+    path = options.json or (None if options.tiny else RESULTS_DIR / f"gpu_model{rounded}.json")
     sizes = TINY if options.tiny else FULL
     if options.batches:
         sizes = replace(sizes, batches=tuple(options.batches), profiled=tuple(options.batches))
-    bench = ModelBench(sizes, device, options.minutes, path)
+    bench = ModelBench(sizes, device, options.minutes, path, options.quantization)
     is_dead = False
     try:
         bench.run()

@@ -29,7 +29,10 @@ from bench.gpu.common.inputs import MAX_ERROR, Case, Pool, relative_error
 from bench.gpu.workloads import DTYPE, LATENTS, LLAMA, TINY, TINY_LATENTS, Layer, branches_of, sequences
 from radixkv.kernels import HostBlocks, allocate_kv, write_kv
 from radixkv.kernels.gpu.device_work import ALL_LAUNCHES, DeviceWork, advance, plan_work
+from radixkv.kernels.gpu.expert_rows import order_by_expert
+from radixkv.kernels.gpu.grouped_weight import quantise_grouped, stack_grouped
 from radixkv.kernels.gpu.merge_parts import merge_parts, merge_parts_reference
+from radixkv.kernels.gpu.rounded_linear import linear_experts, linear_grouped, linear_grouped_reference
 from radixkv.kernels.kv.block_copy import copy_blocks
 from radixkv.kernels.kv.kv_cache import KVCache, Layout
 from radixkv.kernels.kv.kv_format import KVFormat
@@ -101,6 +104,32 @@ class Smoke:
     def latent(self) -> float:
         return Case(Pool(self.latents, POOL_BLOCKS, self.device), branches_of(3, 160, 20)).error()
 
+    def linear(self, bits: int) -> float:
+        """A step that is split and one that is not, of few and of many rows."""
+        errors = []
+        for num_rows, num_outputs in ((3, 96), (40, 96), (70, 200)):
+            x = torch.randn(num_rows, 320, device=self.device).to(DTYPE)
+            exact = torch.randn(num_outputs, 320, device=self.device).to(DTYPE)
+            weight = quantise_grouped(exact, bits)
+            expected = linear_grouped_reference(x, weight)
+            errors.append(relative_error(linear_grouped(x, weight), expected))
+        return max(errors)
+
+    def experts(self) -> float:
+        """Of a step of few tokens and one of many."""
+        stack = stack_grouped(
+            (quantise_grouped(torch.randn(96, 320, device=self.device).to(DTYPE), 4) for _ in range(5)), 5
+        )
+        errors = []
+        for num_tokens in (3, 60):
+            chosen = torch.stack([torch.randperm(5)[:2] for _ in range(num_tokens)]).to(self.device)
+            x = torch.randn(num_tokens, 320, device=self.device).to(DTYPE)
+            found = linear_experts(x, stack, order_by_expert(chosen, 5, DTYPE), 2)
+            weights = [stack._replace(codes=stack.codes[e], scales=stack.scales[e]) for e in chosen.flatten().tolist()]
+            expected = [linear_grouped_reference(x[s // 2], each) for s, each in enumerate(weights)]
+            errors.append(relative_error(found, torch.stack(expected)))
+        return max(errors)
+
     def copy(self) -> float:
         cache = self.cache()
         expected = [tensor.clone() for tensor in cache.tensors]
@@ -153,6 +182,9 @@ KERNELS: dict[str, Callable[[Smoke], float]] = {
     "int8": lambda smoke: smoke.rounded(KVFormat.INT8),
     "int4": lambda smoke: smoke.rounded(KVFormat.INT4),
     "latents": Smoke.latent,
+    "linear8": lambda smoke: smoke.linear(8),
+    "linear4": lambda smoke: smoke.linear(4),
+    "experts": Smoke.experts,
 }
 """Simple ones first: `tree` and what comes after it use several kernels."""
 

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.cpu.rounded_linear import PANEL, RoundedWeight, native_kernels
 
-__all__ = ["INT4_KINDS", "empty_int4", "fill_int4", "unpack_int4"]
+__all__ = ["INT4_KINDS", "empty_int4", "fill_int4", "quantise_int4", "unpack_int4"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -74,6 +75,15 @@ def unpack_int4(blocks: Bytes, kind: int) -> Int4Rows:
     np.bitwise_and(codes, 15, out=q[:, :, :, 0])
     np.right_shift(codes, 4, out=q[:, :, :, 1])
     return Int4Rows(q.reshape(rows, -1), scales, minimums)
+
+
+def quantise_int4(weight: Tensor) -> RoundedWeight:
+    """Quantise `weight` [n, k], as Q4_1, for activations of its dtype; k is a multiple of 64."""
+    from gguf import GGMLQuantizationType, quantize
+
+    rounded = empty_int4(weight.shape[0], weight.shape[1], weight.dtype, Q4_1)
+    fill_int4(rounded, 0, quantize(weight.detach().float().numpy(), GGMLQuantizationType.Q4_1), Q4_1)
+    return rounded
 
 
 def empty_int4(num_outputs: int, num_inputs: int, dtype: torch.dtype, kind: int) -> RoundedWeight:

@@ -289,17 +289,21 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
             if FORM == 0:
                 tl.debug_barrier()  # all rows are written before one thread counts them
                 for entry in range(first_entry, first_entry + num_entries):
+                    num_parts = tl.load(p_narrow_parts + entry)  # these loads do not wait for the count
+                    first_part = tl.load(p_part_starts + entry)
+                    past_part = tl.load(p_part_starts + entry + 1)
+                    token = tl.load(p_tokens + entry).to(tl.int64)
                     p_arrived = p_arrivals + entry * num_heads + kv_head
-                    if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") + 1 == tl.load(p_narrow_parts + entry):
+                    if tl.atomic_add(p_arrived, 1, sem="acq_rel", scope="gpu") + 1 == num_parts:
                         tl.store(p_arrived, 0)
                         merge_heads(
-                            p_out + tl.load(p_tokens + entry).to(tl.int64) * stride_out_t,
+                            p_out + token * stride_out_t,
                             p_parts,
                             p_lse,
                             p_sinks,
                             p_merge_parts,
-                            tl.load(p_part_starts + entry),
-                            tl.load(p_part_starts + entry + 1),
+                            first_part,
+                            past_part,
                             kv_head * GROUP,
                             num_heads,
                             GROUP,

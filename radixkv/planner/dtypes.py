@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["DTYPES", "KV_DTYPES", "KVDtype"]
+__all__ = ["DTYPES", "KV_DTYPES", "ROUNDED_DTYPES", "KVDtype"]
 
-DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "int4": 0.5625}
-"""Bytes of a weight; in 4 bits with a 16-bit scale for every 32, as the worker's own format and GGUF's Q4_0 have it."""
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1.0625, "int4": 0.625}
+"""Bytes of a weight, as a worker keeps it: in 8 bits with a 32-bit scale for every 64, in 4 bits with a scale and a minimum, of
+16 bits each, for every 32.
+"""
+
+ROUNDED_DTYPES = ("int8", "int4")
+"""Of matrices that a worker multiplies by; its embeddings keep 16 bits, next to a rounded output head if both are one."""
 
 _SCALE_BYTES = 2
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.planner.dtypes import DTYPES, KV_DTYPES, KVDtype
+from radixkv.planner.dtypes import DTYPES, KV_DTYPES, ROUNDED_DTYPES, KVDtype
 from radixkv.planner.errors import PlanError
 from radixkv.planner.fit import advise_block_size, check_block_size, check_fit, count_blocks
 from radixkv.planner.shape import LayerKV, ModelShape
@@ -191,7 +191,7 @@ def plan_memory(
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=load.max_num_seqs,
-        weight_bytes=math.ceil(-(-shape.num_parameters // tp) * DTYPES[dtype]),
+        weight_bytes=_weight_bytes(shape, dtype, tp),
         activation_bytes=estimate_activations(shape, dtype, load, tp),
         token_bytes=token_bytes,
         block_bytes=token_bytes * block_size,
@@ -214,6 +214,15 @@ def estimate_activations(shape: ModelShape, dtype: str, load: Load, tp: int = 1)
     num_sequences = min(load.max_num_seqs or 64, load.max_batch_tokens)
     logits = num_sequences * shape.vocab_size * (DTYPES[dtype] + _SAMPLING_BYTES)
     return math.ceil(load.max_batch_tokens * position * max(2, DTYPES[dtype]) + logits)
+
+
+def _weight_bytes(shape: ModelShape, dtype: str, tp: int) -> int:
+    """Of one device; norms and routers count as matrices."""
+    if dtype not in ROUNDED_DTYPES:
+        return math.ceil(-(-shape.num_parameters // tp) * DTYPES[dtype])
+    embeddings = shape.vocab_size * shape.hidden_size
+    num_rounded = shape.num_parameters - (0 if shape.is_tied else embeddings)
+    return math.ceil((num_rounded * DTYPES[dtype] + embeddings * DTYPES["bfloat16"]) / tp)
 
 
 def _check(shape: ModelShape, load: Load, tp: int, layout: str) -> None:
@@ -289,7 +298,7 @@ def _layers(shape: ModelShape, layout: str, tp: int) -> list[LayerKV]:
 
 def _own_kv_dtype(dtype: str) -> str:
     """Default dtype of KV for a dtype of weights."""
-    return dtype if DTYPES[dtype] > 1 else "bfloat16"
+    return dtype if DTYPES[dtype] >= 2 else "bfloat16"
 
 
 class _StoredAs(NamedTuple):

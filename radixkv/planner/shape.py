@@ -58,6 +58,7 @@ class ModelShape:
         feed_forward_size: intermediate elements of a token, over its experts.
         max_length: the model's positions, in tokens; None if not configured.
         dtype: of its weights as published.
+        is_tied: whether its output head is its embeddings.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelShape:
     vocab_size: int
     max_length: int | None
     dtype: str
+    is_tied: bool = False
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelShape:
@@ -96,6 +98,7 @@ class ModelShape:
                 vocab_size=_int(values, "vocab_size"),
                 max_length=_max_length(values),
                 dtype=_dtype(config.values, values),
+                is_tied=bool(values.get("tie_word_embeddings")),
             )
         except KeyError as error:
             raise PlanError(f"the configuration of {config.name} has no {error.args[0]}") from None

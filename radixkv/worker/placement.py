@@ -6,11 +6,11 @@ import torch
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["choose_device", "choose_dtype", "wants_int8"]
+__all__ = ["choose_device", "choose_dtype", "wants_rounding"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("cpu", "cuda")
-QUANTIZATIONS = ("auto", "none", "int8")
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 
 
 def choose_device(device: str) -> torch.device:
@@ -37,12 +37,8 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def wants_int8(quantization: str, device: torch.device, by_default: bool) -> bool:
-    """Whether to round the linear layers' weights to int8."""
+def wants_rounding(quantization: str, by_default: bool) -> bool:
+    """Whether to round the linear layers' weights, or to keep those of a file in its 4 bits."""
     if quantization not in QUANTIZATIONS:
         raise InvalidArgumentError("quantization", quantization, ", ".join(QUANTIZATIONS))
-    if quantization == "int8" and device.type != "cpu":
-        raise InvalidArgumentError(
-            "quantization", quantization, f"auto or none on {device}: weights are rounded on a CPU alone"
-        )
-    return quantization == "int8" or (quantization == "auto" and by_default)
+    return quantization in ("int8", "int4") or (quantization == "auto" and by_default)

@@ -105,8 +105,8 @@ def test_a_scene_tells_how_many_requests_a_card_serves_by_each_way(page: Page) -
     expect(rows).to_have_count(3)
     told = [row.locator("td").all_inner_texts() for row in rows.all()]
     assert told == [
-        ["2.50 GiB", "0", "11", "14", "27.50 GiB"],
-        ["1.25 GiB", "0", "23", "2", "28.75 GiB"],
+        ["2.50 GiB", "0", "9", "16", "22.50 GiB"],
+        ["1.25 GiB", "0", "19", "6", "23.75 GiB"],
         ["0.94 GiB", "0.31 GiB", "25", "0", "23.75 GiB"],
     ]
     expect(page.locator(".outcome:not(.scene) tbody tr")).to_have_count(3)

@@ -24,12 +24,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from radixkv.kernels.cpu.int4_weight import INT4_KINDS, empty_int4, fill_int4
-from radixkv.kernels.cpu.rounded_linear import PANEL, can_multiply_rounded, empty_int8, fill_int8
+from radixkv.kernels.cpu.int4_weight import INT4_KINDS, empty_int4, fill_int4, unpack_int4
+from radixkv.kernels.cpu.rounded_linear import PANEL, RoundedWeight, empty_int8, fill_int8
+from radixkv.kernels.gpu.grouped_weight import GroupedWeight, concatenate_grouped, group_codes, quantise_grouped
 from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_file import GGUFFile, StoredTensor
 from radixkv.worker.loading.model_store import progress_bars
-from radixkv.worker.loading.packed_linear import RoundedLinear
+from radixkv.worker.loading.packed_linear import RoundedLinear, can_round, takes_grouped
 
 __all__ = [
     "INDEX",
@@ -48,6 +49,8 @@ _SLICE_ELEMENTS = 1 << 21
 """Of a slice, 8 MB in fp32; more if 32 rows have more."""
 
 _Bytes = npt.NDArray[np.uint8]
+_CPU = torch.device("cpu")
+_Q4_1 = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,12 @@ class WeightIndex:
         ]
         tensors = [(name, tensor) for name, tensor in found if name]
         return cls(kept_as or str(file.path), file.path.stat().st_size, file.architecture, tensors)
+
+    @property
+    def usual_quantization(self) -> str:
+        """Of layers whose bits cannot be kept, as of families whose rows are not only moved: 4 bits if most matrices have 4."""
+        matrices = [tensor for _, tensor in self.tensors if len(tensor.shape) > 1]
+        return "int4" if 2 * sum(tensor.kind in INT4_KINDS for tensor in matrices) > len(matrices) else "int8"
 
     def save(self, folder: Path) -> None:
         """Write the index to a file in `folder`."""
@@ -139,13 +148,16 @@ def empty_model(config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def load_gguf(folder: Path, dtype: torch.dtype, quantization: str, *, progress: bool = False) -> Any:
-    """The model whose index and configuration are in `folder`, on the CPU.
+def load_gguf(
+    folder: Path, dtype: torch.dtype, quantization: str, device: torch.device = _CPU, *, progress: bool = False
+) -> Any:
+    """The model whose index and configuration are in `folder`, on the CPU, but for rounded layers.
 
     Args:
         dtype: of weights that are not rounded.
         quantization: of linear layers whose shape the kernels take: ``"none"``; ``"int8"``; ``"auto"``: 4-bit weights stay,
-            others become int8.
+            others become int8; ``"int4"``: they stay, others become Q4_1.
+        device: of rounded layers.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -157,7 +169,8 @@ def load_gguf(folder: Path, dtype: torch.dtype, quantization: str, *, progress: 
     model = empty_model(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     layout = layout_of(index.architecture, model.config)
-    fill_weights(model, index, folder, quantization, layout, only_moves_rows(layout), progress=progress)
+    moves_rows = only_moves_rows(layout)
+    fill_weights(model, index, folder, quantization, layout, moves_rows, device, progress=progress)
     return model
 
 
@@ -168,13 +181,14 @@ def fill_weights(
     quantization: str,
     layout: Any,
     moves_rows: bool = True,
+    device: torch.device = _CPU,
     *,
     progress: bool,
 ) -> None:
     """Fill a model that takes no memory yet with the weights of an index in `folder`.
 
     Args:
-        quantization, progress: as of `load_gguf`.
+        quantization, device, progress: as of `load_gguf`.
         layout: undoes the file's layout. moves_rows: whether that works on undecoded rows.
 
     Raises:
@@ -185,7 +199,7 @@ def fill_weights(
     body = sorted(index.tensors, key=lambda item: len(item[1].shape))  # biases before the matrices that take them along
     num_bytes = sum(tensor.num_bytes for _, tensor in (*body, *head))
     with progress_bars(progress) as bars, ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        filling = _Filling(model, index, index.open(folder), quantization, threads, layout, moves_rows)
+        filling = _Filling(model, index, index.open(folder), quantization, threads, layout, moves_rows, device)
         task = bars.add_task(f"Loading {name}", total=num_bytes)
         for tensors in (body, head):
             for target, tensor in tensors:
@@ -256,6 +270,57 @@ def _numbers(blocks: _Bytes, tensor: StoredTensor) -> npt.NDArray[np.float32]:
     return numbers
 
 
+def _as_q4_1(numbers: npt.NDArray[np.float32]) -> _Bytes:
+    from gguf import GGMLQuantizationType, quantize
+
+    blocks: _Bytes = quantize(numbers, GGMLQuantizationType.Q4_1)
+    return blocks
+
+
+class _PanelRows:
+    """A weight for a CPU's kernels, filled in slices of whole panels by several threads: blocks of a 4-bit kind, or numbers."""
+
+    def __init__(
+        self, num_rows: int, num_inputs: int, dtype: torch.dtype, kind: int | None, _device: torch.device
+    ) -> None:
+        self.kind = kind
+        sizes = num_rows, num_inputs, dtype
+        self.weight: RoundedWeight = empty_int8(*sizes) if kind is None else empty_int4(*sizes, kind)
+
+    def fill(self, first: int, rows: npt.NDArray[Any]) -> None:
+        if self.kind is None:
+            fill_int8(self.weight, first, rows)
+        else:
+            fill_int4(self.weight, first, rows, self.kind)
+
+
+class _GroupedRows:
+    """As `_PanelRows`, for a GPU's kernel."""
+
+    def __init__(
+        self, _num_rows: int, _num_inputs: int, dtype: torch.dtype, kind: int | None, device: torch.device
+    ) -> None:
+        self.kind = kind
+        self._dtype = dtype
+        self._device = device
+        self._parts: dict[int, GroupedWeight] = {}
+
+    def fill(self, first: int, rows: npt.NDArray[Any]) -> None:
+        if self.kind is None:
+            part = quantise_grouped(torch.tensor(rows, device=self._device), 8)._replace(dtype=self._dtype)
+        else:
+            codes, scales, minimums = unpack_int4(rows, self.kind)
+            lowest = -8 * scales if minimums is None else minimums
+            moved = [torch.tensor(each, device=self._device) for each in (codes, scales, lowest)]
+            part = group_codes(moved[0], moved[1], moved[2], self._dtype)
+        self._parts[first] = part
+
+    @property
+    def weight(self) -> GroupedWeight:
+        """Of all rows, once they are filled."""
+        return concatenate_grouped([self._parts[first] for first in sorted(self._parts)])[0]
+
+
 class _Filling:
     """The transfer of one model's weights from a file."""
 
@@ -268,6 +333,7 @@ class _Filling:
         threads: ThreadPoolExecutor,
         layout: Any,
         moves_rows: bool,
+        device: torch.device,
     ) -> None:
         self._model = model
         self._data = data
@@ -275,6 +341,7 @@ class _Filling:
         self._threads = threads
         self._layout = layout
         self._moves_rows = moves_rows
+        self._device = device
         self._names = {tensor.name.removesuffix(end): name for name, tensor in index.tensors for end in ("", ".weight")}
         self._parts: dict[str, Tensor] = {}  # of tensors made of several
         self._num_left = Counter[str]()  # values still missing
@@ -301,21 +368,25 @@ class _Filling:
         num_rows, num_inputs = tensor.shape
         owner, leaf = self._owner(target)
         dtype: torch.dtype = getattr(owner, leaf).dtype
-        rounded = bias = None
-        if type(owner) is torch.nn.Linear and self._quantization != "none" and can_multiply_rounded(num_inputs, dtype):
-            keeps_bits = self._quantization == "auto" and tensor.kind in INT4_KINDS
-            sizes, bias = (num_rows, num_inputs, dtype), owner.bias
-            rounded = empty_int4(*sizes, tensor.kind) if keeps_bits else empty_int8(*sizes)
+        rounded: _PanelRows | _GroupedRows | None = None
+        bias: Tensor | None = None
+        if type(owner) is torch.nn.Linear and self._rounds(num_inputs, dtype):
+            keeps_bits = self._quantization != "int8" and tensor.kind in INT4_KINDS
+            kind = tensor.kind if keeps_bits else _Q4_1 if self._quantization == "int4" else None
+            make = _GroupedRows if takes_grouped(self._device) else _PanelRows
+            rounded = make(num_rows, num_inputs, dtype, kind, self._device)
+            bias = owner.bias
         plain = torch.empty(0 if rounded else num_rows, num_inputs, dtype=dtype)
 
         def read(rows: slice) -> npt.NDArray[np.float32] | None:
-            if rounded is not None and rounded.bits == 4:
-                fill_int4(rounded, rows.start, blocks[rows], tensor.kind)
-                return None
-            numbers = _numbers(blocks[rows], tensor)
             if rounded is None:
-                return numbers
-            fill_int8(rounded, rows.start, numbers)
+                return _numbers(blocks[rows], tensor)
+            if rounded.kind == tensor.kind:
+                rounded.fill(rows.start, blocks[rows])
+            elif rounded.kind is None:
+                rounded.fill(rows.start, _numbers(blocks[rows], tensor))
+            else:
+                rounded.fill(rows.start, _as_q4_1(_numbers(blocks[rows], tensor)))
             return None
 
         step = max(1, _SLICE_ELEMENTS // num_inputs // PANEL) * PANEL
@@ -330,7 +401,10 @@ class _Filling:
         if rounded is None:
             self._put(target, plain)
         else:
-            self._model.set_submodule(target.rpartition(".")[0], RoundedLinear(rounded, bias))
+            self._model.set_submodule(target.rpartition(".")[0], RoundedLinear(rounded.weight, bias))
+
+    def _rounds(self, num_inputs: int, dtype: torch.dtype) -> bool:
+        return self._quantization != "none" and can_round(num_inputs, dtype, self._device)
 
     def _owner(self, target: str) -> tuple[torch.nn.Module, str]:
         module, _, leaf = target.rpartition(".")

@@ -20,7 +20,8 @@ from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.upload import upload
 from radixkv.worker.errors import ModelError
-from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears
+from radixkv.worker.loading.gguf_weights import has_index
+from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears, takes_grouped
 from radixkv.worker.model.adapters.lora import load_adapters
 from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention
 from radixkv.worker.model.batch_invariant import (
@@ -33,6 +34,7 @@ from radixkv.worker.model.batch_invariant import (
 from radixkv.worker.model.cuda.capturable_experts import reads_group_sizes, use_capturable_experts
 from radixkv.worker.model.cuda.cuda_graphs import StaticSteps, fits_steps
 from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
+from radixkv.worker.model.cuda.rounded_experts import has_rounded_experts, use_rounded_experts
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
 from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
@@ -49,7 +51,7 @@ from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, kept_tokens, step_inputs, with_drawn
 from radixkv.worker.model.shares import share_of
-from radixkv.worker.placement import choose_device, choose_dtype, wants_int8
+from radixkv.worker.placement import choose_device, choose_dtype, wants_rounding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,7 +73,8 @@ class ModelRunner:
         eos_token_ids: ids with which the model ends a reply.
         widest_output: most elements computed for one position, without embeddings and logits.
         weight_bytes: of the model's tensors and the adapters'.
-        quantization: of the linear layers' weights, ``"int4"`` (others in int8), ``"int8"`` or ``"none"``.
+        quantization: of the linear layers' weights, ``"int4"`` (some may be in int8), ``"int8"`` or ``"none"``.
+        weight_bits: all that the rounded layers have, least first.
         kv_format: of stored K and V; None: `dtype`, as always for latents.
         pool: the KV caches; `dtype` and `device` are the model's.
     """
@@ -104,9 +107,9 @@ class ModelRunner:
             dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"``: bfloat16 where the device computes in it.
             device: ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
             max_model_len: longest sequence to be served; None: the model's bound.
-            quantization: of the linear layers' weights on a CPU: ``"none"``, ``"int8"`` (groups of 64), or ``"auto"``. Auto
-                keeps a GGUF file's 4-bit weights and rounds others to int8, but only where `dtype` is auto too and the device
-                computes in bfloat16, which rounds no less.
+            quantization: of the linear layers' weights: ``"none"``, ``"int8"`` (groups of 64), ``"int4"`` (groups of 32), or
+                ``"auto"``. Auto keeps a GGUF file's 4-bit weights and rounds the file's others to int8, and on a CPU those of
+                any model, but only where `dtype` is auto too and the device computes in bfloat16, which rounds no less.
             kv_dtype: of stored K and V: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of the model's dtype: that
                 dtype, as always for latents.
             adapters: folders of low-rank adapters by name; they are not rounded.
@@ -126,14 +129,16 @@ class ModelRunner:
         self.dtype = choose_dtype(dtype, self.device) if isinstance(model, str) else model.dtype
         kv_format = choose_kv_format(kv_dtype, self.dtype)
         self._num_ranks = num_ranks
-        by_default = dtype == "auto" and self.dtype == torch.bfloat16 and num_ranks == 1
-        rounds = wants_int8(quantization, self.device, by_default)
+        keeps_bits = self.device.type == "cpu" or (isinstance(model, str) and has_index(Path(model)))
+        by_default = keeps_bits and dtype == "auto" and self.dtype == torch.bfloat16 and num_ranks == 1
+        rounds = wants_rounding(quantization, by_default)
         self._adapters = load_adapters(adapters or {})
         self._scratch = Scratch()
         self._steady: BatchInvariantModel | None = None
         self._native: NativeModel | None = None
         folder, known = None, None
-        if isinstance(model, str) and rounds and not self._adapters.names and can_be_known(Path(model)):
+        may_be_known = rounds and not takes_grouped(self.device) and not self._adapters.names
+        if isinstance(model, str) and may_be_known and can_be_known(Path(model)):
             folder = Path(model)
             known = find_known(folder, self.dtype, quantization)
         if folder is not None and known is not None:
@@ -174,7 +179,9 @@ class ModelRunner:
     ) -> None:
         """Load the model with its own code, and the native decoder where both compute the same."""
         self._model = self._load(model, quantization if rounds else "none", progress)
-        if reads_group_sizes(self.device, self.dtype):
+        if has_rounded_experts(self._model):
+            use_rounded_experts(self._model)
+        elif reads_group_sizes(self.device, self.dtype):
             use_capturable_experts(self._model)
         self.num_parameters = num_parameters_of(self._model)
         self._adapters.check(self._model)
@@ -187,14 +194,14 @@ class ModelRunner:
         self.eos_token_ids = eos_token_ids_of(self._model)
         self.sampling_defaults = sampling_defaults_of(self._model)
         widest_output = widest_output_of(self._model, self.vocab_size)
-        self.quantization = self._pack_weights(rounds, is_asked_for=quantization == "int8")
+        self.quantization = self._pack_weights(quantization if rounds else "none")
         self._adapters.attach(self._model, self.dtype, self.device, is_steady=is_steady)
         probe = self._probe()
         self.widest_output = max(widest_output, probe.widest_query)
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
         self.kv_format = self._take_kv_format(kv_format)
         self._specs = [probe.specs[layer] for layer in range(len(self._layers))]
-        if self.quantization != "none":
+        if self.quantization != "none" and not takes_grouped(self.device):
             self._native = find_native_model(self._model, self._layers, self._specs, self._run, self.kv_format)
         elif self.device.type == "cuda" and not is_steady and self._num_ranks == 1:
             joins = not self._adapters.names
@@ -218,7 +225,7 @@ class ModelRunner:
         self.vocab_size, self.widest_output = known.vocab_size, known.widest_output
         self.max_model_len = shortened(known.max_model_len, max_model_len)
         self.eos_token_ids, self.sampling_defaults = frozenset(known.eos_token_ids), known.sampling
-        self.quantization = self._pack_weights(False, is_asked_for=False)
+        self.quantization = self._pack_weights("none")
         self._layers = known.layers
         self.kv_format = self._take_kv_format(kv_format)
         self._native = make_native_model(self._model, known.layers, known.specs, self.kv_format)
@@ -368,21 +375,23 @@ class ModelRunner:
             self._steps = StaticSteps(self.pool, self._answer, **sizes)
         return self._steps
 
-    def _pack_weights(self, rounds: bool, *, is_asked_for: bool) -> str:
+    def _pack_weights(self, quantization: str) -> str:
         """Pack the linear layers' weights for a CPU's kernels. Returns the resulting `quantization`."""
-        if self.device.type == "cpu" and self._num_ranks == 1:
-            pack_linears(self._model, "int8" if rounds else "none")
-        bits = {layer.quantised.bits for layer in self._model.modules() if isinstance(layer, RoundedLinear)}
-        if is_asked_for and not bits:
+        if not takes_grouped(self.device) and self._num_ranks == 1:
+            pack_linears(self._model, quantization)
+        rounded = [layer for layer in self._model.modules() if isinstance(layer, RoundedLinear)]
+        self.weight_bits = tuple(sorted({layer.quantised.bits for layer in rounded}))
+        if quantization in ("int8", "int4") and not rounded:
             raise ModelError(
-                "int8 weights: the model has no linear layer of a multiple of 64 inputs, or there are no compiled "
+                f"{quantization} weights: the model has no linear layer of a multiple of 64 inputs, or there are no compiled "
                 "kernels here (no C++ compiler, or RADIXKV_CPU_KERNELS is torch); ask for none"
             )
-        return f"int{min(bits)}" if bits else "none"
+        return f"int{self.weight_bits[0]}" if rounded else "none"
 
     def _find_tile_sizes(self) -> tuple[int, ...]:
         """Numbers of tokens per step for which the model's own code computes a row alike."""
-        use_steady_experts(self._model)
+        if not has_rounded_experts(self._model):
+            use_steady_experts(self._model)
         self._steady = BatchInvariantModel(self._model)
         self.allocate_pool(CHECK_BLOCKS, CHECK_BLOCK_SIZE)
         sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)

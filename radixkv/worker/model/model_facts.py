@@ -34,7 +34,7 @@ def num_parameters_of(model: Any) -> int:
     rounded = [layer for layer in model.modules() if isinstance(layer, RoundedLinear)]
     if getattr(config, "tie_word_embeddings", False):
         rounded = [layer for layer in rounded if layer is not head]
-    num_rounded = sum(layer.out_features * (layer.in_features + (layer.float_bias is not None)) for layer in rounded)
+    num_rounded = sum(layer.num_parameters for layer in rounded)
     return num_rounded + sum(int(parameter.numel()) for parameter in model.parameters())
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from radixkv.worker.errors import ModelError
-from radixkv.worker.loading.gguf_weights import has_index, load_gguf
+from radixkv.worker.loading.gguf_weights import WeightIndex, has_index, load_gguf
 from radixkv.worker.loading.model_store import quiet_transformers
+from radixkv.worker.loading.packed_linear import pack_linears, takes_grouped
 from radixkv.worker.model.attention import ATTENTION_NAME, register_attention
 from radixkv.worker.model.shares import plan_shares, shares_asked
 
@@ -36,7 +37,8 @@ def load_model(
     Args:
         model: a folder or hub id as returned by `resolve_model`, or a loaded model.
         dtype: of weights that are not rounded.
-        quantization, progress: of a GGUF file's weights, see `load_gguf`.
+        quantization: of a GGUF file's weights, see `load_gguf`; on a GPU of any model's, rounded one by one on their way there.
+        progress: of a GGUF file's weights, see `load_gguf`.
         num_ranks: ranks of the process group that share the weights, if above 1.
 
     Raises:
@@ -46,7 +48,7 @@ def load_model(
         register_attention()
         given: Any = model
         given.set_attn_implementation(ATTENTION_NAME)
-        return given.eval().requires_grad_(False).to(device)
+        return _placed(given, quantization, device)
     config = read_config(model)
     with quiet_transformers():
         from transformers import AutoModelForCausalLM
@@ -67,7 +69,10 @@ def load_model(
                     **shares_asked(num_ranks),
                 )
             elif has_index(Path(model)):
-                loaded = load_gguf(Path(model), dtype, quantization, progress=progress)
+                loaded = load_gguf(Path(model), dtype, quantization, device, progress=progress)
+                quantization = (
+                    WeightIndex.load(Path(model)).usual_quantization if quantization == "auto" else quantization
+                )
             else:
                 loaded = AutoModelForCausalLM.from_pretrained(
                     model, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False
@@ -75,7 +80,14 @@ def load_model(
             loaded.set_attn_implementation(ATTENTION_NAME)
         except _LOADING_ERRORS as error:
             raise ModelError(f"the model {model} cannot be loaded: {one_line(error)}") from error
-    return loaded.eval().requires_grad_(False).to(device)
+    return _placed(loaded, quantization, device)
+
+
+def _placed(model: Any, quantization: str, device: torch.device) -> Any:
+    model.eval().requires_grad_(False)
+    if takes_grouped(device) and quantization != "none":
+        pack_linears(model, quantization, device)
+    return model.to(device)
 
 
 def read_config(model: str) -> Any:

@@ -89,8 +89,8 @@ class ParallelRunner(RankRunner):
     """
 
     def __init__(self, model: str, *, num_ranks: int, device: str, **options: Any) -> None:
-        if options.get("quantization") == "int8":
-            raise InvalidArgumentError("quantization", "int8", "auto or none with tensor_parallel")
+        if (quantization := options.get("quantization")) in ("int8", "int4"):
+            raise InvalidArgumentError("quantization", quantization, "auto or none with tensor_parallel")
         plan_shares(read_config(model).get_text_config(), num_ranks)  # before processes are started
         options["cuda_graphs"] = False
         sent = {"model": model, "device": device, **options, "progress": False}

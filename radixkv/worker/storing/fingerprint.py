@@ -69,7 +69,7 @@ def fingerprint_of(
     facts: dict[str, object] = {
         "version": _VERSION,
         "weights": weights_digest(model, report).hex(),
-        "quantization": runner.quantization,
+        "quantization": "+".join(f"int{bits}" for bits in runner.weight_bits) or "none",
         "dtype": str(runner.dtype),
         "kv_dtype": runner.kv_dtype,
         "block_size": pool.block_size,

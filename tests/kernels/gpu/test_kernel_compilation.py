@@ -13,9 +13,18 @@ pytest.importorskip("triton")
 from triton_device import INTERPRETED
 
 from bench.gpu import compile_gate  # only where Triton is installed
-from bench.gpu.compile_gate import FULL, LATENT, LLAMA, SMALL, Configuration, faults, make_report
+from bench.gpu.compile_gate import (
+    FULL,
+    LATENT,
+    LLAMA,
+    SMALL,
+    Configuration,
+    LinearConfiguration,
+    faults,
+    make_report,
+)
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, compile_kernel, measure
-from radixkv.kernels.gpu import device_work, draw, glue, launch, tree_attention
+from radixkv.kernels.gpu import device_work, draw, expert_rows, glue, launch, rounded_linear, tree_attention
 from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
@@ -28,6 +37,7 @@ TARGETS = [
 WIDE = Configuration("D 128", "bf16", LLAMA, "wide")
 NARROW = Configuration("D 128", "bf16", LLAMA, "narrow")
 MERGE = Configuration("D 128", "bf16", LLAMA, None)
+LINEAR = LinearConfiguration(4, 2048)
 EXACT = Configuration("D 128", "fp32", LLAMA, "wide")
 GOOD = Measured(128, 0, 0, 0, 1024, {"wgmma": 4}, 1.0, programs=3, buffers=2, waits=3, loop_instructions=400)
 
@@ -50,9 +60,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (NARROW, "sm_90", {"buffers": 1}, "1 buffers"),
         (NARROW, "sm_120", {"waits": 0}, "waits for all but 0"),
         (WIDE, "sm_120", {"buffers": 1}, "1 buffers"),
+        (LINEAR, "sm_90", {"instructions": {"mma.sync": 64}}, "no wgmma"),
+        (LINEAR, "sm_90", {"waits": 0}, "waits for all but 0"),
+        (LinearConfiguration(8, 1), "sm_120", {"loop_spills": 1}, "1 registers spilled"),
     ],
 )
-def test_a_flaw_is_a_fault(configuration: Configuration, target: str, flaw: dict[str, Any], fault: str) -> None:
+def test_a_flaw_is_a_fault(
+    configuration: Configuration | LinearConfiguration, target: str, flaw: dict[str, Any], fault: str
+) -> None:
     found = faults(configuration, target, GOOD._replace(**flaw))
     assert len(found) == 1
     assert fault in found[0]
@@ -118,12 +133,17 @@ def test_a_tile_that_is_too_large_or_too_small_is_found_out(
         (Configuration("D 64", "bf16", SMALL, "narrow", cache="fp8", has_variants=True), "sm_80"),
         (Configuration("D 64", "fp32", SMALL, "narrow"), "gfx1201"),
         (MERGE, "sm_90"),
+        (LinearConfiguration(8, 1), "sm_90"),
+        (LINEAR, "sm_90"),
+        (LinearConfiguration(4, 1, is_stacked=True), "sm_90"),
+        pytest.param(LinearConfiguration(4, 1), "sm_120", marks=pytest.mark.thorough),
+        pytest.param(LinearConfiguration(4, 1, "fp16"), "gfx942", marks=pytest.mark.thorough),
         pytest.param(WIDE, "sm_90", marks=pytest.mark.thorough),
         pytest.param(Configuration("D 64", "fp16", SMALL, "wide", cache="int8"), "gfx942", marks=pytest.mark.thorough),
         pytest.param(Configuration("latent 576", "bf16", form="wide", **LATENT), "sm_90", marks=pytest.mark.thorough),
     ],
 )
-def test_a_configuration_of_each_kind_passes(configuration: Configuration, target: str) -> None:
+def test_a_configuration_of_each_kind_passes(configuration: Configuration | LinearConfiguration, target: str) -> None:
     assert faults(configuration, target, configuration.compile_for(target)) == []
 
 
@@ -155,6 +175,19 @@ def test_block_movement_and_advance_compile(target: str) -> None:
         (device_work._advance_kernel, {}, {"BLOCK": 256, "HAS_WINDOW": True}),
     ]
     for kernel, types, constants in kernels:
+        assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
+
+
+@compiles
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_around_rounded_products_compile(target: str) -> None:
+    order = {"EXPERTS": 128, "BLOCK_ROWS": 16, "ORDERED": 32, "COMPARED": 128}
+    total = {"BLOCK": 256, "HAS_BIAS": True}
+    kernels: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+        (expert_rows._order_kernel, order, {"p_chosen": "*i64"}),
+        (rounded_linear._sum_kernel, total, {"p_out": "*bf16", "p_parts": "*fp32", "p_bias": "*fp32"}),
+    ]
+    for kernel, constants, types in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, PLAIN_OPTIONS)) == []
 
 

@@ -115,7 +115,7 @@ def bench(*arguments: str, module: str = "gpu.attention", **environment: str) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("module", ["gpu.attention", "gpu.model"])
+@pytest.mark.parametrize("module", ["gpu.attention", "gpu.model", "gpu.linear"])
 def test_without_a_gpu_it_says_so_in_a_line(module: str) -> None:
     ended = bench(module=module)
     assert ended.returncode == 2
@@ -228,6 +228,18 @@ def test_all_sections_run_interpreted_and_what_has_no_time_is_named(tmp_path: Pa
     assert hurried.returncode == 0, hurried.stdout + hurried.stderr
     assert [name for name in sections if figures[name]] == []
     assert {line.split()[0] for line in figures["skipped"]} >= {"decode", "tree", "fp8", "peers", "cases"}
+
+
+def test_products_of_few_bits_run_tiny_and_are_right(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    ended = bench("--tiny", "--json", str(path), module="gpu.linear", TRITON_INTERPRET="1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    assert figures["wrong"] == []
+    assert all(each["us"].keys() == {"bf16", "int8", "int4"} for each in figures["cases"] if "shape" in each)
+    assert [each["us"].keys() for each in figures["cases"] if "experts" in each] == [
+        {"bf16", "order", "int8", "int4"}
+    ] * 3
 
 
 def test_a_model_s_steps_run_tiny_on_a_cpu_and_are_right(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,8 +20,10 @@ from torch import Tensor, nn
 
 from radixkv.kernels import plan_attention
 from radixkv.kernels.gpu.glue import HeadEmbedding, add_norm, gate
+from radixkv.kernels.gpu.grouped_weight import concatenate_grouped
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.spec import AttentionSpec
+from radixkv.worker.loading.packed_linear import RoundedLinear
 from radixkv.worker.model.attention import AttentionSite, EmbeddingSite, StepAttention
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 
@@ -38,38 +42,58 @@ _MOST_APART = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.15}
 
 
 class _Joined:
-    """Linear layers of the same inputs: one product if they are plain, the modules then keep views of the joined weights."""
+    """Linear layers of the same inputs: one product for successive plain or rounded ones of one kind. The modules then keep
+    views of the joined weights.
+    """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
-        self._whole: tuple[Tensor, Tensor | None] | None = None
-        self._widths: list[int] = []
+        self._products: list[tuple[Callable[[Tensor], Tensor], list[int]]] = [(module, []) for module in modules]
 
     def join(self) -> None:
-        """Join the weights, if that is possible. Takes a layer's memory twice meanwhile."""
-        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _is_plain(module)]
-        has_bias = {linear.bias is not None for linear in linears}
-        if len(linears) < len(self._modules) or len(has_bias) > 1:
-            return
-        self._widths = [linear.out_features for linear in linears]
+        """Join the weights, as far as possible. Takes a layer's memory twice meanwhile."""
         with torch.inference_mode(False):
-            weight = torch.cat([linear.weight.detach() for linear in linears])
-            bias = torch.cat([linear.bias.detach() for linear in linears]) if True in has_bias else None
-            for index, part in enumerate(torch.split(weight, self._widths)):
-                linears[index].weight = nn.Parameter(part, requires_grad=False)
-                if bias is not None:
-                    own = torch.split(bias, self._widths)[index]
-                    linears[index].bias = nn.Parameter(own, requires_grad=False)
-        self._whole = weight, bias
+            kinds = groupby(self._modules, _kind_of)
+            self._products = [each for kind, modules in kinds for each in _joined(kind, list(modules))]
 
     def __call__(self, rows: Tensor) -> Sequence[Tensor]:
-        if self._whole is None:
-            return [module(rows) for module in self._modules]
-        return torch.split(nn.functional.linear(rows, *self._whole), self._widths, dim=1)
+        results: list[Tensor] = []
+        for product, widths in self._products:
+            found = product(rows)
+            results += torch.split(found, widths, dim=1) if widths else [found]
+        return results
 
 
-def _is_plain(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+def _kind_of(module: nn.Module) -> tuple[object, ...] | None:
+    """Modules of one kind can be joined; None: it cannot."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.Linear:
+        return "plain", module.bias is not None
+    if isinstance(module, RoundedLinear):
+        return *module.quantised.kind, module.float_bias is not None
+    return None
+
+
+def _joined(
+    kind: tuple[object, ...] | None, modules: Sequence[Any]
+) -> list[tuple[Callable[[Tensor], Tensor], list[int]]]:
+    """Products, and the widths of the modules' parts of each."""
+    if kind is None or len(modules) == 1:
+        return [(module, []) for module in modules]
+    widths = [module.out_features for module in modules]
+    if isinstance(modules[0], RoundedLinear):
+        whole, views = concatenate_grouped([module.quantised for module in modules])
+        for module, view in zip(modules, views, strict=True):
+            module.quantised = view
+        biases = [module.float_bias for module in modules]
+        return [(RoundedLinear(whole, None if biases[0] is None else torch.cat(biases)), widths)]
+    weight = torch.cat([linear.weight.detach() for linear in modules])
+    bias = None if modules[0].bias is None else torch.cat([linear.bias.detach() for linear in modules])
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        for linear, part in zip(modules, () if tensor is None else torch.split(tensor, widths), strict=False):
+            setattr(linear, name, nn.Parameter(part, requires_grad=False))
+    return [(partial(nn.functional.linear, weight=weight, bias=bias), widths)]
 
 
 class _Layer:

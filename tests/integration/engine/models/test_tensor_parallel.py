@@ -153,6 +153,7 @@ BAD = {
     "heads": ({"num_ranks": 3}, "llama", ModelError, "4 heads and 2 KV heads"),
     "architecture": ({"num_ranks": 2}, "gpt2", ModelError, "no plan that shares gpt2"),
     "rounded": ({"num_ranks": 2, "quantization": "int8"}, "llama", InvalidArgumentError, "quantization"),
+    "rounded to 4 bits": ({"num_ranks": 2, "quantization": "int4"}, "llama", InvalidArgumentError, "quantization"),
 }
 
 

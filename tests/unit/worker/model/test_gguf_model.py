@@ -109,7 +109,7 @@ def test_weights_of_four_bits_are_multiplied_as_they_are(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_model, "wants_int8", lambda *_: True)
+    monkeypatch.setattr(worker_model, "wants_rounding", lambda *_: True)
     model = tiny_model(family, tie_word_embeddings=is_tied, **WIDE)
     round_weights(model, kinds)
     write_gguf(model, family, tmp_path / "tiny.gguf", kinds=kinds)

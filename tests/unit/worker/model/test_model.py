@@ -203,13 +203,18 @@ def test_weights_are_rounded_where_asked_for_or_where_bfloat16_rounds_no_less(
     def load(**arguments: Any) -> ModelRunner:
         return ModelRunner(str(tmp_path), num_blocks=4, device="cpu", **arguments)
 
-    assert [load(quantization=asked).quantization for asked in ("auto", "none", "int8")] == ["int8", "none", "int8"]
+    asked = ("auto", "none", "int8", "int4")
+    assert [load(quantization=each).quantization for each in asked] == ["int8", "none", "int8", "int4"]
     assert [load(dtype=dtype).quantization for dtype in ("float32", "bfloat16")] == ["none", "none"]
     exact, rounded = load(dtype="float32"), load(dtype="float32", quantization="int8")
     assert rounded.weight_bytes < 0.5 * exact.weight_bytes
     row = ForwardRow([5, 6, 7], 0, array("i", [2, 0]), 0, True)
     difference = (rounded.forward([row]) - exact.forward([row])).norm() / exact.forward([row]).norm()
     assert 0 < difference < 2e-2
+    fewer = load(dtype="float32", quantization="int4")
+    assert fewer.weight_bytes < rounded.weight_bytes
+    difference = (fewer.forward([row]) - exact.forward([row])).norm() / exact.forward([row]).norm()
+    assert 2e-2 < difference < 0.3
 
 
 def test_int8_weights_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
