@@ -59,15 +59,17 @@ def test_rows_with_more_candidates_than_fit_are_searched_whole(kind: str) -> Non
     assert draw(logits.to(DEVICE), options).tolist() == draw_reference(logits, options).tolist()
 
 
-def test_bounds_are_found_where_no_sampled_entry_suggests_them() -> None:
-    block = torch.arange(6016) // module.BLOCK
-    logits = torch.randn(1, 6016).sort(descending=True).values
-    logits[:, block * module.BLOCK + block * 37 % module.BLOCK] = -20.0
-    options = [
-        DrawOptions(0, -1, 1.0, top_k, top_p, 0.0, uniform)
-        for top_k, top_p in ((0, 0.5), (0, 0.9), (3000, 1.0), (3000, 0.7))
-        for uniform in (0.3, 1 - 2.0**-53)
-    ]
+@pytest.mark.parametrize(("highest", "sampled", "others", "top_p"), [(2.0, -20.0, 0.0, 0.9), (1.0, 0.0, -5.0, 0.5)])
+def test_bounds_are_found_where_sampled_entries_mislead(
+    highest: float, sampled: float, others: float, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.BOUND_SIZES, "STEP", 8192)
+    begin = torch.arange(0, 640 * module.BLOCK, module.BLOCK)
+    place = torch.arange(640) * 37 % module.BLOCK
+    logits = others + 0.01 * torch.randn(1, 640 * module.BLOCK)
+    logits[0, begin + place] = sampled
+    logits[0, begin + (place + 1) % module.BLOCK] = highest + 0.1 * torch.randn(640)
+    options = [DrawOptions(0, -1, 1.0, 0, top_p, 0.0, uniform) for uniform in (0.3, 0.7, 1 - 2.0**-53)]
     assert draw(logits.to(DEVICE), options).tolist() == draw_reference(logits, options).tolist()
 
 
