@@ -258,10 +258,13 @@ def _sum_above(
     b_third = tl.zeros([STEP], tl.int64)
     b_least = tl.zeros([STEP], tl.int32) + high
     b_most = tl.zeros([STEP], tl.int32) + low
+    num_candidates = tl.where(is_found, num_sources, 0)
+    b_next = tl.load(p_candidates + b_step, mask=b_step < num_candidates, other=-1)
     for begin in range(0, num_sources, STEP):
-        if is_found:
-            b_key = tl.load(p_candidates + begin + b_step, mask=begin + b_step < num_sources, other=-1)
-        else:
+        b_key = b_next
+        b_place = begin + STEP + b_step
+        b_next = tl.load(p_candidates + b_place, mask=b_place < num_candidates, other=-1)
+        if num_candidates == 0:
             b_key = _load_keys(p_row, begin + b_step, num_sources, highest, scale)
         b_value = tl.where(by_count, 1, _weights(tl.maximum(b_key, 0)))
         b_first += tl.where(b_key >= first, b_value, 0)
@@ -318,17 +321,7 @@ def _bound_kernel(
                 is_found = (num_found <= NUM_CANDIDATES) & (above < goal)
                 if is_found:
                     found, _, _, _, _ = _sum_above(
-                        p_row,
-                        p_own_candidates,
-                        num_found.to(tl.int32),
-                        is_found,
-                        highest,
-                        scale,
-                        by_count,
-                        0,
-                        0,
-                        0,
-                        STEP,
+                        p_row, p_own_candidates, num_found.to(tl.int32), True, highest, scale, by_count, 0, 0, 0, STEP
                     )
                     is_found = above + found >= goal
                 num_sources = tl.where(is_found, num_found, num_entries).to(tl.int32)
