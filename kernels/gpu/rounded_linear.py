@@ -42,7 +42,7 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LEAST_STEPS = 4
 """Of a program: as many as it loads ahead."""
 
-_MOST_ROWS = 256
+_MOST_ROWS = 128
 _RESTORED_ELEMENTS = 1 << 26
 """Of a weight, at a time."""
 
