@@ -9,7 +9,7 @@ import torch
 from draw_cases import KINDS, make_logits, make_options
 from triton_device import DEVICE, INTERPRETED, needs_triton_device
 
-import radixkv.kernels.gpu.draw as module
+import radixkv.kernels.gpu.draw_bounds as module
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.draw_reference import MAX_ENTRIES, DrawOptions, draw_reference
 from radixkv.kernels.gpu.draw import draw

@@ -24,7 +24,16 @@ from bench.gpu.compile_gate import (
     make_report,
 )
 from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, compile_kernel, measure
-from radixkv.kernels.gpu import device_work, draw, expert_rows, glue, launch, rounded_linear, tree_attention
+from radixkv.kernels.gpu import (
+    device_work,
+    draw,
+    draw_bounds,
+    expert_rows,
+    glue,
+    launch,
+    rounded_linear,
+    tree_attention,
+)
 from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
@@ -212,16 +221,20 @@ def test_kernels_between_products_compile(target: str) -> None:
 def test_draws_compile_without_a_fused_multiply_add(target: str) -> None:
     types = dict.fromkeys(("p_logits", "p_highest", "p_block_highest"), "*fp32") | {"p_options": "*fp64"}
     types |= dict.fromkeys(("p_state", "p_kept", "p_token_ids"), "*i64")
-    chunks = {"CHUNK": draw.CHUNK, "CHUNKS": 64}
-    blocks = {"BLOCK": draw.BLOCK, "HAS_BOUNDS": True}
-    collect = {"CHUNK": draw.CHUNK, "NUM_CANDIDATES": draw.NUM_CANDIDATES}
+    chunks = {"CHUNK": draw_bounds.CHUNK, "CHUNKS": 64}
+    blocks = {"BLOCK": draw_bounds.BLOCK, "HAS_BOUNDS": True}
+    collect = {"CHUNK": draw_bounds.CHUNK, "NUM_CANDIDATES": draw_bounds.NUM_CANDIDATES}
     kernels: list[tuple[Any, dict[str, Any], dict[str, int | bool]]] = [
-        (draw._highest_kernel, {"CHUNK": draw.CHUNK, **blocks}, draw.OPTIONS),
-        (draw._suggest_kernel, {**chunks, "BLOCK": draw.BLOCK, **draw.KEYS}, draw.RANK_OPTIONS),
-        (draw._collect_kernel, collect, draw.RANK_OPTIONS),
-        (draw._bound_kernel, draw.BOUND_SIZES, draw.RANK_OPTIONS),
-        (draw._weigh_kernel, {**chunks, "HAS_BOUNDS": True}, draw.OPTIONS),
-        (draw._pick_kernel, {**chunks, "HAS_BOUNDS": True}, draw.OPTIONS),
+        (draw._highest_kernel, {"CHUNK": draw_bounds.CHUNK, **blocks}, draw_bounds.OPTIONS),
+        (
+            draw_bounds._suggest_kernel,
+            {**chunks, "BLOCK": draw_bounds.BLOCK, **draw_bounds.KEYS},
+            draw_bounds.RANK_OPTIONS,
+        ),
+        (draw_bounds._collect_kernel, collect, draw_bounds.RANK_OPTIONS),
+        (draw_bounds._bound_kernel, draw_bounds.BOUND_SIZES, draw_bounds.RANK_OPTIONS),
+        (draw._weigh_kernel, {**chunks, "HAS_BOUNDS": True}, draw_bounds.OPTIONS),
+        (draw._pick_kernel, {**chunks, "HAS_BOUNDS": True}, draw_bounds.OPTIONS),
     ]
     for kernel, constants, options in kernels:
         assert faults(MERGE, target, measure(kernel, target, types, constants, options)) == []
