@@ -37,7 +37,6 @@ from bench.gpu.run import FULL
 from bench.gpu.workloads import BLOCK_SIZE, LLAMA, Layer, Machine, Tree, sequences
 from radixkv.kernels import plan_attention
 from radixkv.kernels.gpu import device_work
-from radixkv.kernels.gpu.device_work import Launches
 from radixkv.kernels.gpu.launch import TileConfig
 from radixkv.kernels.gpu.tree_attention import form_limits
 from radixkv.kernels.spec import AttentionSpec
@@ -111,7 +110,7 @@ def predict_case(tree: Tree, layer: Layer, forms: tuple[Form, Form], chip: Assum
     least_us = tree.num_bytes(layer) / chip.copy * 1e6
     part_bytes = 2 * 4 * work.num_part_rows * layer.num_heads * (layer.v_head_dim + 1)
     chain_us = MERGE_LOADS * chip.latency_us if work.num_part_rows else 0.0
-    num_launches = sum(Launches.of(work, limits))
+    num_launches = int(is_wide.any()) + int(not is_wide.all() or work.num_part_rows > 0)  # narrow, or a merge apart
     more_us = part_bytes / chip.l2 * 1e6 + chain_us + num_launches * chip.launch_us
     bound = "bandwidth" if least_us > forms_us else longest.bound
     return Prediction(max(least_us, forms_us) + more_us, bound)

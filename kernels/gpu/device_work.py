@@ -91,24 +91,12 @@ class Launches(NamedTuple):
     wide: bool = True
     merge: bool = True
 
-    @classmethod
-    def of(cls, work_list: WorkList, limits: FormLimits) -> Launches:
-        """Those that this list needs."""
-        is_wide = _is_wide(work_list, limits)
-        has_parts = np.diff(work_list.part_starts) > 0
-        is_merged = _narrow_parts(work_list, is_wide) > 0
-        return cls(not is_wide.all(), bool(is_wide.any()), bool((has_parts & ~is_merged).any()))
-
 
 ALL_LAUNCHES = Launches()
 """For every list."""
 
 DECODE_LAUNCHES = Launches(wide=False, merge=False)
 """For branches that share little."""
-
-
-def _is_wide(work_list: WorkList, limits: FormLimits) -> npt.NDArray[np.bool_]:
-    return work_list.items[:, 1] - work_list.items[:, 0] > limits.narrow_entries
 
 
 def _narrow_parts(work_list: WorkList, is_wide: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
@@ -243,16 +231,18 @@ class DeviceWork:
             raise InvalidArgumentError("work_list.items' entries", int(sizes.max()), limit)
         if self._copied is not None:
             self._copied.synchronize()  # the last copy has read the host buffer
-        is_wide = _is_wide(work_list, self.limits)
-        self.launches = Launches.of(work_list, self.limits)
+        is_wide = sizes > self.limits.narrow_entries
         num_wide = int(is_wide.sum())
+        narrow_parts = _narrow_parts(work_list, is_wide)
+        is_merged_apart = (np.diff(work_list.part_starts) > 0) & (narrow_parts == 0)
+        self.launches = Launches(num_wide < len(items), num_wide > 0, bool(is_merged_apart.any()))
         filled: dict[str, npt.NDArray[Any]] = {
             "counts": np.array([0, len(items) - num_wide, len(items), len(work_list.tokens)], dtype=np.int32),
             "tokens": work_list.tokens,
             "positions": work_list.positions,
             "first_keys": work_list.first_keys,
             "items": items[np.argsort(is_wide, kind="stable")],
-            "narrow_parts": _narrow_parts(work_list, is_wide),
+            "narrow_parts": narrow_parts,
             "part_starts": work_list.part_starts,
             "merge_parts": work_list.merge_parts,
         }

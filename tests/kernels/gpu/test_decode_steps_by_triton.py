@@ -345,6 +345,35 @@ def test_a_size_that_cannot_be_captured_runs_without_a_graph_and_the_others_keep
     assert len(captured) == 3
 
 
+def test_after_a_step_that_failed_between_two_kinds_of_layers_the_next_ones_have_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runner, reference = load("gemma3", tmp_path)
+    steps = runner._take_steps()
+    assert steps is not None
+    attend, kinds = steps.attend, []
+
+    def attend_or_fail(query: torch.Tensor, cache: Any, spec: Any) -> torch.Tensor:
+        if spec.sliding_window not in kinds:
+            kinds.append(spec.sliding_window)
+            if len(kinds) == 2:
+                raise torch.OutOfMemoryError("no memory")
+        return attend(query, cache, spec)
+
+    monkeypatch.setattr(steps, "attend", attend_or_fail)
+    monkeypatch.setattr(steps, "_captures", True)
+    monkeypatch.setattr(steps, "_capture", lambda body: SimpleNamespace(replay=body))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    branches = Branches(runner, reference)
+    for own_tokens in (6, 3):
+        branches.begin(own_tokens)
+    branches.decode(0, 1)
+    branches.decode(1)
+    assert len(kinds) == 2
+    assert len(steps.failed_sizes) == 1
+    assert len(steps._kinds) == 2
+
+
 def test_what_is_prepared_is_made_and_no_slot_is_written(tmp_path: Path) -> None:
     runner, _ = load("llama", tmp_path)
     tensors = [tensor for cache in runner.pool.caches for tensor in cache.tensors]

@@ -86,14 +86,13 @@ def fits_steps(rows: Sequence[ForwardRow]) -> bool:
 
 @dataclass(slots=True)
 class _Kind:
-    """The work of the layers of one window and shape. `work_list`: the planned one, with its `launches`; `is_loaded` or not."""
+    """The work of the layers of one window and shape. `work_list`: the planned one, which `is_loaded` or not."""
 
     spec: AttentionSpec
     group: int
     work: DeviceWork
     part_shape: tuple[int, int]
     work_list: WorkList | None = None
-    launches: Launches = ALL_LAUNCHES
     is_loaded: bool = False
 
 
@@ -178,6 +177,7 @@ class StaticSteps:
             self._take(size, ALL_LAUNCHES)  # its layers are of some kinds
         if self._plan_work(batch):  # the graphs refer to outgrown buffers
             self._forget_steps()
+        self._load_lists()
         step = self._take(size, self._needed_launches(size))
         if step is None:
             return None
@@ -189,11 +189,7 @@ class StaticSteps:
         if drawn_ids is not None:
             step.inputs[0].copy_(with_drawn(step.inputs[0], drawn_ids))
         self._load_tables(batch)
-        for kind in self._kinds.values():
-            if not kind.is_loaded:
-                assert kind.work_list is not None
-                kind.work.load(kind.work_list)
-                kind.is_loaded = True
+        self._load_lists()  # a step that was made just now has unloaded them
         step.run()
         self._before = batch
         return step.logits[: len(kept)]
@@ -240,7 +236,6 @@ class StaticSteps:
             if known is not None and before is not None and known.advance(before, batch, kind.spec):
                 continue
             kind.work_list = plan_work(batch, kind.spec, kind.group, kind.work.limits, kind.part_shape[0])
-            kind.launches = Launches.of(kind.work_list, kind.work.limits)
             kind.is_loaded = False
             needed = WorkCapacity.of(kind.work_list)
             if not kind.work.capacity.holds(needed):
@@ -250,9 +245,17 @@ class StaticSteps:
         return has_grown
 
     def _needed_launches(self, size: int) -> Launches:
-        """Of the planned lists; fewer than all for small sizes alone."""
-        needs_all = size > MOST_ROWS or any(kind.launches.wide or kind.launches.merge for kind in self._kinds.values())
+        """Of the loaded lists; fewer than all for small sizes alone."""
+        needed = [kind.work.launches for kind in self._kinds.values()]
+        needs_all = size > MOST_ROWS or any(each.wide or each.merge for each in needed)
         return ALL_LAUNCHES if needs_all else DECODE_LAUNCHES
+
+    def _load_lists(self) -> None:
+        for kind in self._kinds.values():
+            if not kind.is_loaded:
+                assert kind.work_list is not None
+                kind.work.load(kind.work_list)
+                kind.is_loaded = True
 
     # -- making steps
 
@@ -271,6 +274,7 @@ class StaticSteps:
                 self.failed_sizes.add(size)
                 if not self._steps:
                     self._graph_memory = None  # torch rejects a handle without graphs
+                    self._kinds.clear()  # it may have failed before all were met
                 torch.cuda.empty_cache()
                 _LOG.warning("steps of %d tokens run without a CUDA graph: %s", size, error)
                 return None
