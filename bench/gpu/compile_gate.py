@@ -35,7 +35,7 @@ from bench.gpu.compiled_kernels import SHARED_LIMITS, Measured, measure
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.gpu.launch import TARGETS, LayerShape, TileConfig, merge_constants
 from radixkv.kernels.gpu.linear_tiles import options_of, tile_of
-from radixkv.kernels.gpu.merge_parts import _merge_parts_kernel
+from radixkv.kernels.gpu.merge_parts import _PROGRAM_COLUMNS, _merge_parts_kernel
 from radixkv.kernels.gpu.rounded_linear import _multiply_kernel, constants_of
 from radixkv.kernels.gpu.tree_attention import _attend_items_kernel
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
@@ -100,7 +100,7 @@ class Configuration:
         """Compile it as launched on this target."""
         if self.form is not None:
             return self.compile_with(self.shape(target).forms(target)[FORMS.index(self.form)], target)
-        heads, width = max(1, 512 // self.heads[2]), self.heads[2]
+        heads, width = max(1, _PROGRAM_COLUMNS // self.heads[2]), self.heads[2]
         sizes = {"HEADS": heads, "DV": width, **merge_constants(heads, width)}
         constants = {**sizes, "HAS_SINKS": self.has_variants}
         return measure(_merge_parts_kernel, target, self._types(target), constants, PLAIN_OPTIONS)

@@ -5,6 +5,6 @@
 - `draw`: the next token of each row of logits; `draw_bounds`: what top-k and top-p keep
 - `glue`: norms, embedded positions and gated MLPs, between a decoder's products
 - `launch`: the table of launch configurations
-- `rounded_linear`: linear layers of 8 and 4 bits; `grouped_weight` their weights, `expert_rows` the order of experts' rows,
-  `linear_tiles` the table of tiles
+- `rounded_linear`, and for many rows `restored_linear`: linear layers of 8 and 4 bits; `grouped_weight`: their weights;
+  `expert_rows`: the order of experts' rows; `linear_tiles`: the table of tiles
 """

@@ -14,8 +14,7 @@ A tile is outputs x rows: the transpose of y's.
 Grid: a program takes a tile and a share of the steps. Where tiles are fewer than the programs that run at once, steps are
 split, and a second kernel adds the parts in order. Forms: narrow, up to 16 rows, bound by the weight's bytes, of two warps,
 so that sm_90 takes products without fences; middle, of up to 64 rows; wide. Rows of one form and split are summed alike.
-Of more rows than `_MOST_ROWS` the weight becomes numbers in memory, some outputs at a time, for the library's product: that
-writes and reads them once more, and multiplies faster.
+More rows than `_MOST_ROWS` are multiplied by `restored_linear`.
 Dtypes: x float32, float16 or bfloat16. On NVIDIA's chips codes become bfloat16 two at a time. Limits: K is a multiple of
 64, T N below 2^31.
 """
@@ -34,6 +33,7 @@ from radixkv.kernels.gpu.expert_rows import ExpertRows
 from radixkv.kernels.gpu.grouped_weight import NUM_GROUPS, WORDS, GroupedWeight, restore_grouped
 from radixkv.kernels.gpu.launch import launch_target, num_processors
 from radixkv.kernels.gpu.linear_tiles import Tile, options_of, tile_of
+from radixkv.kernels.gpu.restored_linear import multiply_restored, number
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 
 __all__ = ["linear_experts", "linear_grouped", "linear_grouped_reference", "multiply_grouped"]
@@ -43,12 +43,6 @@ _LEAST_STEPS = 4
 """Of a program: as many as it loads ahead."""
 
 _MOST_ROWS = 128
-_RESTORED_ELEMENTS = 1 << 26
-"""Of a weight, at a time."""
-
-_RESTORED_OUTPUTS = 64
-"""Of a program."""
-
 _SUM_COLUMNS = 256
 _MOST_ELEMENTS = 2**31 - 1
 """Of a result: a program's places in it have 32 bits."""
@@ -128,16 +122,6 @@ def _pairs_of_int4(b_words, b_group_0, b_group_1, b_group_2, b_group_3):
         is_pure=True,
         pack=2,
     )
-
-
-@triton.jit
-def _number(b_words, b_group, index: tl.constexpr, BITS: tl.constexpr):
-    """float32 weights of code `index` of each word [N, 16], of scales [N, 1]."""
-    b_code = b_words << (32 - BITS * (index + 1))
-    b_code = (b_code >> 24) if BITS == 8 else ((b_code >> 28) & 15)
-    b_scale = (b_group & -65536).to(tl.float32, bitcast=True)
-    b_minimum = (b_group << 16).to(tl.float32, bitcast=True)
-    return b_code.to(tl.float32) * b_scale + b_minimum
 
 
 @triton.jit(do_not_specialize=("num_rows", "num_row_tiles", "num_steps", "steps_per_split"))
@@ -224,7 +208,7 @@ def _multiply_kernel(
                 b_weight = b_parts[index]
             else:
                 b_group = (b_group_0, b_group_1, b_group_2, b_group_3)[index * num_groups // per_word]
-                b_weight = _number(b_words, b_group, index, BITS).to(dtype)
+                b_weight = number(b_words, b_group, index, BITS).to(dtype)
             if UPCAST:
                 b_weight = b_weight.to(tl.float32)
                 b_x = b_x.to(tl.float32)
@@ -259,61 +243,6 @@ def _sum_kernel(
     tl.store(p_out + row * num_outputs + b_n, b_sum.to(p_out.dtype.element_ty), mask=m_n)
 
 
-@triton.jit(do_not_specialize=("first_output", "num_restored"))
-def _restore_kernel(
-    p_out,  # [restored, K]
-    p_codes,  # [steps, N, 16]
-    p_scales,  # [steps, groups, N]
-    first_output,
-    num_restored,
-    num_inputs,
-    stride_codes,  # from step to step
-    stride_scales,  # from group to group
-    BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    per_word: tl.constexpr = 32 // BITS
-    num_groups: tl.constexpr = 1 if BITS == 8 else 4
-    step = tl.program_id(0).to(tl.int64)
-    b_row = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m_row = (b_row < num_restored)[:, None]
-    b_output = first_output + b_row % num_restored
-    b_word = tl.arange(0, 16)[None, :]
-    b_words = tl.load(p_codes + step * stride_codes + b_output[:, None] * 16 + b_word)
-    p_row = p_out + b_row.to(tl.int64)[:, None] * num_inputs
-    for index in tl.static_range(per_word):
-        group = index * num_groups // per_word
-        b_group = tl.load(p_scales + (step * num_groups + group) * stride_scales + b_output)[:, None]
-        b_input = step * (16 * per_word) + index * 16 + b_word
-        b_weight = _number(b_words, b_group, index, BITS)
-        tl.store(p_row + b_input, b_weight.to(p_out.dtype.element_ty), mask=m_row & (b_input < num_inputs))
-
-
-def _multiply_restored(out: Tensor, x: Tensor, weight: GroupedWeight, bias: Tensor | None) -> None:
-    """As `multiply_grouped`, of one weight, by the library's product."""
-    num_outputs, num_inputs = weight.num_outputs, weight.num_inputs
-    most = min(num_outputs, max(1, _RESTORED_ELEMENTS // num_inputs))
-    room = torch.empty(most, num_inputs, dtype=x.dtype, device=x.device)
-    for first in range(0, num_outputs, most):
-        restored = room[: min(most, num_outputs - first)]
-        _restore_kernel[(weight.codes.shape[0], -(-len(restored) // _RESTORED_OUTPUTS))](
-            restored,
-            weight.codes,
-            weight.scales,
-            first,
-            len(restored),
-            num_inputs,
-            weight.codes.stride(0),
-            weight.scales.stride(1),
-            BITS=weight.bits,
-            BLOCK_N=_RESTORED_OUTPUTS,
-            **PLAIN_OPTIONS,
-        )
-        torch.mm(x, restored.T, out=out[:, first : first + len(restored)])
-    if bias is not None:
-        out += bias
-
-
 def linear_grouped(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None) -> Tensor:
     """[..., K] -> [..., N], contiguous, in the dtype that `weight` was made for.
 
@@ -329,7 +258,7 @@ def linear_grouped(x: Tensor, weight: GroupedWeight, bias: Tensor | None = None)
     rows = x.reshape(-1, weight.num_inputs)
     out = torch.empty(len(rows), weight.num_outputs, dtype=x.dtype, device=x.device)
     if len(rows) > _MOST_ROWS:
-        _multiply_restored(out, rows, weight, bias)
+        multiply_restored(out, rows, weight, bias)
     elif len(rows):
         tile = tile_of(len(rows), x.dtype, launch_target(x.device))
         multiply_grouped(out, rows, weight, bias, tile)

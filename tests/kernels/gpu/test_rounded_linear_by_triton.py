@@ -11,7 +11,7 @@ from torch import Tensor
 from triton_device import DEVICE, needs_triton_device
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.gpu import grouped_weight, rounded_linear
+from radixkv.kernels.gpu import grouped_weight, restored_linear, rounded_linear
 from radixkv.kernels.gpu.grouped_weight import (
     GROUP_SIZES,
     NUM_GROUPS,
@@ -61,7 +61,7 @@ class TestProducts:
         self, bits: int, num_inputs: int, num_outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rounded_linear, "_MOST_ROWS", 4)
-        monkeypatch.setattr(rounded_linear, "_RESTORED_ELEMENTS", num_inputs * 50)
+        monkeypatch.setattr(restored_linear, "_RESTORED_ELEMENTS", num_inputs * 50)
         monkeypatch.setattr(rounded_linear, "multiply_grouped", Mock())
         x, bias = torch.randn(5, num_inputs).to(dtype), torch.randn(num_outputs)
         weight = quantise_grouped(torch.randn(num_outputs, num_inputs).to(dtype), bits)
