@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from chat_stack import chat_stack, wait_until
+from chat_stack import chat_stack
 from prometheus_client.parser import text_string_to_metric_families
 from stored_engine import open_store
+from waiting import wait_until
 
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.http.metrics import VLLM_NAMES

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from answers import collect, start_together
 from drafts import LyingSource
-from resp_servers import RedisServer, needs_redis, wait_until
+from resp_servers import RedisServer, needs_redis
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
+from waiting import wait_until
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from answers import collect
-from resp_servers import RedisServer, needs_redis, wait_until
+from resp_servers import RedisServer, needs_redis
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
+from waiting import wait_until
 
 from radixkv import PrefixCache
 from radixkv.core.api import StepOp, StepResult

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine, wait_until
+from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine
 from postgres_server import PostgresServer
 from resp_servers import RedisServer, needs_redis
 from talk import Talk
+from waiting import wait_until
 
 from radixkv.gateway import state as state_module
 from radixkv.gateway.config import GatewayConfig
