@@ -43,8 +43,8 @@ from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 __all__ = ["Configuration", "faults", "main"]
 
 NUM_PROCESSES = 2
-LINEAR_ROWS = (1, 64, 2048)
-"""One number of rows of each form."""
+LINEAR_ROWS = (1, 32, 64, 2048)
+"""One number of rows of each tile."""
 FORMS = ("narrow", "wide")
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 ENOUGH_PROGRAMS = 4
@@ -138,7 +138,7 @@ class LinearConfiguration:
     @property
     def form(self) -> str:
         """The wide one is compiled for products of the largest tiles."""
-        return "wide" if self.rows > LINEAR_ROWS[1] else "narrow"
+        return "wide" if self.rows == LINEAR_ROWS[-1] else "narrow"
 
     @property
     def name(self) -> str:
