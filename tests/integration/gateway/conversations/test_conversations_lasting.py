@@ -239,7 +239,7 @@ class Lost(NamedTuple):
 
 
 def kill_while_it_writes(model: str, folder: Path) -> Lost:
-    folders = [folder for folder in sys.path if Path(folder, "chat_stack.py").exists()]
+    folders = [folder for folder in sys.path if Path(folder).parent.name == "shared"]
     command = [sys.executable, "-c", SERVED, model, str(folder / "state.sqlite"), *folders]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
