@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,8 +251,11 @@ def test_who_watches_health_gives_way_to_no_check(site: Site) -> None:
         for _ in range(MAX_CHECKS):
             channel.stream_unary(CHECK).future(requests())
         assert channel.unary_unary(CHECK)(b"", timeout=SERVED_S) == b"\x08\x01"
-        assert watch.is_active()
-        never.set()
+        with ThreadPoolExecutor(1) as thread:
+            stopping = thread.submit(site.stop)
+            assert next(watch) == b"\x08\x02", "it is told of the next change"
+            never.set()
+            stopping.result()
 
 
 @pytest.mark.parametrize("name", SITES)
