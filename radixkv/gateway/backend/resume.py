@@ -108,12 +108,7 @@ class ResumableGeneration:
             sampling = replace(sampling, prompt_logprobs_start=self._num_scored)
         self._num_drawn, self._num_read = [0] * sampling.n, [0] * sampling.n
         return replace(
-            params,
-            sampling=sampling,
-            **_after(self._prompt, params.continue_final_message),
-            text=None,
-            tools=(),
-            template_arguments={},
+            params, sampling=sampling, text=None, **_after(self._prompt, params.continue_final_message)
         )
 
 

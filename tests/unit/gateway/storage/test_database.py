@@ -271,6 +271,18 @@ def test_a_job_that_nobody_waits_for_any_more_is_not_carried_out(database: Datab
     assert carried_out == ["last"]
 
 
+def test_a_server_that_does_not_answer_is_an_error_and_no_result(
+    database: Database, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    database.is_shared = True
+    try:
+        with pytest.raises(UnavailableError, match="does not answer; try again"):
+            asyncio.run(database.run(lambda _: "late"))
+    finally:
+        held.set()
+
+
 TOO_BIG = "INSERT INTO big VALUES (zeroblob(1000000))"  # SQLite rolls the transaction back
 
 
