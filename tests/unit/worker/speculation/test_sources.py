@@ -115,18 +115,17 @@ def test_what_is_cleared_is_gone_with_what_is_derived_of_it() -> None:
 
 
 def test_past_its_memory_a_namespace_forgets_the_older_half_and_drafts_the_rest_as_it_was() -> None:
-    source, kept = RecentReplies(1 << 18), []
+    source, kept = RecentReplies(1 << 18), list[int]()
     for number in range(60):
         source.ended(a_branch(noise(number, 20), noise(1000 + number, 100)).generation)
-        for num_kept, earlier in enumerate(range(number, -1, -1)):
+        kept.append(0)
+        for earlier in range(number, -1, -1):
             reply = noise(1000 + earlier, 100)
             draft = source.find(a_branch(noise(earlier, 20), reply[:30]), 8)
             if draft is None:
                 break
             assert list(draft.tokens) == reply[30:38]
-        else:
-            num_kept = number + 1
-        kept.append(num_kept)
+            kept[-1] += 1
     most = max(kept)
     assert most < 60, "there were more than it keeps"
     assert min(kept[most:]) in (most // 2, most // 2 + 1)
