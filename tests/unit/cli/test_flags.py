@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from radixkv.cli.commands import chat, gateway, serve, worker
 from radixkv.cli.commands.chat import _chat_options
-from radixkv.cli.commands.gateway import gateway_config, _state_file
+from radixkv.cli.commands.gateway import _state_file, gateway_config
 from radixkv.cli.commands.serve import _service_config
 from radixkv.cli.flags import describe_metrics
 from radixkv.cli.kv_event_flags import describe_kv_events
