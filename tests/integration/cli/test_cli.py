@@ -177,8 +177,10 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_status_1(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("radixkv.net.retry._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("radixkv.net.retry._FIRST_WAIT_S", 0.01)
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("radixkv: ")

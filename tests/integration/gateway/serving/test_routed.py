@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from stored_engine import open_store
+from waiting import wait_until
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.api import WorkerLoad
@@ -91,13 +91,6 @@ def routed(hosts: tuple[Host, Host]) -> Iterator[RoutedGenerator]:
     with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as generator:
         wait_until(lambda: len(generator.rank(b"")) == 2)
         yield generator
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 5 * DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.02)
 
 
 def request(first: int, length: int = 40, **more: Any) -> GenerateParams:

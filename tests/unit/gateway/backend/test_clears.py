@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from postgres_server import PostgresServer
+from waiting import until
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.errors import LimitError
@@ -69,12 +70,6 @@ async def gateway(state: Path | str, met: dict[str, list[str]]) -> AsyncIterator
         await each.clears.aclose()
         each.pools.close()
         each.database.close()
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def stored(service: ServiceThread, name: str) -> Any:
