@@ -37,6 +37,7 @@ from radixkv.stores.stats import LevelStats
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.storing.stored_blocks import StoredBlocks
 
 SEALED = 8 * BLOCK + SEAL_BYTES
 
@@ -146,6 +147,18 @@ def test_every_computed_block_is_saved_or_counted_as_left_out(tmp_path: Path, mo
         may_write.set()
         stats = settled(engine)
         assert disk_of(stats).num_written + stats.engine.num_saves_left_out == 160
+
+
+def test_blocks_that_are_overwritten_before_they_are_saved_are_saved_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoredBlocks, "save_some", lambda *_: None)
+    with serving(tmp_path, num_blocks=24, num_rows=64) as engine:
+        for seed in range(3):
+            ask(engine, draw(seed, 60))  # 16 whole blocks each
+        assert engine.stats().engine.num_saves_left_out == 0
+    with serving(tmp_path) as engine:
+        assert disk_of(engine.stats()).num_blocks == 48
 
 
 def test_a_disk_that_fails_is_seen_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,3 +202,30 @@ def test_one_tenant_fills_no_more_than_its_part_of_the_book(tmp_path: Path, monk
             assert (await each.clears.clear(["blue"])).pending
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_repeating", [False, True])
+def test_a_gateway_that_closes_leaves_no_work_behind(tmp_path: Path, is_repeating: bool) -> None:
+    """Its pools are closed next: what still asked them would fail, or keep the process from its end."""
+    asked, met = asyncio.Event(), {"127.0.0.1:1": ["here"]}
+
+    async def run() -> None:
+        async with gateway(tmp_path / "state", met) as first:
+            if is_repeating:
+                assert (await first.clears.clear(["red"])).pending
+
+        async def never(_: Callable[[], Any]) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        each = Gateway(tmp_path / "state", met)
+        each.clears = Clears(each.pools, each, never)  # type: ignore[arg-type]  # as in `Gateway`
+        await each.clears.open(each.database)
+        if is_repeating:
+            await asyncio.wait_for(asked.wait(), DEADLINE_S)
+        await each.clears.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        each.pools.close()
+        each.database.close()
+
+    asyncio.run(run())
