@@ -19,7 +19,7 @@ SHARED = ROOT / "tests" / "shared" / "stores"
 
 def run_and_kill(program: str, *arguments: object, after_s: float) -> list[list[str]]:
     """Run a program for a time after its start and kill it with -9. Returns the words of each line that it printed whole."""
-    paths = (ROOT, SHARED, SHARED.with_name("engine"))
+    paths = (ROOT, *SHARED.parent.iterdir())
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, str(SHARED / program), *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
