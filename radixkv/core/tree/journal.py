@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from radixkv.core.api import ClearOp, PinOp, SetQuotaOp, UnpinOp
 
-__all__ = ["Dropped", "Journal", "JournalEntry", "Retained"]
+__all__ = ["Dropped", "Journal", "JournalEntry", "Recorded", "Retained", "without_records"]
 
 _ENTRY_BYTES = 256  # of each entry, without its tokens and blocks
 
@@ -30,8 +31,26 @@ class Dropped(NamedTuple):
     kept: array[int]
 
 
-JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped
+class Recorded(NamedTuple):
+    """Blocks, and their records from now on, one after the other, all of one size; see `block_records`. Empty: none is kept."""
+
+    block_ids: array[int]
+    records: bytes
+
+    def by_block(self) -> Iterator[tuple[int, bytes]]:
+        """Each block and its record."""
+        size = len(self.records) // len(self.block_ids) if self.block_ids else 0
+        for index, block_id in enumerate(self.block_ids):
+            yield block_id, self.records[index * size : (index + 1) * size]
+
+
+JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped | Recorded
 """A pin or quota as it is from now on, whichever call or expiry changed it."""
+
+
+def without_records(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
+    """Entries after a Step whose answer never came: its COPY may be missing, so that no record of a named block is kept."""
+    return [entry._replace(records=b"") if isinstance(entry, Recorded) else entry for entry in entries]
 
 
 class Journal:

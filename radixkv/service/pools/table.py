@@ -51,7 +51,7 @@ from radixkv.service.pools.stalls import StallWatch
 from radixkv.service.quotas import QuotaBook
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.journal import journal_to_proto
+from radixkv.wire.journal import RECORDED, journal_to_proto
 from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto
 from radixkv.wire.values import pack_blocks
 
@@ -204,6 +204,7 @@ class Pool:
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
         taken, entries = self.cache.take_notices(), self.cache.journal.take(_MAX_JOURNAL_BYTES)
+        entries += self.cache.take_records()
         return self._keep_notices(taken, entries) if taken or entries else None
 
     def _keep_notices(self, taken: list[Notice], entries: Iterable[JournalEntry] = ()) -> workers.AttachResponse:
@@ -247,6 +248,7 @@ class Pool:
                 self.quotas.keep(self.shape.name, op)
         if self.follows_freed:
             answer.freed_block_ids = pack_blocks(self.cache.take_freed())
+        answer.records.extend(map(RECORDED.to_proto, self.cache.take_records()))
         self.answers.append(response)
         self.next_step += 1
         return response
@@ -378,6 +380,7 @@ class PoolTable:
             event_capacity=self.config.max_kept_events,
             first_event_number=self._first_event_number(),
             follows_freed="freed_blocks" in hello.features,
+            record_key=hello.incarnation if "records" in hello.features else None,
         )
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache, self.quotas)

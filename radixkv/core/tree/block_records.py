@@ -1,0 +1,224 @@
+"""Records of blocks: what a holder keeps of each block in a tree, unread, and plays back to a restarted cache.
+
+    form · name of the history before · [namespace, of a first block] · [retention] · token ids · checksum
+
+A record is a function of its block's content alone, whatever the tree does meanwhile. The kept records are the tree: every whole
+block, and every tail that its writer has left. The checksum covers the block id and the `key` of the pool's life.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+from zlib import crc32
+
+from radixkv.core.reports import DEFAULT_PRIORITY
+from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.change_log import NO_BLOCK
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
+from radixkv.core.tree.journal import Recorded
+
+__all__ = ["BlockRecord", "BlockRecords", "Playback", "PlayedBlock"]
+
+_HEAD = struct.Struct("<BQ")
+_NAMESPACE = struct.Struct("<H")
+_RETENTION = struct.Struct("<Bd")
+_SUM = struct.Struct("<I")
+_SUMMED = struct.Struct("<Qi")
+
+_WIDTH, _IS_FIRST, _IS_RETAINED = 7, 8, 16  # bits of the form; the width: bytes of a token id
+
+DEFAULT_RETENTION = (DEFAULT_PRIORITY, math.inf)
+
+
+class BlockRecord(NamedTuple):
+    """What a block holds: `tokens`, after the history of the name `above`. `namespace`: of a first block, else None."""
+
+    above: int
+    tokens: bytes
+    namespace: str | None = None
+    retention: tuple[int, float] = DEFAULT_RETENTION
+
+    def packed(self, key: int, block_id: int) -> bytes:
+        """The record as a holder keeps it."""
+        tokens = self.tokens
+        width = 4 if any(tokens[3::TOKEN_BYTES]) else 3 if any(tokens[2::TOKEN_BYTES]) else 2
+        is_retained = self.retention[0] != DEFAULT_PRIORITY
+        form = width | _IS_FIRST * (self.namespace is not None) | _IS_RETAINED * is_retained
+        parts = [_HEAD.pack(form, self.above)]
+        if self.namespace is not None:
+            name = self.namespace.encode()
+            parts += (_NAMESPACE.pack(len(name)), name)
+        if is_retained:
+            parts.append(_RETENTION.pack(*self.retention))
+        parts += [tokens[plane::TOKEN_BYTES] for plane in range(width)]
+        content = b"".join(parts)
+        return content + _SUM.pack(crc32(content, crc32(_SUMMED.pack(key, block_id))))
+
+    @classmethod
+    def read(cls, key: int, block_id: int, packed: bytes) -> BlockRecord | None:
+        """A packed record; None: it is damaged, of another block, or of another life of the pool."""
+        content, told = packed[: -_SUM.size], packed[-_SUM.size :]
+        if len(content) < _HEAD.size or _SUM.pack(crc32(content, crc32(_SUMMED.pack(key, block_id)))) != told:
+            return None
+        form, above = _HEAD.unpack_from(content)
+        position, namespace, retention = _HEAD.size, None, DEFAULT_RETENTION
+        if form & _IS_FIRST:
+            (length,) = _NAMESPACE.unpack_from(content, position)
+            position += _NAMESPACE.size + length
+            namespace = content[position - length : position].decode()
+        if form & _IS_RETAINED:
+            retention = _RETENTION.unpack_from(content, position)
+            position += _RETENTION.size
+        planes, width = content[position:], form & _WIDTH
+        tokens = bytearray(len(planes) // width * TOKEN_BYTES)
+        for plane in range(width):
+            num_tokens = len(planes) // width
+            tokens[plane::TOKEN_BYTES] = planes[plane * num_tokens : (plane + 1) * num_tokens]
+        return cls(above, bytes(tokens), namespace, retention)
+
+
+class BlockRecords:
+    """The changes of the records that the holder of a pool keeps. 9 bytes per block.
+
+    Args:
+        num_blocks, block_bytes: size of the pool, and of a block's packed token ids.
+        key: names the life of the pool's memory; records of another one are refused.
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int, key: int) -> None:
+        self._key = key
+        self._block_bytes = block_bytes
+        self._names = array("Q", bytes(8 * num_blocks))  # of the history up to the end of a whole block in a tree
+        self._is_kept = bytearray(num_blocks)  # whether the holder has a record, or is about to
+        self._changed: dict[int, bytes] = {}
+
+    def stored(
+        self,
+        namespace: str,
+        above: int,
+        tokens: bytes | bytearray,
+        block_ids: Iterable[int],
+        retention: tuple[int, float] = DEFAULT_RETENTION,
+    ) -> None:
+        """Record what blocks in a tree hold: whole ones, or one that its writer has left. About 3 µs a block.
+
+        `above`: the block above the first, or `NO_BLOCK`.
+        """
+        block_bytes = self._block_bytes
+        first: str | None = namespace if above == NO_BLOCK else None
+        name = namespace_hash(namespace) if above == NO_BLOCK else self._names[above]
+        for index, block_id in enumerate(block_ids):
+            part = bytes(tokens[index * block_bytes : (index + 1) * block_bytes])
+            self._changed[block_id] = BlockRecord(name, part, first, retention).packed(self._key, block_id)
+            self._is_kept[block_id] = 1
+            if len(part) == block_bytes:
+                (name,) = chained_hashes(name, part, block_bytes)
+                self._names[block_id] = name
+            first = None
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """These blocks hold nothing that may be adopted."""
+        for block_id in block_ids:
+            if self._is_kept[block_id]:
+                self._is_kept[block_id] = 0
+                self._changed[block_id] = b""
+
+    def read(self, block_id: int, packed: bytes) -> BlockRecord | None:
+        """A record that was played back; None: it is refused."""
+        if not 0 <= block_id < len(self._is_kept):
+            return None
+        record = BlockRecord.read(self._key, block_id, packed)
+        return record if record is not None and 0 < len(record.tokens) <= self._block_bytes else None
+
+    def settle(self, block_id: int, packed: bytes) -> bool:
+        """Compare the tree with a record that was played back, of which the holder hears only what has changed; returns whether
+        its block is in the tree.
+        """
+        if 0 <= block_id < len(self._is_kept):
+            if not self._is_kept[block_id]:
+                self._changed[block_id] = b""
+            elif self._changed.get(block_id) == packed:
+                del self._changed[block_id]
+            return bool(self._is_kept[block_id])
+        return False
+
+    def take(self) -> list[Recorded]:
+        """The records that have changed since the last call, each once; those of one size together. O(changed · log)."""
+        changed, self._changed = self._changed, {}
+        by_size = sorted(changed.items(), key=lambda item: len(item[1]))
+        taken = []
+        for _, items in groupby(by_size, key=lambda item: len(item[1])):
+            block_ids, records = zip(*items, strict=True)
+            taken.append(Recorded(array("i", block_ids), b"".join(records)))
+        return taken
+
+
+class PlayedBlock(NamedTuple):
+    """A block that was played back. `name`: of the history up to its end; 0: it is partly filled."""
+
+    block_id: int
+    packed: bytes
+    record: BlockRecord
+    name: int
+    above: PlayedBlock | None = None
+
+
+class Playback:
+    """The blocks that were played back so far: those of whole histories, and those that wait for the block above them."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._placed: dict[int, PlayedBlock] = {}
+        self._waiting: dict[int, list[PlayedBlock]] = {}
+
+    def add(self, blocks: Iterable[tuple[int, bytes, BlockRecord]]) -> Iterator[tuple[list[PlayedBlock], int]]:
+        """Add blocks; yields the path to each leaf whose history is whole by now, depth first, and how many of its blocks the
+        path before has. O(blocks + blocks above them).
+        """
+        tops = []
+        for block_id, packed, record in blocks:
+            is_whole = len(record.tokens) == self._block_bytes
+            name = chained_hashes(record.above, record.tokens, self._block_bytes)[0] if is_whole else 0
+            block = PlayedBlock(block_id, packed, record, name, self._placed.get(record.above))
+            if record.namespace is not None or block.above is not None:
+                tops.append(block)
+            else:
+                self._waiting.setdefault(record.above, []).append(block)
+        for top in tops:
+            yield from self._paths(top)
+
+    def _paths(self, top: PlayedBlock) -> Iterator[tuple[list[PlayedBlock], int]]:
+        path: list[PlayedBlock] = []
+        above = top.above
+        while above is not None:
+            path.append(above)
+            above = above.above
+        path.reverse()
+        num_told, pending = 0, [(top, len(path))]
+        while pending:
+            block, depth = pending.pop()
+            num_told = min(num_told, depth)
+            del path[depth:]
+            path.append(block)
+            below = []
+            if block.name:
+                self._placed.setdefault(block.name, block)
+                below = self._waiting.pop(block.name, [])
+            pending += [(child._replace(above=block), depth + 1) for child in reversed(below)]
+            if not below:
+                yield path, num_told
+                num_told = len(path)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any block was added."""
+        return bool(self._placed or self._waiting)
+
+    def waiting(self) -> Iterator[PlayedBlock]:
+        """The blocks whose history is not whole."""
+        return (block for blocks in self._waiting.values() for block in blocks)
