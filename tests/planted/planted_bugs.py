@@ -35,8 +35,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "what was cleared matches again after a restart that comes before the answer it stands behind",
         "client/journal.py",
-        "        while self._waiting:\n            self._note(*self._waiting.popleft()[1:], ledger)\n",
-        "        self._waiting.clear()\n",
+        "            self._note(without_records(entries), number, ledger)\n",
+        "            pass\n",
         (
             "stateful/test_clear_at_restart.py::"
             "test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_does_not_come_back",

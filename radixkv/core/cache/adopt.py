@@ -162,24 +162,9 @@ class Adoption(CacheState):
 
     def _adopt_sequence(self, op: AdoptSequenceOp) -> None:
         forest, packed, table = self._forest, pack_tokens(op.tokens), block_table(op.block_table)
-        seq_id, num_computed, room, namespace, share_prefix = (
-            op.seq_id,
-            op.num_computed,
-            op.room,
-            op.namespace,
-            op.share_prefix,
-        )
-        validation.check_prompt(packed)
-        validation.check_namespace(namespace)
-        validation.check_new_id(seq_id, self._sequences)
-        validation.check_int("room", room, 1, forest.pool.num_blocks * forest.block_size)
-        validation.check_int("num_computed", num_computed, 0, min(room, len(packed) // TOKEN_BYTES))
-        validation.check_int("reserve", op.reserve, 0, forest.pool.num_blocks * forest.block_size)
-        ranges = validation.check_retention(op.retention)
-        if not isinstance(op.last_record, bytes):
-            raise InvalidArgumentError("last_record", op.last_record, "bytes")
-        self._require_untaken()
-        _check_length("block_table", table, forest.table_length(room))
+        seq_id, num_computed, room = op.seq_id, op.num_computed, op.room
+        namespace, share_prefix = op.namespace, op.share_prefix
+        self._check_sequence(op, packed, table)
         known_root = self._root_of_sequence(op.same_tree_as, namespace) if op.same_tree_as is not None else None
         if share_prefix and self._is_cleared(namespace):
             known_root, share_prefix = self._cleared_root(namespace), False
@@ -214,7 +199,7 @@ class Adoption(CacheState):
         if lender is not None:
             seq.published_bytes, seq.shares_last_block = walk.matched_bytes, True
         seq.num_stored = seq.num_computed = num_computed
-        seq.room, seq.retention, seq.opened_s = room, ranges, forest.clock()
+        seq.room, seq.retention, seq.opened_s = room, validation.check_retention(op.retention), forest.clock()
         self._sequences[seq_id] = seq
         publish(forest, seq)
         promised_length = forest.table_length(room + op.reserve)
@@ -222,6 +207,20 @@ class Adoption(CacheState):
         promise(forest, seq, promised_length, promised_length - len(table) + needs_copy)
         if self._single_flight.is_active:
             self._single_flight.update(seq)
+
+    def _check_sequence(self, op: AdoptSequenceOp, packed: bytes, table: array[int]) -> None:
+        capacity = self._forest.pool.num_blocks * self._forest.block_size
+        validation.check_prompt(packed)
+        validation.check_namespace(op.namespace)
+        validation.check_new_id(op.seq_id, self._sequences)
+        validation.check_int("room", op.room, 1, capacity)
+        validation.check_int("num_computed", op.num_computed, 0, min(op.room, len(packed) // TOKEN_BYTES))
+        validation.check_int("reserve", op.reserve, 0, capacity)
+        validation.check_retention(op.retention)
+        if not isinstance(op.last_record, bytes):
+            raise InvalidArgumentError("last_record", op.last_record, "bytes")
+        self._require_untaken()
+        _check_length("block_table", table, self._forest.table_length(op.room))
 
     def _adopt_last_block(self, computed: bytes, table: array[int], namespace: str, packed: bytes) -> None:
         """Adopt the block of a sequence's last computed token, where its record has more of a cached history than that."""

@@ -29,12 +29,13 @@ class BlockAdoption(Adoption):
         many of these blocks are cached now.
 
         `records`: one after the other, all of one size. A record that is damaged, of another block or of another life of the
-        pool, a block that an open sequence has, and one of a namespace that was cleared are refused alone; so is a block without
-        the block above it, once the first block is taken. `take_records` has the empty record of each. O(blocks + histories).
+        pool, a block that an open sequence has, and one of a namespace that was cleared are refused alone; so is a block
+        without the block above it, once the first block is taken. `take_records` has the empty record of each. O(blocks +
+        histories).
 
         Raises:
-            InvalidArgumentError: the cache keeps no records, no block ids, `records` of another size; or blocks of the pool were
-                taken by other calls already.
+            InvalidArgumentError: the cache keeps no records, no block ids, `records` of another size; or blocks of the pool
+                were taken by other calls already.
         """
         self._enter()
         if not isinstance(records, bytes):

@@ -6,7 +6,7 @@ import pytest
 
 from radixkv import InvalidArgumentError, OutOfBlocksError, PinBudgetError, PrefixCache, QuotaError
 from radixkv.client.ledger import Ledger
-from radixkv.core.api import AcquireOp, AdoptOp, ClearOp, InsertOp, PoolShape, ReleaseOp, StepOp
+from radixkv.core.api import AcquireOp, InsertOp, PoolShape, ReleaseOp, StepOp
 from radixkv.core.namespaces import adapter_of, covers, derived_namespace, is_derived, owner_of
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.quotas import Quota

@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, Notice, PinOp, PoolShape, ReleaseOp, SetQuotaOp, StepOp
+from radixkv.core.api import (
+    AcquireOp,
+    ExtendOp,
+    InsertOp,
+    Notice,
+    PinOp,
+    PoolShape,
+    ReleaseOp,
+    Retention,
+    SetQuotaOp,
+    StepOp,
+)
 from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
@@ -465,6 +476,38 @@ def test_a_holder_that_follows_freed_blocks_is_told_them_and_no_other(table: Poo
         pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
         told = pool.apply(step(2, ReleaseOp(1, keep=False))).step_answer
         assert len(told.freed_block_ids) == num_told
+
+
+def test_a_holder_that_keeps_records_is_told_them_and_no_other(table: PoolTable) -> None:
+    keeping = hello(1, name="keeps")
+    keeping.features.append("records")
+    for message, num_told in ((keeping, 2), (hello(2, name="plain"), 0)):
+        pool = attach(table, message)
+        asked = step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40))
+        told = pool.apply(asked).step_answer
+        assert sum(len(each.block_ids) for each in told.records) == num_told * 4, "two whole blocks; one is written"
+        assert pool.apply(asked).step_answer is told, "a lost answer comes back with them"
+        released = pool.apply(step(2, ReleaseOp(1))).step_answer
+        assert sum(len(each.block_ids) for each in released.records) == num_told // 2 * 4
+        assert not pool.apply(step(3, acknowledged=2)).step_answer.records
+
+
+def test_records_that_change_by_another_client_come_with_the_notices(table: PoolTable) -> None:
+    keeping = hello(1)
+    keeping.features.append("records")
+    pool = attach(table, keeping)
+    pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40), ReleaseOp(1)))
+    pool.change(lambda cache: cache.retain(PROMPT, retention=(Retention(priority=80),)))
+    told = pool.collect_notices()
+    assert told is not None
+    assert told.notices.after_step == 1
+    changes = [entry.WhichOneof("entry") for entry in told.notices.journal]
+    assert set(changes) == {"records"}, "they have the retention"
+    pool.change(lambda cache: cache.evict(9))
+    told = pool.collect_notices()
+    assert told is not None
+    (entry,) = told.notices.journal
+    assert (len(entry.records.block_ids), entry.records.records) == (3 * 4, b"")
 
 
 def test_another_credential_does_not_resume_a_life(table: PoolTable) -> None:

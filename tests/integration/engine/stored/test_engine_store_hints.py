@@ -13,8 +13,8 @@ from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
 
 from radixkv import MatchResult, PoolShape, connect, pack_tokens
 from radixkv.client import RemoteReader
-from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.testing.hash_model import HashRunner
