@@ -159,7 +159,7 @@ def measure_step(num_rounds: int, num_tokens: int) -> dict[str, list[float]]:
 
 
 def answer_sizes(num_chats: int = 8, num_turns: int = 6, num_drafts: int = 4, seed: int = 0) -> dict[str, list[int]]:
-    """Bytes of each answer, by the kind of its op, and of the records of blocks beside them: a chat is a system prompt of 512
+    """Bytes of each answer, by the kind of its op, and of the records of blocks next to them: a chat is a system prompt of 512
     tokens, turns of 64 and replies of 96, each in several drafts.
     """
     draw, seq_ids, cache = random.Random(seed), count(1), PrefixCache(num_blocks=8192, record_key=1)

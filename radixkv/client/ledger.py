@@ -1,4 +1,4 @@
-"""The ledger: what a restarted service is given back of a pool.
+"""The ledger: the state of a pool that a restarted service is given back.
 
 It keeps the latest record of each block, unread; the open sequences, from the holder's own Steps; pins and quotas, from the
 service's journal; and the holder's hints. Its size depends on the blocks, not on the number of Steps.

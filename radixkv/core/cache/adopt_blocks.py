@@ -1,7 +1,7 @@
 """Adoption by record: rebuilds the tree from what a holder kept of each block, unread; see `tree.block_records`.
 
 Blocks may come in any order: one whose history is not whole yet waits for the block above it. Open sequences come before, as
-in `adopt`. What is refused is refused block by block, and its holder hears so by an empty record.
+in `adopt`. Blocks are refused one by one; the holder gets the empty record of each.
 """
 
 from __future__ import annotations

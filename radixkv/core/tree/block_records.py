@@ -1,4 +1,4 @@
-"""Records of blocks: what a holder keeps of each block in a tree, unread, and plays back to a restarted cache.
+"""Records of blocks: a holder keeps the latest of each block in a tree, unread, and plays them back to a restarted cache.
 
     form · name of the history before · [namespace, of a first block] · [retention] · token ids · checksum
 
@@ -36,7 +36,7 @@ DEFAULT_RETENTION = (DEFAULT_PRIORITY, math.inf)
 
 
 class BlockRecord(NamedTuple):
-    """What a block holds: `tokens`, after the history of the name `above`. `namespace`: of a first block, else None."""
+    """Content of a block: `tokens`, after the history of the name `above`. `namespace`: of a first block, else None."""
 
     above: int
     tokens: bytes

@@ -422,7 +422,7 @@ class Forest:
             events.append(("stored", root.namespace, node.end_bytes, key, blocks, len(blocks), above))
 
     def record_left(self, root: RootNode, node: Node) -> None:
-        """Record a tail that nobody writes from now on, or that was cut."""
+        """Record a tail that its writer has left, or that was cut."""
         if self.records is not None and len(node.key) < self.block_bytes:
             self._record_blocks(root, node, node.key, node.blocks)
 
