@@ -170,9 +170,8 @@ def answer_sizes(num_chats: int = 8, num_turns: int = 6, num_drafts: int = 4, se
         result_to_proto(op, cache.step([op])[0], proto)
         assert not proto.HasField("error"), proto
         sizes[str(proto.WhichOneof("result"))].append(proto.ByteSize())
-        answer = workers.StepAnswer(records=map(RECORDED.to_proto, cache.take_records()))
-        if answer.records:
-            sizes[RECORDS].append(answer.ByteSize())
+        if (recorded := cache.take_records()).block_ids:
+            sizes[RECORDS].append(workers.StepAnswer(records=RECORDED.to_proto(recorded)).ByteSize())
 
     def written(length: int) -> list[int]:
         return [draw.randrange(50_000) for _ in range(length)]

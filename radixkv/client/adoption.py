@@ -27,7 +27,7 @@ __all__ = ["adoption_steps", "take_outcomes"]
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_OPS, _MAX_BYTES = 256, 1 << 20
+_MAX_OPS, _MAX_BYTES = 256, 1 << 18
 _NEEDED = {HintOp: "hint", AdoptBlocksOp: "records"}
 """The feature of a service that takes an op."""
 

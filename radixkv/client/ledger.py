@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 
 from radixkv.core.api import (
     AcquireOp,
@@ -106,13 +106,12 @@ class Ledger:
                 case _:
                     pass
 
-    def keep(self, recorded: Iterable[Recorded]) -> None:
+    def keep(self, recorded: Recorded) -> None:
         """Keep the records of blocks that have changed. O(blocks)."""
-        for each in recorded:
-            for block_id, record in each.by_block():
-                self.records.pop(block_id, None)
-                if record:
-                    self.records[block_id] = record
+        for block_id, record in zip(recorded.block_ids, recorded.records, strict=True):
+            self.records.pop(block_id, None)
+            if record:
+                self.records[block_id] = record
 
     def lost(self, seq_id: int) -> None:
         """Remove an open sequence that ended without a Step."""
@@ -131,7 +130,7 @@ class Ledger:
             case SetQuotaOp():
                 self._quotas[entry.namespace] = entry
             case Recorded():
-                self.keep((entry,))
+                self.keep(entry)
 
     def _hide(self, cleared: str) -> None:
         """The open sequences of a cleared namespace go on sharing among themselves."""
@@ -201,9 +200,9 @@ class Ledger:
         """
         yield from list(self._quotas.values()) * 2
         yield from self._open_sequences()
-        for _, alike in groupby(list(self.records.items()), key=lambda item: len(item[1])):
-            while part := list(islice(alike, _BLOCKS_AT_ONCE)):
-                yield AdoptBlocksOp(array("i", (block_id for block_id, _ in part)), b"".join(each for _, each in part))
+        kept = iter(list(self.records.items()))
+        while part := dict(islice(kept, _BLOCKS_AT_ONCE)):
+            yield AdoptBlocksOp(array("i", part), tuple(part.values()))
         for (namespace, tokens), ttl_s in list(self._pins.items()):
             if (namespace, tokens) in self._pins:
                 yield PinOp(tokens, ttl_s, namespace)

@@ -405,7 +405,8 @@ class HolderSession:
             results = [result_from_proto(op, told) for op, told in zip(pending.ops, answer.results, strict=True)]
             self._notices.await_outcomes(results)
             assert self._ledger is not None, "who was attached follows his Steps"
-            self._ledger.keep(map(RECORDED.read, answer.records))
+            if answer.HasField("records"):
+                self._ledger.keep(RECORDED.read(answer.records))
             if pending.future is None:
                 take_outcomes(pending.ops, results, self._ledger, self._notices)
             else:

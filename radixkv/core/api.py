@@ -380,7 +380,7 @@ class AdoptBlocksOp:
     """Play back records of blocks, after the cache was lost; see `PrefixCache.adopt_blocks`."""
 
     block_ids: array[int]
-    records: bytes
+    records: tuple[bytes, ...]
 
 
 StepOp = (

@@ -145,7 +145,7 @@ class Adoption:
     # -- histories
 
     def _record_faults(self, op: AdoptBlocksOp) -> Iterator[Fault]:
-        for block_id, packed in Recorded(op.block_ids, op.records).by_block():
+        for block_id, packed in zip(op.block_ids, op.records, strict=True):
             kept = self._before.records.get(block_id)
             self._unplayed.discard(block_id)
             if packed not in {kept, self._now.records.get(block_id)}:

@@ -24,7 +24,7 @@ class Flight:
     unsure: list[bool]
     is_clean: bool
     results: list[StepResult] | None = None
-    recorded: list[Recorded] = field(default_factory=list)
+    recorded: Recorded | None = None
 
 
 @dataclass

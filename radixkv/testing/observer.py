@@ -231,7 +231,8 @@ class Observer:
             if flight is not None and flight.results is not None:
                 for facts in life.record.answered(flight.number, flight.ops, flight.results):
                     self.broke("insert-again", f"Step {flight.number}, {facts}", flight.message)
-                life.record.keep(flight.recorded)
+                if flight.recorded is not None:
+                    life.record.keep(flight.recorded)
         self._note_until(life, life.acknowledged, life.notices_acknowledged)
         for received, (after_step, outcomes) in list(life.outcomes.items()):
             if received <= life.notices_acknowledged and after_step <= life.acknowledged:
@@ -396,4 +397,5 @@ class Observer:
                 self.broke("op-valid", facts, flight.message, number)
             if isinstance(result, AcquireResult) and result.num_stored_tokens:
                 self.seen["prefixes reused"] += 1
-        flight.results, flight.recorded = results, list(map(RECORDED.read, answer.records))
+        flight.results = results
+        flight.recorded = RECORDED.read(answer.records) if answer.HasField("records") else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 from radixkv.core.api import (
@@ -173,11 +172,11 @@ class PoolRecord:
                 case Dropped():
                     self._drop(entry, after_step)
                 case Recorded():
-                    self.keep((entry,))
+                    self.keep(entry)
 
-    def keep(self, recorded: Iterable[Recorded]) -> None:
+    def keep(self, recorded: Recorded) -> None:
         """Apply changes of the records that the holder keeps."""
-        for block_id, packed in chain.from_iterable(each.by_block() for each in recorded):
+        for block_id, packed in zip(recorded.block_ids, recorded.records, strict=True):
             self.records.pop(block_id, None)
             if packed:
                 self.records[block_id] = packed

@@ -355,16 +355,16 @@ class AdoptBlocks(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     block_ids: bytes
-    records: bytes
-    def __init__(self, block_ids: _Optional[bytes] = ..., records: _Optional[bytes] = ...) -> None: ...
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_ids: _Optional[bytes] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class BlockRecords(_message.Message):
     __slots__ = ("block_ids", "records")
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     block_ids: bytes
-    records: bytes
-    def __init__(self, block_ids: _Optional[bytes] = ..., records: _Optional[bytes] = ...) -> None: ...
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_ids: _Optional[bytes] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StepAnswer(_message.Message):
     __slots__ = ("number", "results", "freed_block_ids", "records")
@@ -375,8 +375,8 @@ class StepAnswer(_message.Message):
     number: int
     results: _containers.RepeatedCompositeFieldContainer[OpResult]
     freed_block_ids: bytes
-    records: _containers.RepeatedCompositeFieldContainer[BlockRecords]
-    def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ..., freed_block_ids: _Optional[bytes] = ..., records: _Optional[_Iterable[_Union[BlockRecords, _Mapping]]] = ...) -> None: ...
+    records: BlockRecords
+    def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ..., freed_block_ids: _Optional[bytes] = ..., records: _Optional[_Union[BlockRecords, _Mapping]] = ...) -> None: ...
 
 class Notices(_message.Message):
     __slots__ = ("number", "after_step", "notices", "cleared", "journal")

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from radixkv.core.api import ClearOp
 from radixkv.core.tree.journal import Dropped, JournalEntry, Recorded, Retained
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.codec import Codec, Form, OneOf
+from radixkv.wire.codec import Codec, OneOf
 from radixkv.wire.steps import PIN_OP, QUOTA_OP, UNPIN_OP
 from radixkv.wire.values import BLOCK_IDS
 
 __all__ = ["RECORDED", "journal_from_proto", "journal_to_proto"]
 
-RECORDED = Codec(Recorded, workers.BlockRecords, block_ids=BLOCK_IDS, records=Form(bytes, bytes))
+RECORDED = Codec(Recorded, workers.BlockRecords, block_ids=BLOCK_IDS)
 
 _ENTRIES = OneOf(
     workers.JournalEntry,

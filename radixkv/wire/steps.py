@@ -96,7 +96,7 @@ _OPS = OneOf(
     Codec(ClearOp, workers.Clear),
     QUOTA_OP,
     Codec(HintOp, workers.Hint, saved=hashes_form("saved"), lost=hashes_form("lost")),
-    Codec(AdoptBlocksOp, workers.AdoptBlocks, block_ids=BLOCK_IDS, records=Form(bytes, bytes)),
+    Codec(AdoptBlocksOp, workers.AdoptBlocks, block_ids=BLOCK_IDS),
 )
 
 PENDING = Codec(Pending, workers.Pending)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 from itertools import groupby
 
 from radixkv.core.api import Retention
@@ -24,58 +24,60 @@ __all__ = ["BlockAdoption"]
 class BlockAdoption(Adoption):
     """`adopt_blocks` and `take_records` of a `PrefixCache`."""
 
-    def adopt_blocks(self, block_ids: SequenceOf[int], records: bytes) -> int:
+    def adopt_blocks(self, block_ids: Sequence[int], records: Sequence[bytes]) -> int:
         """Cache what blocks hold by the records that `take_records` gave of them, in a pool with no blocks taken; returns how
         many of these blocks are cached now.
 
-        `records`: one after the other, all of one size. A record that is damaged, of another block or of another life of the
-        pool, a block that an open sequence has, and one of a namespace that was cleared are refused alone; so is a block
-        without the block above it, once the first block is taken. `take_records` has the empty record of each. O(blocks +
-        histories).
+        `records`: of each block. One that is damaged, of another block or of another life of the pool, a block that an open
+        sequence has, and one of a namespace that was cleared are refused alone; so is a block without the block above it, once
+        the first block is taken. `take_records` has the empty record of each. O(blocks + histories).
 
         Raises:
-            InvalidArgumentError: the cache keeps no records, no block ids, `records` of another size; or blocks of the pool
-                were taken by other calls already.
+            InvalidArgumentError: the cache keeps no records, no block ids, not as many `records`; or blocks of the pool were
+                taken by other calls already.
         """
         self._enter()
-        if not isinstance(records, bytes):
-            raise InvalidArgumentError("records", records, "bytes")
-        told = Recorded(block_table(block_ids), records)
-        if not told.block_ids or not records or len(records) % len(told.block_ids):
-            raise InvalidArgumentError("records", f"{len(records)} bytes", f"{len(told.block_ids)} records of one size")
+        told = block_table(block_ids)
+        if not isinstance(records, Sequence) or not all(isinstance(each, bytes) for each in records):
+            raise InvalidArgumentError("records", records, "bytes of each block")
+        if len(records) != len(told):
+            raise InvalidArgumentError("records", f"{len(records)} of them", f"{len(told)}, one of each block")
         kept = self._forest.records
         if kept is None:
             raise InvalidArgumentError("op", "adopt_blocks", "that of a holder which keeps records")
         self._require_untaken()
         read: list[tuple[int, bytes, BlockRecord]] = []
-        for block_id, packed in told.by_block():
+        for block_id, packed in zip(told, records, strict=True):
             record = kept.read(block_id, packed)
             if record is None:
-                kept.settle(block_id, b"")
+                kept.settle(block_id, packed)
             else:
                 read.append((block_id, packed, record))
-        adopted: list[PlayedBlock] = []
-        for path, num_kept in self._playback.add(read):
-            self._adopt_path(path, num_kept)
-            adopted += path[num_kept:]
-        return sum(kept.settle(block.block_id, block.packed) for block in adopted)
+        if self._adopted is not self._played_last:
+            self._playback.forget_path()
+        num_cached = 0
+        for path, num_kept, num_known in self._playback.add(read):
+            told, new, namespace = path[num_kept:], path[num_known:], path[0].record.namespace
+            assert namespace is not None, "a whole history begins with a first block"
+            block_size = self._forest.block_size
+            self.adopt(
+                b"".join([block.record.tokens for block in told]),
+                array("i", [block.block_id for block in told]),
+                num_kept * block_size,
+                namespace,
+                _ranges(new, num_known * block_size, block_size),
+            )
+            self._played_last = self._adopted
+            num_cached += sum([kept.settle(block.block_id, block.packed) for block in new])
+        return num_cached
 
-    def _adopt_path(self, path: list[PlayedBlock], num_kept: int) -> None:
-        told = path[num_kept:]
-        tokens = b"".join(block.record.tokens for block in told)
-        block_ids = array("i", (block.block_id for block in told))
-        namespace = path[0].record.namespace
-        assert namespace is not None, "a whole history begins with a first block"
-        start = num_kept * self._forest.block_size
-        self.adopt(tokens, block_ids, start, namespace, _ranges(told, start, self._forest.block_size))
-
-    def take_records(self) -> list[Recorded]:
+    def take_records(self) -> Recorded:
         """The records of blocks that have changed since the last call, each once: keep the latest of each block, unread, and
-        drop the blocks of empty ones. O(changed). Empty without a `record_key`.
+        drop the blocks of empty ones. O(changed). None without a `record_key`.
         """
         kept = self._forest.records
         if kept is None:
-            return []
+            return Recorded(array("i"), ())
         if not self._forest.pool.can_claim and self._playback.is_used:
             for block in self._playback.waiting():
                 kept.settle(block.block_id, block.packed)
@@ -83,7 +85,7 @@ class BlockAdoption(Adoption):
         return kept.take()
 
 
-def _ranges(blocks: SequenceOf[PlayedBlock], position: int, block_size: int) -> tuple[Retention, ...]:
+def _ranges(blocks: Sequence[PlayedBlock], position: int, block_size: int) -> tuple[Retention, ...]:
     """The retention of blocks of a history from `position` on."""
     ranges = []
     for (priority, duration_s), alike in groupby(block.record.retention for block in blocks):

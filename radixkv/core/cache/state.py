@@ -75,7 +75,7 @@ class CacheState:
         self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}
         self._cleared: dict[str, RootNode | None] = {}  # while adoptions may come; where their sequences stand
-        self._adopted = (DEFAULT_NAMESPACE, b"")  # the history adopted last
+        self._adopted = self._played_last = (DEFAULT_NAMESPACE, b"")  # the history adopted last, and last by record
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
         self._counters = Counters()

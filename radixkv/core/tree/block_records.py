@@ -12,7 +12,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
 
@@ -139,25 +139,21 @@ class BlockRecords:
             return bool(self._is_kept[block_id])
         return False
 
-    def take(self) -> list[Recorded]:
-        """The records that have changed since the last call, each once; those of one size together. O(changed · log)."""
+    def take(self) -> Recorded:
+        """The records that have changed since the last call, each once. O(changed)."""
         changed, self._changed = self._changed, {}
-        by_size = sorted(changed.items(), key=lambda item: -len(item[1]))  # first blocks come first
-        taken = []
-        for _, items in groupby(by_size, key=lambda item: len(item[1])):
-            block_ids, records = zip(*items, strict=True)
-            taken.append(Recorded(array("i", block_ids), b"".join(records)))
-        return taken
+        return Recorded(array("i", changed), tuple(changed.values()))
 
 
 class PlayedBlock(NamedTuple):
-    """A block that was played back. `name`: of the history up to its end; 0: it is partly filled."""
+    """A block that was played back. `name`: of the history up to its end; 0: it is partly filled. `depth`: blocks above it."""
 
     block_id: int
     packed: bytes
     record: BlockRecord
     name: int
     above: PlayedBlock | None = None
+    depth: int = 0
 
 
 class Playback:
@@ -167,44 +163,51 @@ class Playback:
         self._block_bytes = block_bytes
         self._placed: dict[int, PlayedBlock] = {}
         self._waiting: dict[int, list[PlayedBlock]] = {}
+        self._path: list[PlayedBlock] = []  # the one that was yielded last
 
-    def add(self, blocks: Iterable[tuple[int, bytes, BlockRecord]]) -> Iterator[tuple[list[PlayedBlock], int]]:
-        """Add blocks; yields the path to each leaf whose history is whole by now, depth first, and how many of its blocks the
-        path before has. O(blocks + blocks above them).
+    def add(self, blocks: Iterable[tuple[int, bytes, BlockRecord]]) -> Iterator[tuple[list[PlayedBlock], int, int]]:
+        """Add blocks; yields the path to each leaf whose history is whole by now, depth first, how many of its blocks the path
+        before has, and how many any path before has. O(blocks, and those above them that the path before has not).
         """
-        tops = []
+        tops: dict[int, list[PlayedBlock]] = {}  # siblings together, as they share a path
         for block_id, packed, record in blocks:
             is_whole = len(record.tokens) == self._block_bytes
             name = chained_hashes(record.above, record.tokens, self._block_bytes)[0] if is_whole else 0
-            block = PlayedBlock(block_id, packed, record, name, self._placed.get(record.above))
-            if record.namespace is not None or block.above is not None:
-                tops.append(block)
-            else:
-                self._waiting.setdefault(record.above, []).append(block)
-        for top in tops:
+            above = self._placed.get(record.above)
+            block = PlayedBlock(block_id, packed, record, name, above, 0 if above is None else above.depth + 1)
+            whole = tops if record.namespace is not None or above is not None else self._waiting
+            whole.setdefault(record.above, []).append(block)
+        for top in chain.from_iterable(tops.values()):
             yield from self._paths(top)
 
-    def _paths(self, top: PlayedBlock) -> Iterator[tuple[list[PlayedBlock], int]]:
-        path: list[PlayedBlock] = []
-        above = top.above
-        while above is not None:
-            path.append(above)
-            above = above.above
-        path.reverse()
-        num_told, pending = 0, [(top, len(path))]
+    def _paths(self, top: PlayedBlock) -> Iterator[tuple[list[PlayedBlock], int, int]]:
+        path, num_told, num_known, pending = self._path, self._go_to(top.above), top.depth, [top]
         while pending:
-            block, depth = pending.pop()
-            num_told = min(num_told, depth)
-            del path[depth:]
-            path.append(block)
+            block = pending.pop()
+            num_told, num_known = min(num_told, block.depth), min(num_known, block.depth)
+            path[block.depth :] = [block]
             below = []
             if block.name:
                 self._placed.setdefault(block.name, block)
                 below = self._waiting.pop(block.name, [])
-            pending += [(child._replace(above=block), depth + 1) for child in reversed(below)]
+            pending += [each._replace(above=block, depth=block.depth + 1) for each in reversed(below)]
             if not below:
-                yield path, num_told
-                num_told = len(path)
+                yield path, num_told, num_known
+                num_told = num_known = len(path)
+
+    def _go_to(self, block: PlayedBlock | None) -> int:
+        """Make the path that of a block; returns how many blocks the path before had of it."""
+        path, more = self._path, []
+        while block is not None and not (block.depth < len(path) and path[block.depth] is block):
+            more.append(block)
+            block = block.above
+        num_told = 0 if block is None else block.depth + 1
+        path[num_told:] = reversed(more)
+        return num_told
+
+    def forget_path(self) -> None:
+        """The next path has nothing of the one before."""
+        self._path.clear()
 
     @property
     def is_used(self) -> bool:

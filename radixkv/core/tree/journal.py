@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixkv.core.api import ClearOp, PinOp, SetQuotaOp, UnpinOp
@@ -32,16 +32,10 @@ class Dropped(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Blocks, and their records from now on, one after the other, all of one size; see `block_records`. Empty: none is kept."""
+    """Blocks, and the record of each from now on; see `block_records`. An empty record: none is kept."""
 
     block_ids: array[int]
-    records: bytes
-
-    def by_block(self) -> Iterator[tuple[int, bytes]]:
-        """Each block and its record."""
-        size = len(self.records) // len(self.block_ids) if self.block_ids else 0
-        for index, block_id in enumerate(self.block_ids):
-            yield block_id, self.records[index * size : (index + 1) * size]
+    records: tuple[bytes, ...]
 
 
 JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped | Recorded
@@ -50,7 +44,10 @@ JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped | Rec
 
 def without_records(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Entries after a Step whose answer never came: its COPY may be missing, so that no record of a named block is kept."""
-    return [entry._replace(records=b"") if isinstance(entry, Recorded) else entry for entry in entries]
+    return [
+        entry._replace(records=(b"",) * len(entry.records)) if isinstance(entry, Recorded) else entry
+        for entry in entries
+    ]
 
 
 class Journal:

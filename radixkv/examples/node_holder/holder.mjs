@@ -63,7 +63,7 @@ export class Holder {
     } else if (message === "stepAnswer") {
       assert.equal(stepAnswer.number, ++this.answered);
       this.numSent -= 1;
-      stepAnswer.records.forEach((each) => this.keep(each));
+      if (stepAnswer.records) this.keep(stepAnswer.records);
       this.awaited.push(...stepAnswer.results.flatMap(({ pending }) => pending ?? []));
       this.unanswered.shift().resolve(stepAnswer.results.map((each) => ({ kind: each.result, ...each[each.result] })));
     } else if (message === "notices" && notices.number === this.noticed + 1) { // a repeated one is dropped
@@ -81,13 +81,14 @@ export class Holder {
   }
 
   keep({ blockIds, records }) { // the latest record of each block, unread; an empty one: none
-    const ids = new Int32Array(new Uint8Array(blockIds).buffer), size = records.length / ids.length;
-    ids.forEach((id) => this.records.delete(id));
-    if (size) ids.forEach((id, at) => this.records.set(id, Buffer.from(records.subarray(at * size, (at + 1) * size))));
+    new Int32Array(new Uint8Array(blockIds).buffer).forEach((id, at) => {
+      this.records.delete(id);
+      if (records[at].length) this.records.set(id, records[at]);
+    });
   }
 
   change({ records, pin, unpin, setQuota }, isSafe = true) { // by another client's call
-    if (records) this.keep(isSafe ? records : { ...records, records: "" });
+    if (records) this.keep(isSafe ? records : { ...records, records: records.records.map(() => "") });
     if (setQuota) this.quotas.set(setQuota.namespace, { setQuota });
     const pinned = pin ?? unpin, key = pinned && [pinned.namespace, pinned.tokens.toString("hex")].join();
     if (pinned) this.pins.delete(key);
@@ -98,7 +99,7 @@ export class Holder {
     // Of Notices whose Step has no answer no record is kept: the block may lack a COPY of that answer.
     this.held.splice(0).forEach(({ journal }) => journal.forEach((each) => this.change(each, false)));
     const lost = this.unanswered.splice(0), quotas = [...this.quotas.values()];
-    const block = ([id, records]) => ({ adoptBlocks: { blockIds: Buffer.from(Int32Array.of(id).buffer), records } });
+    const block = ([id, record]) => ({ adoptBlocks: { blockIds: Buffer.from(Int32Array.of(id).buffer), records: [record] } });
     const ops = [...quotas, ...quotas, ...[...this.records].map(block), ...this.pins.values()];
     while (ops.length) this.unanswered.push({ ops: ops.splice(0, maxOps), resolve() {}, reject() {} });
     this.onRestart();

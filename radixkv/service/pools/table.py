@@ -204,7 +204,8 @@ class Pool:
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
         taken, entries = self.cache.take_notices(), self.cache.journal.take(_MAX_JOURNAL_BYTES)
-        entries += self.cache.take_records()
+        if (recorded := self.cache.take_records()).block_ids:
+            entries.append(recorded)
         return self._keep_notices(taken, entries) if taken or entries else None
 
     def _keep_notices(self, taken: list[Notice], entries: Iterable[JournalEntry] = ()) -> workers.AttachResponse:
@@ -248,7 +249,8 @@ class Pool:
                 self.quotas.keep(self.shape.name, op)
         if self.follows_freed:
             answer.freed_block_ids = pack_blocks(self.cache.take_freed())
-        answer.records.extend(map(RECORDED.to_proto, self.cache.take_records()))
+        if (recorded := self.cache.take_records()).block_ids:
+            RECORDED.write(recorded, answer.records)
         self.answers.append(response)
         self.next_step += 1
         return response

@@ -344,7 +344,7 @@ async def _restarted_with_a_record(holder: SmallHolder, *before: Any) -> tuple[i
 
 
 def played_back(block: int, record: bytes) -> workers.Op:
-    return op("adopt_blocks", block_ids=block.to_bytes(4, "little"), records=record)
+    return op("adopt_blocks", block_ids=block.to_bytes(4, "little"), records=[record])
 
 
 async def a_record_changed(holder: SmallHolder) -> None:

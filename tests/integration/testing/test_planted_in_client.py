@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -74,8 +74,8 @@ def _extend_without_room(ledger: Ledger, op: ExtendOp, result: Any) -> None:
     opened.room = room
 
 
-def _keep_all(ledger: Ledger, recorded: Iterable[Recorded]) -> None:
-    KEPT(ledger, (each for each in recorded if each.records))
+def _keep_all(ledger: Ledger, recorded: Recorded) -> None:
+    ledger.records.update({block_id: each for block_id, each in zip(*recorded, strict=True) if each})
 
 
 def _open_as_the_first(session: HolderSession, send: Callable[[bytes], None]) -> None:
@@ -89,7 +89,6 @@ def _open_with_one_answer_more(session: HolderSession, send: Callable[[bytes], N
     session._num_answered -= bool(session._num_answered)
 
 
-KEPT = Ledger.keep
 NOTED, EXTENDED, FORKED, OPENED = Ledger.noted, Ledger._extended, Ledger._forked, HolderSession.open
 BREAKS = (Fault.BREAK, Fault.LOSE_ANSWER, Fault.LOSE_STEP)
 RESTARTS = (Fault.RESTART, Fault.LOSE_AND_RESTART)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
 from typing import Any
 
 import grpc
@@ -103,11 +104,8 @@ class SmallHolder:
         if message.HasField("step_answer"):
             self.acknowledged = message.step_answer.number
             self.results = list(message.step_answer.results)
-            for each in message.step_answer.records:
-                for index in range(len(each.block_ids) // 4):
-                    size = len(each.records) * 4 // len(each.block_ids)
-                    block_id = int.from_bytes(each.block_ids[index * 4 : index * 4 + 4], "little")
-                    self.kept[block_id] = each.records[index * size : (index + 1) * size]
+            changed = message.step_answer.records
+            self.kept.update(zip(array("i", changed.block_ids), changed.records, strict=True))
         elif message.HasField("notices"):
             self.notices = message.notices.number
         return message

@@ -92,7 +92,7 @@ PLANTED_RESTARTS = (
     PlantedBug(
         "records of what was refused stay",
         "core/tree/block_records.py",
-        "                self._changed[block_id] = b\"\"\n            elif",
+        '                self._changed[block_id] = b""\n            elif',
         "                pass\n            elif",
     ),
     PlantedBug(

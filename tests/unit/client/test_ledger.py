@@ -51,7 +51,7 @@ class Followed(PrefixCache):
         return results
 
     def heard(self) -> None:
-        for entry in (*self.journal.take(1 << 30), *self.take_records()):
+        for entry in (*self.journal.take(1 << 30), self.take_records()):
             self.ledger.noted(entry)
 
     def cached(self, tokens: Sequence[int], namespace: str = "default", **options: Any) -> None:

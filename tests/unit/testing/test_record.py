@@ -79,7 +79,7 @@ class Recorded(PrefixCache):
         return results
 
     def noted(self) -> None:
-        entries = [*self.journal.take(1 << 30), *self.take_records()]
+        entries = [*self.journal.take(1 << 30), self.take_records()]
         self.record.noted(entries, self.number)
         for entry in entries:
             self.ledger.noted(entry)
@@ -220,7 +220,7 @@ def lies(op: StepOp | AdoptionOp) -> Iterator[tuple[AdoptionOp | StepOp | None, 
             yield replace(op, namespace="z"), "adopt-dropped"
         case AdoptBlocksOp():
             yield None, "adopt-record"
-            yield replace(op, records=op.records[:-1] + bytes([op.records[-1] ^ 1])), "adopt-record"
+            yield replace(op, records=(*op.records[:-1], op.records[-1][:-1] + b"?")), "adopt-record"
             yield replace(op, block_ids=array("i", [*op.block_ids[1:], 99])), "adopt-record"
         case AdoptSequenceOp():
             yield replace(op, seq_id=5), "adopt-sequence"

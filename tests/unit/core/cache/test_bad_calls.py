@@ -152,7 +152,7 @@ RIGHT: dict[str, Any] = {
     "retention": (Retention(),),
     "block_ids": array("i", [9]),
     "block_table": array("i", [9]),
-    "records": b"abcdefgh",
+    "records": (b"abcdefgh",),
     "tier": "disk",
     "ops": [],
     "op": AdoptSequenceOp(2, b"abcd", array("i", [9]), 0, 1),

@@ -6,6 +6,7 @@ import math
 import random
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ class Kept(PrefixCache):
         self.kept = {} if kept is None else dict(kept)
 
     def keep(self) -> None:
-        for block_id, record in (each for recorded in self.take_records() for each in recorded.by_block()):
+        for block_id, record in zip(*self.take_records(), strict=True):
             self.kept.pop(block_id, None)
             if record:
                 self.kept[block_id] = record
@@ -54,7 +55,7 @@ class Kept(PrefixCache):
         """Another cache, to which these blocks are played back one by one, or all."""
         after = Kept(self.stats().num_blocks, self.kept)
         for block_id in block_ids or self.kept:
-            after.adopt_blocks([block_id], self.kept[block_id])
+            after.adopt_blocks([block_id], [self.kept[block_id]])
         return after
 
 
@@ -72,7 +73,9 @@ def nodes(cache: PrefixCache) -> set[tuple[str, bytes, tuple[int, ...], int]]:
     return found
 
 
-@pytest.mark.parametrize("tokens", [[1, 2, 3, 65_535], [65_536, 0, 1, 2], [2**24, 5, 6, 7], [2**32 - 1] * 4, [8], [8, 9]])
+@pytest.mark.parametrize(
+    "tokens", [[1, 2, 3, 65_535], [65_536, 0, 1, 2], [2**24, 5, 6, 7], [2**32 - 1] * 4, [8], [8, 9]]
+)
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("namespace", ["default", "ä" * 100], ids=["short", "long"])
 def test_a_record_is_read_as_it_was_written(tokens: list[int], depth: int, namespace: str) -> None:
@@ -82,7 +85,10 @@ def test_a_record_is_read_as_it_was_written(tokens: list[int], depth: int, names
     packed = cache.kept[block_id]
     record = BlockRecord.read(KEY, block_id, packed)
     assert record is not None
-    above = (namespace_hash(namespace), *chained_hashes(namespace_hash(namespace), pack_tokens(range(SIZE * depth)), 16))
+    above = (
+        namespace_hash(namespace),
+        *chained_hashes(namespace_hash(namespace), pack_tokens(range(SIZE * depth)), 16),
+    )
     assert record == (above[-1], pack_tokens(tokens), None if depth else namespace, (35, math.inf))
 
 
@@ -127,11 +133,11 @@ def test_blocks_in_any_order_and_in_any_parts_are_the_same_tree(seed: int) -> No
     after = Kept(40, cache.kept)
     while items:
         block_id, packed = items.pop()
-        alike = [each for each in items if len(each[1]) == len(packed) and rng.random() < 0.5]
+        alike = [each for each in items if rng.random() < 0.3]
         items = [each for each in items if each not in alike]
         block_ids, records = zip(*[(block_id, packed), *alike], strict=True)
-        after.step([AdoptBlocksOp(array("i", block_ids), b"".join(records))])
-    assert after.take_records() == [], "nothing has changed for the holder"
+        after.step([AdoptBlocksOp(array("i", block_ids), records)])
+    assert not after.take_records().block_ids, "nothing has changed for the holder"
     assert nodes(after) == nodes(cache)
     assert after.kept.keys() == {block_id for node in cache.dump() for block_id in node.block_ids}
     after.check()
@@ -143,9 +149,9 @@ def test_a_block_without_the_one_above_it_is_forgotten_with_the_first_block_take
     first, second, third = cache.kept
     after = cache.played_back(first, third)
     assert after.match(range(12)).num_tokens == 4
-    assert after.take_records() == [], "the second may still come"
+    assert not after.take_records().block_ids, "the second may still come"
     after.acquire([7])
-    assert after.take_records() == [Recorded(array("i", [third]), b"")]
+    assert after.take_records() == Recorded(array("i", [third]), (b"",))
     assert second
 
 
@@ -156,10 +162,10 @@ def test_what_is_refused_is_refused_alone_and_forgotten() -> None:
     first, second, third = cache.kept
     after = Kept(kept=cache.kept)
     packed = after.kept[second][:-1] + b"?"
-    assert after.adopt_blocks([second, third], packed + after.kept[second]) == 0  # damaged, and of another block
-    assert after.adopt_blocks([third], after.kept[third]) == 1
-    assert after.adopt_blocks([first], after.kept[first]) == 1
-    assert after.adopt_blocks([99], after.kept[first]) == 0  # no block of the pool
+    assert after.adopt_blocks([second, third], [packed, after.kept[second]]) == 0  # damaged, and of another block
+    assert after.adopt_blocks([third], [after.kept[third]]) == 1
+    assert after.adopt_blocks([first], [after.kept[first]]) == 1
+    assert after.adopt_blocks([99], [after.kept[first]]) == 0  # no block of the pool
     after.keep()
     assert after.kept.keys() == {first, third}
     assert [after.match(tokens).num_tokens for tokens in (range(8), [9] * 4)] == [4, 4]
@@ -172,7 +178,7 @@ def test_a_block_that_an_open_sequence_has_is_not_cached_for_another_history() -
     (block_id,) = cache.kept
     after = Kept(kept=cache.kept)
     after.step([AdoptSequenceOp(1, pack_tokens([5, 6]), array("i", [block_id]), 0, 2)])
-    assert after.adopt_blocks([block_id], after.kept[block_id]) == 0
+    assert after.adopt_blocks([block_id], [after.kept[block_id]]) == 0
     after.keep()
     assert not after.kept
     assert after.match(range(4)).num_tokens == 0
@@ -185,7 +191,7 @@ def test_nothing_of_a_namespace_that_was_cleared_meanwhile_comes_back() -> None:
     after = Kept(kept=cache.kept)
     after.clear("a")
     for block_id, packed in cache.kept.items():
-        after.adopt_blocks([block_id], packed)
+        after.adopt_blocks([block_id], [packed])
     after.keep()
     assert [after.match(range(6), namespace=name).num_tokens for name in "ab"] == [0, 6]
     assert after.kept.keys() == {block_id for node in after.dump() for block_id in node.block_ids}
@@ -214,9 +220,15 @@ def test_a_block_that_is_cut_has_the_record_of_what_is_left() -> None:
 
 @pytest.mark.parametrize(
     ("block_ids", "records", "argument"),
-    [([], b"", "records"), ([1, 2], b"abc", "records"), ([1], b"", "records"), ([1], "x", "records"), ("x", b"a", "block_ids")],
+    [
+        ([], [b"a"], "records"),
+        ([1, 2], [b"a"], "records"),
+        ([1], b"a", "records"),
+        ([1], "x", "records"),
+        ("x", [b"a"], "block_ids"),
+    ],
 )
-def test_records_that_are_none_are_refused_by_name(block_ids: Sequence[int], records: bytes, argument: str) -> None:
+def test_records_that_are_none_are_refused_by_name(block_ids: Sequence[int], records: Any, argument: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         Kept().adopt_blocks(block_ids, records)
     assert refused.value.argument == argument
@@ -225,9 +237,9 @@ def test_records_that_are_none_are_refused_by_name(block_ids: Sequence[int], rec
 def test_a_cache_that_keeps_no_records_takes_none() -> None:
     cache = PrefixCache(8, SIZE)
     cache.step([AcquireOp(pack_tokens(range(4)), seq_id=1), InsertOp(1, 4)])
-    assert cache.take_records() == []
+    assert not cache.take_records().block_ids
     with pytest.raises(InvalidArgumentError, match="keeps records"):
-        PrefixCache(8, SIZE).adopt_blocks([1], b"abc")
+        PrefixCache(8, SIZE).adopt_blocks([1], [b"abc"])
 
 
 def test_nothing_is_adopted_by_record_once_a_block_was_taken() -> None:
@@ -237,4 +249,4 @@ def test_nothing_is_adopted_by_record_once_a_block_was_taken() -> None:
     after = Kept()
     after.acquire([1])
     with pytest.raises(InvalidArgumentError, match="before any other call"):
-        after.adopt_blocks([block_id], cache.kept[block_id])
+        after.adopt_blocks([block_id], [cache.kept[block_id]])
