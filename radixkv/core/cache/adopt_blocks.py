@@ -46,30 +46,34 @@ class BlockAdoption(Adoption):
         if kept is None:
             raise InvalidArgumentError("op", "adopt_blocks", "that of a holder which keeps records")
         self._require_untaken()
-        read: list[tuple[int, bytes, BlockRecord]] = []
-        for block_id, packed in zip(told, records, strict=True):
-            record = kept.read(block_id, packed)
-            if record is None:
-                kept.settle(block_id, packed)
-            else:
-                read.append((block_id, packed, record))
         if self._adopted is not self._played_last:
             self._playback.forget_path()
-        num_cached = 0
-        for path, num_kept, num_known in self._playback.add(read):
-            told, new, namespace = path[num_kept:], path[num_known:], path[0].record.namespace
-            assert namespace is not None, "a whole history begins with a first block"
-            block_size = self._forest.block_size
-            self.adopt(
-                b"".join([block.record.tokens for block in told]),
-                array("i", [block.block_id for block in told]),
-                num_kept * block_size,
-                namespace,
-                _ranges(new, num_known * block_size, block_size),
-            )
-            self._played_last = self._adopted
-            num_cached += sum([kept.settle(block.block_id, block.packed) for block in new])
+        read: list[tuple[int, BlockRecord]] = []
+        for block_id, packed in zip(told, records, strict=True):
+            if (record := kept.read(block_id, packed)) is None:
+                kept.refuse(block_id)
+            else:
+                read.append((block_id, record))
+        num_cached, kept.is_played_back = 0, True
+        try:
+            for path, num_kept, num_known in self._playback.add(read):
+                self._adopt_path(path, num_kept, num_known)
+                num_cached += sum(map(kept.settle, path[num_known:]))
+        finally:
+            kept.is_played_back = False
         return num_cached
+
+    def _adopt_path(self, path: list[PlayedBlock], num_kept: int, num_known: int) -> None:
+        block_size, told, namespace = self._forest.block_size, path[num_kept:], path[0].record.namespace
+        assert namespace is not None, "a whole history begins with a first block"
+        self.adopt(
+            b"".join([block.record.tokens for block in told]),
+            array("i", [block.block_id for block in told]),
+            num_kept * block_size,
+            namespace,
+            _ranges(path[num_known:], num_known * block_size, block_size),
+        )
+        self._played_last = self._adopted
 
     def take_records(self) -> Recorded:
         """The records of blocks that have changed since the last call, each once: keep the latest of each block, unread, and
@@ -80,7 +84,7 @@ class BlockAdoption(Adoption):
             return Recorded(array("i"), ())
         if not self._forest.pool.can_claim and self._playback.is_used:
             for block in self._playback.waiting():
-                kept.settle(block.block_id, block.packed)
+                kept.refuse(block.block_id)
             self._playback = Playback(self._forest.block_bytes)
         return kept.take()
 

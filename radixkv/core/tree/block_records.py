@@ -12,6 +12,7 @@ import math
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
@@ -30,6 +31,7 @@ _RETENTION = struct.Struct("<Bd")
 _SUM = struct.Struct("<I")
 _SUMMED = struct.Struct("<Qi")
 
+_IS_UNSETTLED = 2  # in place of 1: stored by a playback, under a name that `settle` brings
 _WIDTH, _IS_FIRST, _IS_RETAINED = 7, 8, 16  # bits of the form; the width: bytes of a token id
 
 DEFAULT_RETENTION = (DEFAULT_PRIORITY, math.inf)
@@ -80,6 +82,7 @@ class BlockRecords:
         self._names = array("Q", bytes(8 * num_blocks))  # of the history up to the end of a whole block in a tree
         self._is_kept = bytearray(num_blocks)  # whether the holder has a record, or is about to
         self._changed: dict[int, bytes] = {}
+        self.is_played_back = False  # blocks that are stored come from the holder's records: `settle` follows
 
     def stored(
         self,
@@ -93,6 +96,11 @@ class BlockRecords:
 
         `above`: the block above the first, or `NO_BLOCK`.
         """
+        if self.is_played_back:
+            for block_id in block_ids:
+                self._is_kept[block_id] = self._is_kept[block_id] or _IS_UNSETTLED
+                self._changed.pop(block_id, None)
+            return
         tokens, block_bytes, summed = bytes(tokens), self._block_bytes, _SUMMED.pack
         width = 4 if any(tokens[3::TOKEN_BYTES]) else 3 if any(tokens[2::TOKEN_BYTES]) else 2
         planes = [tokens[plane::TOKEN_BYTES] for plane in range(width)]
@@ -127,17 +135,17 @@ class BlockRecords:
         record = BlockRecord.read(self._key, block_id, packed)
         return record if record is not None and 0 < len(record.tokens) <= self._block_bytes else None
 
-    def settle(self, block_id: int, packed: bytes) -> bool:
-        """Compare the tree with a record that was played back, of which the holder hears only what has changed; returns whether
-        its block is in the tree.
-        """
-        if 0 <= block_id < len(self._is_kept):
-            if not self._is_kept[block_id]:
-                self._changed[block_id] = b""
-            elif self._changed.get(block_id) == packed:
-                del self._changed[block_id]
-            return bool(self._is_kept[block_id])
-        return False
+    def settle(self, block: PlayedBlock) -> bool:
+        """Note whether the tree has a block that was played back; else it is refused. Returns whether the tree has it."""
+        if self._is_kept[block.block_id] == _IS_UNSETTLED:
+            self._is_kept[block.block_id], self._names[block.block_id] = 1, block.name
+        self.refuse(block.block_id)
+        return bool(self._is_kept[block.block_id])
+
+    def refuse(self, block_id: int) -> None:
+        """Have the holder forget the record of a block, unless that is in the tree."""
+        if 0 <= block_id < len(self._is_kept) and not self._is_kept[block_id]:
+            self._changed[block_id] = b""
 
     def take(self) -> Recorded:
         """The records that have changed since the last call, each once. O(changed)."""
@@ -145,11 +153,11 @@ class BlockRecords:
         return Recorded(array("i", changed), tuple(changed.values()))
 
 
-class PlayedBlock(NamedTuple):
+@dataclass(slots=True, eq=False, repr=False)
+class PlayedBlock:
     """A block that was played back. `name`: of the history up to its end; 0: it is partly filled. `depth`: blocks above it."""
 
     block_id: int
-    packed: bytes
     record: BlockRecord
     name: int
     above: PlayedBlock | None = None
@@ -165,16 +173,16 @@ class Playback:
         self._waiting: dict[int, list[PlayedBlock]] = {}
         self._path: list[PlayedBlock] = []  # the one that was yielded last
 
-    def add(self, blocks: Iterable[tuple[int, bytes, BlockRecord]]) -> Iterator[tuple[list[PlayedBlock], int, int]]:
+    def add(self, blocks: Iterable[tuple[int, BlockRecord]]) -> Iterator[tuple[list[PlayedBlock], int, int]]:
         """Add blocks; yields the path to each leaf whose history is whole by now, depth first, how many of its blocks the path
         before has, and how many any path before has. O(blocks, and those above them that the path before has not).
         """
         tops: dict[int, list[PlayedBlock]] = {}  # siblings together, as they share a path
-        for block_id, packed, record in blocks:
+        for block_id, record in blocks:
             is_whole = len(record.tokens) == self._block_bytes
             name = chained_hashes(record.above, record.tokens, self._block_bytes)[0] if is_whole else 0
             above = self._placed.get(record.above)
-            block = PlayedBlock(block_id, packed, record, name, above, 0 if above is None else above.depth + 1)
+            block = PlayedBlock(block_id, record, name, above, 0 if above is None else above.depth + 1)
             whole = tops if record.namespace is not None or above is not None else self._waiting
             whole.setdefault(record.above, []).append(block)
         for top in chain.from_iterable(tops.values()):
@@ -186,11 +194,13 @@ class Playback:
             block = pending.pop()
             num_told, num_known = min(num_told, block.depth), min(num_known, block.depth)
             path[block.depth :] = [block]
-            below = []
+            below: list[PlayedBlock] = []
             if block.name:
                 self._placed.setdefault(block.name, block)
                 below = self._waiting.pop(block.name, [])
-            pending += [each._replace(above=block, depth=block.depth + 1) for each in reversed(below)]
+            for each in reversed(below):
+                each.above, each.depth = block, block.depth + 1
+                pending.append(each)
             if not below:
                 yield path, num_told, num_known
                 num_told = num_known = len(path)
