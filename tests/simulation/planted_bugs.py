@@ -196,8 +196,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block adopted behind another history than the one that it was computed after",
         "core/tree/block_records.py",
-        "name, self._placed.get(record.above))",
-        "name, next(iter(self._placed.values()), None))",
+        "above = self._placed.get(record.above)",
+        "above = next(iter(self._placed.values()), None)",
     ),
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
