@@ -43,8 +43,8 @@ from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 __all__ = ["Configuration", "faults", "main"]
 
 NUM_PROCESSES = 2
-LINEAR_ROWS = (1, 64, 2048)
-"""One number of rows of each form."""
+LINEAR_ROWS = (1, 32, 64, 128)
+"""One number of rows of each tile."""
 FORMS = ("narrow", "wide")
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 ENOUGH_PROGRAMS = 4
@@ -138,7 +138,7 @@ class LinearConfiguration:
     @property
     def form(self) -> str:
         """The wide one is compiled for products of the largest tiles."""
-        return "wide" if self.rows > LINEAR_ROWS[1] else "narrow"
+        return "wide" if self.rows == LINEAR_ROWS[-1] else "narrow"
 
     @property
     def name(self) -> str:
@@ -156,7 +156,7 @@ class LinearConfiguration:
     def compile_for(self, target: str) -> Measured:
         """Compile it as launched on this target."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[self.dtype]
-        tile = tile_of(self.rows, dtype, target)
+        tile = tile_of(self.rows, dtype, target, is_stacked=self.is_stacked)
         flags = {"HAS_BIAS": False, "PAIRS": self.dtype == "bf16" and target.startswith("sm_"), "UPCAST": False}
         flags["STACKED"] = self.is_stacked
         constants = {**constants_of(self.bits, tile, 4096), **flags}

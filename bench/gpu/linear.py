@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
 FULL = Sizes(
     ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)),
-    (1, 16, 32, 256, 2048),
+    (1, 16, 32, 64, 128, 2048),
     1 << 30,
     (2048, 1536, 128, 8),
 )
@@ -65,10 +65,11 @@ TINY = Sizes(((192, 96), (256, 130)), (1, 20, 70), 1 << 12, (192, 96, 5, 2))
 TILES = {
     1: (Tile(16, 64, 2, 4, 8), Tile(16, 64, 2, 3, 4), Tile(16, 32, 2, 4, 8), Tile(16, 128, 4, 3, 4)),
     16: (Tile(16, 64, 2, 4, 8), Tile(16, 64, 2, 3, 4), Tile(16, 32, 2, 4, 8), Tile(16, 128, 4, 3, 4)),
-    32: (Tile(32, 64, 2, 3, 4), Tile(32, 64, 4, 3, 4), Tile(64, 64, 4, 3, 3), Tile(64, 128, 4, 3, 2)),
-    256: (Tile(64, 128, 4, 3, 2), Tile(128, 64, 4, 3, 2), Tile(128, 128, 4, 2, 2), Tile(128, 128, 8, 2, 2)),
-    2048: (Tile(64, 128, 4, 3, 2), Tile(128, 64, 4, 3, 2), Tile(128, 128, 4, 2, 2), Tile(128, 128, 8, 2, 2)),
+    32: (Tile(32, 64, 4, 3, 4), Tile(32, 128, 4, 4, 2), Tile(32, 256, 8, 3, 2), Tile(64, 128, 4, 3, 2)),
+    64: (Tile(64, 64, 4, 3, 3), Tile(64, 128, 8, 3, 2), Tile(64, 128, 4, 3, 2), Tile(32, 128, 4, 3, 3)),
+    128: (Tile(64, 128, 4, 3, 2), Tile(128, 64, 4, 3, 2), Tile(128, 128, 4, 3, 1), Tile(128, 128, 8, 3, 1)),
 }
+"""Next to those in force; more rows than 128 are multiplied by the library."""
 
 
 class Matrix:
@@ -205,7 +206,7 @@ class LinearBench:
         rows = []
         for bits, weights in matrix.rounded.items():
             calls: dict[str, Calls] = {"own": [partial(linear_grouped, x, each) for each in weights]}
-            for tile in TILES.get(num_rows, TILES[1]):
+            for tile in TILES.get(num_rows, ()):
                 multiply = partial(_with_tile, tile=tile)
                 if self._is_right(f"int{bits} {tuple(tile)}", multiply, x, weights[0]):
                     calls["/".join(map(str, tile))] = [partial(multiply, x, each) for each in weights]

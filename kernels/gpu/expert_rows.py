@@ -103,7 +103,7 @@ def order_by_expert(chosen: Tensor, num_experts: int, dtype: torch.dtype) -> Exp
     check_tensor("chosen", chosen, (None, None), (torch.int64,), chosen.device)
     pairs = chosen.reshape(-1)
     num_pairs = len(pairs)
-    tile = tile_of(-(-num_pairs // num_experts), dtype, launch_target(chosen.device))
+    tile = tile_of(-(-num_pairs // num_experts), dtype, launch_target(chosen.device), is_stacked=True)
     most_blocks = min(num_pairs, num_experts) + num_pairs // tile.rows
     order = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
     blocks = torch.empty(most_blocks, 3, dtype=torch.int32, device=chosen.device)

@@ -13,7 +13,7 @@ A tile is outputs x rows: the transpose of y's.
 
 Grid: a program takes a tile and a share of the steps. Where tiles are fewer than the programs that run at once, steps are
 split, and a second kernel adds the parts in order. Forms: narrow, up to 16 rows, bound by the weight's bytes, of two warps,
-so that sm_90 takes products without fences; middle, of up to 64 rows; wide. Rows of one form and split are summed alike.
+so that sm_90 takes products without fences; others by `linear_tiles`. Rows of one form and split are summed alike.
 More rows than `_MOST_ROWS` are multiplied by `restored_linear`.
 Dtypes: x float32, float16 or bfloat16. On NVIDIA's chips codes become bfloat16 two at a time. Limits: K is a multiple of
 64, T N below 2^31.
