@@ -196,8 +196,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a block adopted behind another history than the one that it was computed after",
         "core/tree/block_records.py",
-        "above = self._placed.get(record.above)",
-        "above = next(iter(self._placed.values()), None)",
+        "below = self._waiting.pop(block.name, [])",
+        "below = self._waiting.popitem()[1] if self._waiting else []",
     ),
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",

@@ -92,8 +92,8 @@ PLANTED_RESTARTS = (
     PlantedBug(
         "records of what was refused stay",
         "core/tree/block_records.py",
-        '                self._changed[block_id] = b""\n            elif',
-        "                pass\n            elif",
+        "and not self._is_kept[block_id]:\n            self._changed[block_id] = b",
+        "and not self._is_kept[block_id]:\n            _ = b",
     ),
     PlantedBug(
         "a journal without bound",
