@@ -5,6 +5,7 @@ import { randomInt } from "node:crypto";
 import { once } from "node:events";
 import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
+import { Kept } from "./kept.mjs";
 
 const FINAL = ["INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "UNAUTHENTICATED"];
 
@@ -23,7 +24,7 @@ export class Holder {
     this.unanswered = []; // Steps, oldest first; the first `numSent` are on the stream
     this.held = []; // Notices whose Step has no answer yet
     this.awaited = []; // Pending answers without a notice yet
-    [this.records, this.quotas, this.pins] = [new Map(), new Map(), new Map()]; // what a restarted service is given back
+    this.kept = new Kept();
     this.heardAt = Date.now();
     this.open();
   }
@@ -63,7 +64,7 @@ export class Holder {
     } else if (message === "stepAnswer") {
       assert.equal(stepAnswer.number, ++this.answered);
       this.numSent -= 1;
-      if (stepAnswer.records) this.keep(stepAnswer.records);
+      if (stepAnswer.records) this.kept.keep(stepAnswer.records);
       this.awaited.push(...stepAnswer.results.flatMap(({ pending }) => pending ?? []));
       this.unanswered.shift().resolve(stepAnswer.results.map((each) => ({ kind: each.result, ...each[each.result] })));
     } else if (message === "notices" && notices.number === this.noticed + 1) { // a repeated one is dropped
@@ -72,7 +73,7 @@ export class Holder {
     }
     while (this.held.length && this.held[0].afterStep <= this.answered) {
       const { journal, notices: ready } = this.held.shift();
-      journal.forEach((change) => this.change(change));
+      journal.forEach((change) => this.kept.change(change));
       const isOf = (each) => ({ seqId, numTokens }) => seqId === each.seqId && numTokens === each.numTokens;
       this.awaited = this.awaited.filter((each) => !ready.some(isOf(each)));
       setImmediate(() => ready.forEach(this.onNotice)); // after the code that awaits the answer
@@ -80,27 +81,9 @@ export class Holder {
     this.send();
   }
 
-  keep({ blockIds, records }) { // the latest record of each block, unread; an empty one: none
-    new Int32Array(new Uint8Array(blockIds).buffer).forEach((id, at) => {
-      this.records.delete(id);
-      if (records[at].length) this.records.set(id, records[at]);
-    });
-  }
-
-  change({ records, pin, unpin, setQuota }, isSafe = true) { // by another client's call
-    if (records) this.keep(isSafe ? records : { ...records, records: records.records.map(() => "") });
-    if (setQuota) this.quotas.set(setQuota.namespace, { setQuota });
-    const pinned = pin ?? unpin, key = pinned && [pinned.namespace, pinned.tokens.toString("hex")].join();
-    if (pinned) this.pins.delete(key);
-    if (pin) this.pins.set(key, { pin });
-  }
-
-  adopt(maxOps) { // the service was restarted: it gets quotas, then blocks, then pins
-    // Of Notices whose Step has no answer no record is kept: the block may lack a COPY of that answer.
-    this.held.splice(0).forEach(({ journal }) => journal.forEach((each) => this.change(each, false)));
-    const lost = this.unanswered.splice(0), quotas = [...this.quotas.values()];
-    const block = ([id, record]) => ({ adoptBlocks: { blockIds: Buffer.from(Int32Array.of(id).buffer), records: [record] } });
-    const ops = [...quotas, ...quotas, ...[...this.records].map(block), ...this.pins.values()];
+  adopt(maxOps) { // the service was restarted: it gets the cache back, and no sequence
+    this.held.splice(0).forEach(({ journal }) => journal.forEach((each) => this.kept.change(each, false)));
+    const lost = this.unanswered.splice(0), ops = this.kept.ops();
     while (ops.length) this.unanswered.push({ ops: ops.splice(0, maxOps), resolve() {}, reject() {} });
     this.onRestart();
     lost.forEach(({ reject }) => reject(new Error("the service was restarted: begin every sequence again")));
