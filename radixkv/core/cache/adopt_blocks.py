@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from itertools import groupby
 
-from radixkv.core.api import Retention
+from radixkv.core.api import AdoptBlocksOp, Retention
 from radixkv.core.cache.adopt import Adoption, block_table
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tree.block_records import DEFAULT_RETENTION, BlockRecord, Playback, PlayedBlock
@@ -74,6 +74,17 @@ class BlockAdoption(Adoption):
             _ranges(path[num_known:], num_known * block_size, block_size),
         )
         self._played_last = self._adopted
+
+    def expect_records(self) -> None:
+        """The holder may have kept records of an earlier cache: it forgets that of each block that is taken. O(pool)."""
+        if self._forest.records is not None:
+            self._forest.records.expect()
+
+    def namespaces_of(self, op: AdoptBlocksOp) -> set[str]:
+        """The namespaces that histories of these records begin in. O(blocks)."""
+        kept = self._forest.records
+        read = () if kept is None else map(kept.read, op.block_ids, op.records)
+        return {record.namespace for record in read if record is not None and record.namespace is not None}
 
     def take_records(self) -> Recorded:
         """The records of blocks that have changed since the last call, each once: keep the latest of each block, unread, and

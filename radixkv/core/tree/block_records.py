@@ -31,7 +31,9 @@ _RETENTION = struct.Struct("<Bd")
 _SUM = struct.Struct("<I")
 _SUMMED = struct.Struct("<Qi")
 
-_IS_UNSETTLED = 2  # in place of 1: stored by a playback, under a name that `settle` brings
+_NONE, _KEPT, _UNSETTLED, _UNKNOWN = range(4)
+"""The record of a block at its holder: none; that of the tree; the same, and `settle` is next; maybe one of an earlier cache."""
+
 _WIDTH, _IS_FIRST, _IS_RETAINED = 7, 8, 16  # bits of the form; the width: bytes of a token id
 
 DEFAULT_RETENTION = (DEFAULT_PRIORITY, math.inf)
@@ -80,7 +82,7 @@ class BlockRecords:
         self._key = key
         self._block_bytes = block_bytes
         self._names = array("Q", bytes(8 * num_blocks))  # of the history up to the end of a whole block in a tree
-        self._is_kept = bytearray(num_blocks)  # whether the holder has a record, or is about to
+        self._states = bytearray(num_blocks)
         self._changed: dict[int, bytes] = {}
         self.is_played_back = False  # blocks that are stored come from the holder's records: `settle` follows
 
@@ -98,7 +100,8 @@ class BlockRecords:
         """
         if self.is_played_back:
             for block_id in block_ids:
-                self._is_kept[block_id] = self._is_kept[block_id] or _IS_UNSETTLED
+                if self._states[block_id] != _KEPT:
+                    self._states[block_id] = _UNSETTLED
                 self._changed.pop(block_id, None)
             return
         tokens, block_bytes, summed = bytes(tokens), self._block_bytes, _SUMMED.pack
@@ -116,36 +119,40 @@ class BlockRecords:
             head = _HEAD.pack(form, name) + extra + said
             content = head + b"".join([plane[start : start + length] for plane in planes])
             self._changed[block_id] = content + _SUM.pack(crc32(content, crc32(summed(self._key, block_id))))
-            self._is_kept[block_id] = 1
+            self._states[block_id] = _KEPT
             form, extra, start = form & ~_IS_FIRST, b"", start + length
         for block_id, name in zip(block_ids, names[1:], strict=False):
             self._names[block_id] = name
 
+    def expect(self) -> None:
+        """The holder may have a record of any block, from an earlier cache."""
+        self._states = bytearray([_UNKNOWN]) * len(self._states)
+
     def forget(self, block_ids: Iterable[int]) -> None:
-        """These blocks hold nothing that may be adopted."""
+        """These blocks hold nothing that may be adopted: they are free, or handed out. O(blocks)."""
         for block_id in block_ids:
-            if self._is_kept[block_id]:
-                self._is_kept[block_id] = 0
+            if self._states[block_id]:
+                self._states[block_id] = _NONE
                 self._changed[block_id] = b""
 
     def read(self, block_id: int, packed: bytes) -> BlockRecord | None:
         """A record that was played back; None: it is refused."""
-        if not 0 <= block_id < len(self._is_kept):
+        if not 0 <= block_id < len(self._states):
             return None
         record = BlockRecord.read(self._key, block_id, packed)
         return record if record is not None and 0 < len(record.tokens) <= self._block_bytes else None
 
     def settle(self, block: PlayedBlock) -> bool:
         """Note whether the tree has a block that was played back; else it is refused. Returns whether the tree has it."""
-        if self._is_kept[block.block_id] == _IS_UNSETTLED:
-            self._is_kept[block.block_id], self._names[block.block_id] = 1, block.name
+        if self._states[block.block_id] == _UNSETTLED:
+            self._states[block.block_id], self._names[block.block_id] = _KEPT, block.name
         self.refuse(block.block_id)
-        return bool(self._is_kept[block.block_id])
+        return self._states[block.block_id] == _KEPT
 
     def refuse(self, block_id: int) -> None:
         """Have the holder forget the record of a block, unless that is in the tree."""
-        if 0 <= block_id < len(self._is_kept) and not self._is_kept[block_id]:
-            self._changed[block_id] = b""
+        if 0 <= block_id < len(self._states) and self._states[block_id] != _KEPT:
+            self._states[block_id], self._changed[block_id] = _NONE, b""
 
     def take(self) -> Recorded:
         """The records that have changed since the last call, each once. O(changed)."""

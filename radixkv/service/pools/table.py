@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.core.api import (
+    AdoptBlocksOp,
     AdoptionOp,
     ForkOp,
     MatchOp,
@@ -237,7 +238,7 @@ class Pool:
         self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
         ops, refused = self._read_ops(step)
         if caller is not None:
-            refused |= _denied(ops, caller)
+            refused |= self._denied(ops, caller)
         refused |= self._beyond_quotas(ops)
         results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
@@ -289,6 +290,16 @@ class Pool:
                     refused[index] = error
         return refused
 
+    def _denied(self, ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
+        """The ops that name a namespace outside the caller's, by their index."""
+        denied: dict[int, RadixKVError] = {}
+        for index, op in enumerate(ops):
+            named = self.cache.namespaces_of(op) if isinstance(op, AdoptBlocksOp) else {getattr(op, "namespace", None)}
+            denials = (caller.denial(namespace) for namespace in named if namespace is not None)
+            if (denial := next(filter(None, denials), None)) is not None:
+                denied[index] = denial
+        return denied
+
     def _stored_answer(self, number: int) -> workers.AttachResponse:
         first = self.next_step - len(self.answers)
         if number < first:
@@ -300,13 +311,6 @@ def _weight(notices: workers.Notices) -> int:
     """The weight of a message in the bound on notices: each counts one, a large one more."""
     num_bytes = notices.ByteSize() if notices.journal else 0
     return len(notices.notices) + len(notices.cleared) + num_bytes // _JOURNAL_BYTES
-
-
-def _denied(ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
-    """The ops that name a namespace outside the caller's, by their index."""
-    named = ((index, getattr(op, "namespace", None)) for index, op in enumerate(ops))
-    denials = ((index, caller.denial(namespace)) for index, namespace in named if namespace is not None)
-    return {index: denial for index, denial in denials if denial is not None}
 
 
 class PoolTable:
@@ -384,6 +388,8 @@ class PoolTable:
             follows_freed="freed_blocks" in hello.features,
             record_key=hello.incarnation if "records" in hello.features else None,
         )
+        if hello.acknowledged_through or hello.notices_acknowledged_through:
+            cache.expect_records()
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache, self.quotas)
         pool.stream, pool.identity = stream, identity

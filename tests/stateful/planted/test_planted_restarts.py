@@ -92,8 +92,8 @@ PLANTED_RESTARTS = (
     PlantedBug(
         "records of what was refused stay",
         "core/tree/block_records.py",
-        "and not self._is_kept[block_id]:\n            self._changed[block_id] = b",
-        "and not self._is_kept[block_id]:\n            _ = b",
+        "self._states[block_id], self._changed[block_id] = _NONE, b",
+        "_ = b",
     ),
     PlantedBug(
         "a journal without bound",

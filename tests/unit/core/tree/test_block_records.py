@@ -218,6 +218,17 @@ def test_a_block_that_is_cut_has_the_record_of_what_is_left() -> None:
     assert nodes(after) == nodes(cache)
 
 
+def test_a_block_that_is_taken_though_nothing_was_played_back_is_forgotten() -> None:
+    cache = Kept()
+    cache.cached(range(12))
+    after = Kept(kept=cache.kept)
+    after.expect_records()
+    taken = after.acquire([7] * 6).block_table
+    after.keep()
+    assert set(taken) & cache.kept.keys(), "blocks that hold a history"
+    assert after.kept.keys() == cache.kept.keys() - set(taken)
+
+
 @pytest.mark.parametrize(
     ("block_ids", "records", "argument"),
     [
