@@ -32,7 +32,7 @@ _SUM = struct.Struct("<I")
 _SUMMED = struct.Struct("<Qi")
 
 _NONE, _KEPT, _UNSETTLED, _UNKNOWN = range(4)
-"""The record of a block at its holder: none; that of the tree; the same, and `settle` is next; maybe one of an earlier cache."""
+"""The record of a block at its holder: none; that of the tree; the same, before `settle`; maybe one of an earlier cache."""
 
 _WIDTH, _IS_FIRST, _IS_RETAINED = 7, 8, 16  # bits of the form; the width: bytes of a token id
 
