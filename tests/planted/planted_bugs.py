@@ -44,6 +44,25 @@ PLANTED_BUGS = (
         is_quick=True,
     ),
     PlantedBug(
+        "a block is handed out while its holder keeps a record of before a restart",
+        "core/tree/allocation.py",
+        "        forest.records.forget(taken)\n",
+        "        pass\n",
+        (
+            "unit/core/tree/test_block_records.py::"
+            "test_a_block_that_is_taken_though_nothing_was_played_back_is_forgotten",
+        ),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a record that is not of its block is accepted",
+        "core/tree/block_records.py",
+        " or _SUM.pack(crc32(content, crc32(_SUMMED.pack(key, block_id)))) != told:",
+        ":",
+        ("unit/core/tree/test_block_records.py::test_a_damaged_record_is_refused",),
+        is_quick=True,
+    ),
+    PlantedBug(
         "a reader of the default namespace sees every tenant's pins",
         "net/rights.py",
         '"Pins": _Rule(("reader",), _one_or_all)',

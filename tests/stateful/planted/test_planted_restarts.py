@@ -90,12 +90,6 @@ PLANTED_RESTARTS = (
         "",
     ),
     PlantedBug(
-        "records of what was refused stay",
-        "core/tree/block_records.py",
-        "self._states[block_id], self._changed[block_id] = _NONE, b",
-        "_ = b",
-    ),
-    PlantedBug(
         "a journal without bound",
         "service/pools/table.py",
         "self.num_kept_notices + self.cache.journal.size_bytes // _JOURNAL_BYTES",
