@@ -21,7 +21,9 @@ from postgres_server import PostgresServer, has_postgres
 from radixkv.util.heaps import collector_at_rest, set_heap_aside
 from radixkv.worker.threads import configure_threads
 
-_HAS_THREADS = "OMP_NUM_THREADS" in os.environ
+_OF_EACH = [
+    (name, value) for name, value in (("OMP_NUM_THREADS", "1"), ("GOMP_SPINCOUNT", "0")) if name not in os.environ
+]
 configure_threads()  # before any test imports torch
 _state = tempfile.TemporaryDirectory(prefix="radixkv-state-")
 os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of the user's
@@ -48,9 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_setupnodes() -> None:
-    """One thread each for the processes that run tests side by side; they inherit this process's environment."""
-    if not _HAS_THREADS:
-        os.environ["OMP_NUM_THREADS"] = "1"
+    """One thread each for the processes that run tests side by side; they inherit this process's environment.
+
+    Where a test asks for more threads, they sleep as soon as they wait: a thread that spins keeps another process from a core.
+    """
+    os.environ.update(_OF_EACH)
 
 
 def pytest_xdist_auto_num_workers() -> int:

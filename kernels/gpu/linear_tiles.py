@@ -45,7 +45,7 @@ def tile_of(num_rows: int, dtype: torch.dtype, target: str, *, is_stacked: bool 
     """The tile for so many rows, of a stack for so many rows of each of its weights."""
     if num_rows <= _NARROW.rows:
         return _NARROW if dtype != torch.float32 else _NARROW._replace(num_warps=4)
-    tiles = _SMALL
+    tiles: tuple[Tile, ...] = _SMALL
     if target == _LARGE_TARGET and dtype != torch.float32:
         tiles = _LARGE_OF_STACKS if is_stacked else _LARGE
     return next((tile for tile in tiles if num_rows <= tile.rows), tiles[-1])

@@ -20,6 +20,7 @@ __all__ = [
     "add_command",
     "add_metrics_flag",
     "add_service_flag",
+    "add_services_flag",
     "cache_settings",
     "describe_metrics",
     "read_blocks",
@@ -49,6 +50,21 @@ def add_service_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--service", metavar="ADDRESS", default=DEFAULT_SERVICE_ADDRESS, help="the cache service (default %(default)s)"
     )
+
+
+def add_services_flag(command: argparse.ArgumentParser) -> None:
+    """`--service ADDRESS`, any number of them; `services_of` reads it."""
+    command.add_argument(
+        "--service",
+        action="append",
+        metavar="ADDRESS",
+        help=f"a cache service; may be given several times (default {DEFAULT_SERVICE_ADDRESS})",
+    )
+
+
+def services_of(options: argparse.Namespace) -> list[str]:
+    """The addresses of the cache services."""
+    return options.service or [DEFAULT_SERVICE_ADDRESS]
 
 
 def add_metrics_flag(command: argparse.ArgumentParser) -> None:

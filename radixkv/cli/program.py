@@ -14,6 +14,7 @@ from radixkv.cli.commands import (
     batch,
     chat,
     check,
+    cluster,
     conversations,
     explain,
     gateway,
@@ -42,6 +43,7 @@ COMMANDS = (
     serve,
     worker,
     gateway,
+    cluster,
     chat,
     conversations,
     batch,
@@ -65,6 +67,7 @@ EXTRAS = {
     ),
     **dict.fromkeys(("zmq", "msgspec"), "events"),
     "matplotlib": "plot",
+    "ray": "ray",
 }
 """Extra that installs a missing package; for any other package, the worker's."""
 

@@ -105,10 +105,10 @@ class RemoteReader(Closing):
         self._channel = open_channel(address, credentials, retries=retries)
         self._stub = prefix_cache_pb2_grpc.PrefixCacheStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
-    def of_pool(self, pool_name: str, timeout_s: float) -> RemoteReader:
-        """A reader of another pool, over the same connection: closing one closes both."""
+    def of_pool(self, pool_name: str, timeout_s: float | None = None) -> RemoteReader:
+        """A reader of another pool, over the same connection: closing one closes both. With this timeout, or the same."""
         other = object.__new__(RemoteReader)
-        vars(other).update(vars(self), pool_name=pool_name, _timeout_s=timeout_s)
+        vars(other).update(vars(self), pool_name=pool_name, _timeout_s=timeout_s or self._timeout_s)
         return other
 
     def match(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> MatchResult:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from radixkv.core import validation
-from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
 from radixkv.net.calls.callers import Caller
+from radixkv.wire.values import named_namespace, namespace_of
 
 __all__ = ["NAMESPACE_METADATA", "POOL_METADATA", "SERVICE_NAMES", "check_call", "is_open", "narrowed"]
 
@@ -62,11 +62,11 @@ def _nothing(_request: Any, _metadata: Any) -> Iterable[str | None]:
 
 
 def _one(request: Any, _metadata: Any) -> Iterable[str | None]:
-    return (request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE,)
+    return (namespace_of(request),)
 
 
 def _one_or_all(request: Any, _metadata: Any) -> Iterable[str | None]:
-    return (request.namespace if request.HasField("namespace") else None,)
+    return (named_namespace(request),)
 
 
 def _one_and_also(request: Any, metadata: Any) -> Iterable[str | None]:

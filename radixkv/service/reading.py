@@ -9,7 +9,6 @@ from contextlib import closing
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import CorruptionError, InvalidArgumentError, LimitError, UnavailableError
 from radixkv.net.calls.callers import current_caller
 from radixkv.service.config import MAX_NAME_CHARACTERS
@@ -18,7 +17,7 @@ from radixkv.service.pools.table import Pool, PoolTable
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 from radixkv.wire.reads import EVENT, EXPLANATION, MATCH, NODE, PIN, RETAIN, ROUTE, USAGE, stats_to_proto
-from radixkv.wire.values import WORKER_REPORT
+from radixkv.wire.values import WORKER_REPORT, named_namespace, namespace_of
 
 __all__ = ["PrefixCacheServicer"]
 
@@ -55,7 +54,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Match(self, request: readers.MatchRequest) -> readers.MatchResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace = _namespace(request)
+        namespace = namespace_of(request)
         return readers.MatchResponse(
             pools=[
                 MATCH.to_proto(pool.cache.match(request.tokens, namespace=namespace), pool=pool.shape.name)
@@ -66,7 +65,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Route(self, request: readers.RouteRequest) -> readers.RouteResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, pools, now_s = _namespace(request), self._pools.select(request.pool), self._pools.clock()
+        namespace, pools, now_s = namespace_of(request), self._pools.select(request.pool), self._pools.clock()
         if len(pools) > MAX_ROUTED_POOLS:
             raise LimitError(f"{len(pools)} pools are attached; at most {MAX_ROUTED_POOLS} are routed to at once")
         answers = []
@@ -78,7 +77,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, others, answers = _namespace(request), list(request.also), []
+        namespace, others, answers = namespace_of(request), list(request.also), []
         for pool in self._pools.select(request.pool):
             explanation = EXPLANATION.to_proto(
                 pool.cache.explain(request.tokens, namespace=namespace, other_namespaces=others)
@@ -104,7 +103,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def EvictBranch(self, request: readers.EvictBranchRequest) -> readers.EvictBranchResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace = _namespace(request)
+        namespace = namespace_of(request)
 
         def evict() -> readers.EvictBranchResponse:
             answers = [
@@ -124,7 +123,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         def clear() -> readers.ClearResponse:
             answers = []
             for pool in self._pools.select(request.pool):
-                num_blocks = pool.change(lambda cache: cache.clear(_namespace(request)))
+                num_blocks = pool.change(lambda cache: cache.clear(namespace_of(request)))
                 answers.append(readers.PoolCleared(pool=pool.shape.name, num_blocks=num_blocks))
             return readers.ClearResponse(pools=answers)
 
@@ -142,7 +141,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Pin(self, request: readers.PinRequest) -> readers.PinResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, answers = _namespace(request), []
+        namespace, answers = namespace_of(request), []
         for pool in self._pools.select(request.pool):
             pin = pool.change(lambda cache: cache.pin(request.tokens, ttl=request.ttl_s, namespace=namespace))
             answers.append(readers.PoolPin(pool=pool.shape.name, pin=PIN.to_proto(pin._replace(tokens=b""))))
@@ -151,7 +150,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Unpin(self, request: readers.UnpinRequest) -> readers.UnpinResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace, answers = _namespace(request), []
+        namespace, answers = namespace_of(request), []
         for pool in self._pools.select(request.pool):
             was_pinned = pool.change(lambda cache: cache.unpin(request.tokens, namespace=namespace))
             answers.append(readers.PoolUnpinned(pool=pool.shape.name, was_pinned=was_pinned))
@@ -160,7 +159,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Pins(self, request: readers.PinsRequest) -> readers.PinsResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace = request.namespace if request.HasField("namespace") else None
+        namespace = named_namespace(request)
         return readers.PinsResponse(
             pools=[
                 readers.PoolPins(pool=pool.shape.name, pins=map(PIN.to_proto, pool.cache.pins(namespace)))
@@ -192,7 +191,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
             pool.require_told()
         usages = self._pools.quotas.set(
             {pool.shape.name: pool.cache for pool in pools},
-            _namespace(request),
+            namespace_of(request),
             request.blocks if request.HasField("blocks") else None,
             request.sequences if request.HasField("sequences") else None,
         )
@@ -204,7 +203,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
     @_unary
     def Usage(self, request: readers.UsageRequest) -> readers.UsageResponse:  # noqa: N802 the proto's name
         """See prefix_cache.proto."""
-        namespace = request.namespace if request.HasField("namespace") else None
+        namespace = named_namespace(request)
         return readers.UsageResponse(
             pools=[
                 readers.PoolUsage(pool=pool.shape.name, usages=map(USAGE.to_proto, pool.cache.usage(namespace)))
@@ -256,7 +255,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         self, request: readers.DumpRequest, _context: Any
     ) -> AsyncGenerator[readers.DumpResponse, None]:
         """See prefix_cache.proto."""
-        namespace = request.namespace if request.HasField("namespace") else None
+        namespace = named_namespace(request)
         for pool in self._pools.select(request.pool):
             listing = pool.cache.list_nodes(namespace)
             while not listing.is_done:
@@ -269,7 +268,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         self, request: readers.EventsRequest, _context: Any
     ) -> AsyncGenerator[readers.EventsResponse, None]:
         """See prefix_cache.proto."""
-        namespace = request.namespace if request.HasField("namespace") else None
+        namespace = named_namespace(request)
         pools = partial(self._pools.select, request.pool)
         with (
             self._followers.admit(),
@@ -292,10 +291,6 @@ async def _has_erased(pool: Pool) -> bool:
         if pool.stream is not stream or asyncio.get_running_loop().time() > until_s:
             return False
     return stream is not None
-
-
-def _namespace(request: Any) -> str:
-    return request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
 
 
 def _violation(pool: Pool) -> str:

@@ -239,9 +239,8 @@ class Loader:
         def next_row() -> Row | None:
             if not rows:
                 rows.extend(self._host.take(count)[::-1])
-            if not rows:
-                load.wake()  # to take what has landed, and so free its rows
             while not (rows or load.is_cancelled):
+                load.wake()  # to take what has landed, of another reader by now, and so free its rows
                 rows.extend(self._host.take(1, _ROW_WAIT_S))
             return rows.pop() if rows else None
 

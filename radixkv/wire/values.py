@@ -6,8 +6,9 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from radixkv.core.api import PoolShape, Retention, WorkerLoad, WorkerReport
+from radixkv.core.api import DEFAULT_NAMESPACE, PoolShape, Retention, WorkerLoad, WorkerReport
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.validation import MAX_RETENTION_RANGES, check_hashes
 from radixkv.v1 import types_pb2 as types
@@ -21,6 +22,8 @@ __all__ = [
     "WORKER_LOAD",
     "WORKER_REPORT",
     "hashes_form",
+    "named_namespace",
+    "namespace_of",
     "pack_blocks",
     "unpack_blocks",
 ]
@@ -28,6 +31,16 @@ __all__ = [
 _NEEDS_SWAP = sys.byteorder == "big"
 _BLOCK_ID_BYTES = 4
 _HASH_BYTES = 8
+
+
+def named_namespace(request: Any) -> str | None:
+    """The namespace that a request names; None: none."""
+    return request.namespace if request.HasField("namespace") else None
+
+
+def namespace_of(request: Any) -> str:
+    """The namespace that a request is about: the default one where it names none. A caller's right to it is checked by this."""
+    return request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
 
 
 def pack_blocks(block_ids: Iterable[int]) -> bytes:

@@ -19,7 +19,6 @@ from google.protobuf import empty_pb2
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from radixkv.core.api import DEFAULT_NAMESPACE
 from radixkv.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from radixkv.core.namespaces import choose_sharing, owner_of
 from radixkv.generation import wire
@@ -44,6 +43,7 @@ from radixkv.util.doorbell import Doorbell
 from radixkv.util.fair_semaphore import CALLER
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
+from radixkv.wire.values import namespace_of
 
 __all__ = ["GenerationServer"]
 
@@ -284,7 +284,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         return wire.MODEL.to_proto(self._generator.model())
 
     async def Tokenize(self, request: Any, context: Any) -> pb.TokenizeResponse:  # noqa: ARG002, N802
-        namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+        namespace = namespace_of(request)
 
         def tokenize() -> pb.TokenizeResponse:
             prompt = wire.prompt_from_proto(request.prompt)
@@ -305,22 +305,22 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         return await self._on_thread(lambda: wire.stats_to_proto(self._generator.stats()))
 
     async def VerifyBlock(self, request: Any, context: Any) -> pb.VerifyBlockResponse:  # noqa: ARG002, N802
-        namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+        namespace = namespace_of(request)
         verify = partial(self._generator.verify_block, request.token_ids, namespace)
         return wire.VERIFICATION.to_proto(await self._on_thread(verify))
 
     async def FindStored(self, request: Any, context: Any) -> pb.FindStoredResponse:  # noqa: ARG002, N802
-        namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+        namespace = namespace_of(request)
         find = partial(self._generator.find_stored, _ids(request), namespace, request.num_cached_tokens)
         return wire.STORED_PREFIX.to_proto(await self._on_thread(find, namespace))
 
     async def Erase(self, request: Any, context: Any) -> pb.EraseResponse:  # noqa: ARG002, N802
-        namespace = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE
+        namespace = namespace_of(request)
         levels = await self._on_thread(partial(self._generator.erase, namespace))
         return pb.EraseResponse(levels=map(wire.ERASED_LEVEL.to_proto, levels))
 
     async def Export(self, request: Any, context: Any) -> AsyncGenerator[pb.ExportResponse, None]:  # noqa: ARG002, N802
-        namespace, caller = request.namespace if request.HasField("namespace") else DEFAULT_NAMESPACE, current_caller()
+        namespace, caller = namespace_of(request), current_caller()
         export = partial(self._generator.export, request.token_ids, namespace)
         async with self._carried(export, namespace) as file:
             for chunk in chunks(file):
@@ -350,7 +350,7 @@ class _Servicer(generation_pb2_grpc.GenerationServicer):
         first = await read()
         if first is None:
             raise InvalidArgumentError("request", "none", "at least one message")
-        namespace = first.namespace if first.HasField("namespace") else DEFAULT_NAMESPACE
+        namespace = namespace_of(first)
         if caller is not None and (denial := caller.denial(namespace)) is not None:
             raise denial
         load = partial(self._generator.import_, pieces(), namespace)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-__all__ = ["ThreadSettings", "configure_threads", "count_free_cores", "run_on_passing_thread"]
+__all__ = ["ThreadSettings", "configure_threads", "count_free_cores", "run_on_passing_thread", "spin_environment"]
 
 _SPIN_COUNT = 200_000
 """Turns of the wait loop before a thread sleeps: about two milliseconds, longer than the gap between two forwards. With two
@@ -41,9 +41,14 @@ def configure_threads() -> ThreadSettings:
     if "torch" not in sys.modules:
         if "OMP_NUM_THREADS" not in os.environ:
             os.environ["OMP_NUM_THREADS"] = str(count_free_cores())
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
+        os.environ.update(spin_environment())
     return ThreadSettings(os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("GOMP_SPINCOUNT", ""))
+
+
+def spin_environment() -> dict[str, str]:
+    """Variables of the wait policy, for a process that has not imported torch yet; none where the user has set some."""
+    is_set = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}
+    return {} if is_set else {"GOMP_SPINCOUNT": str(_SPIN_COUNT)}
 
 
 def run_on_passing_thread(function: Callable[[], _Result]) -> _Result:

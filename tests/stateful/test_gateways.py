@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import gateway, gibberish_engine, wait_until
+from chat_stack import gateway, gibberish_engine
 from postgres_server import PostgresServer
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.server import GatewayServer

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from radixkv.cli.flags import add_command, add_service_flag, say
+from radixkv.cli.flags import add_command, add_services_flag, say, services_of
 from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens
@@ -38,11 +38,11 @@ used.
 def add(commands: Any) -> None:
     """Add the command."""
     check = add_command(
-        commands, "check", _run, "verify every invariant of a service's pools; exits with 1 if one is broken"
+        commands, "check", _run, "verify every invariant of the pools of services; exits with 1 if one is broken"
     )
     check.description = DESCRIPTION
     check.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_service_flag(check)
+    add_services_flag(check)
     deep = check.add_argument_group("cached blocks")
     deep.add_argument("--deep", action="store_true", help="have cached blocks recomputed, and compare")
     deep.add_argument("--worker", metavar="ADDRESS", help="the worker of that pool; needed with --deep")
@@ -60,18 +60,24 @@ def _run(options: argparse.Namespace) -> int:
         raise InvalidArgumentError("--worker", None, "given with --deep: the address of a worker")
     if options.blocks < 1:
         raise InvalidArgumentError("--blocks", options.blocks, "at least 1")
-    credentials = client_credentials(options)
-    with connect(options.service, credentials=credentials) as reader:
-        found = reader.check_all()
-    for name, (violation, num_audits) in found.items():
-        what = f"BROKEN: {violation}" if violation else "sound"
-        say(f"pool {name}: {what} (the service has gone over it {num_audits:,} times since it was attached)")
-    if not found:
-        say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
-    is_broken = any(check.violation for check in found.values())
-    if options.deep and found:
-        with connect(options.service, pool_name=options.pool, credentials=credentials) as reader:
-            is_broken |= _check_blocks(reader, options)
+    services, credentials = services_of(options), client_credentials(options)
+    if options.deep and len(services) > 1:
+        raise InvalidArgumentError("--service", services, "one with --deep, that of the worker")
+    is_broken = False
+    for service in services:
+        where = f" of {service}" if len(services) > 1 else ""
+        with connect(service, pool_name=options.pool, credentials=credentials) as reader:
+            found = reader.check_all()
+            for name, (violation, num_audits) in found.items():
+                what = f"BROKEN: {violation}" if violation else "sound"
+                say(
+                    f"pool {name}{where}: {what} (the service has gone over it {num_audits:,} times since it was attached)"
+                )
+            if not found:
+                say(f"no pool is attached; start a worker with: radixkv worker --service {service}")
+            is_broken |= any(check.violation for check in found.values())
+            if options.deep and found:
+                is_broken |= _check_blocks(reader, options)
     return EXIT_VIOLATION if is_broken else 0
 
 

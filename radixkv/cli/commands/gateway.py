@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from radixkv.net.limits import Limiter
     from radixkv.worker.run import Worker
 
-__all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "make_gateway"]
+__all__ = ["DEFAULT_HTTP_ADDRESS", "Front", "add", "add_gateway_flags", "gateway_config", "make_gateway"]
 
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8000"
 _PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "python_multipart")
@@ -183,7 +183,7 @@ def make_gateway(
         log.addHandler(handler)
         log.setLevel(logging.INFO)
     state_file, notice = _state_file(options.state)
-    return GatewayServer(generator, _gateway_config(options, state_file, service, credentials), limiter), notice
+    return GatewayServer(generator, gateway_config(options, state_file, service, credentials), limiter), notice
 
 
 class Front:
@@ -289,9 +289,10 @@ def _state_file(chosen: str | None) -> tuple[Path | str | None, str]:
     return None, f"\nResponses and conversations are not kept: {path} {reason}. To keep them: --state {other}"
 
 
-def _gateway_config(
+def gateway_config(
     options: argparse.Namespace, state_file: Path | str | None, service: str | None, credentials: Credentials | None
 ) -> GatewayConfig:
+    """The gateway's settings from the flags."""
     from radixkv.gateway.config import GatewayConfig
 
     return GatewayConfig(

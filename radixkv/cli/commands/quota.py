@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.flags import add_command, add_service_flag, read_blocks, say
+from radixkv.cli.flags import add_command, add_services_flag, read_blocks, say, services_of
 from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import InvalidArgumentError
 
@@ -19,7 +19,7 @@ __all__ = ["add"]
 NONE = "none"
 
 DESCRIPTION = """\
-Show the namespaces' use of a pool, and set their quotas.
+Show the namespaces' use of pools, and set their quotas in each.
 
 A namespace with a quota of blocks has a share of the pool to itself. Its sequences and pins never exceed it, and no other
 namespace can take it. Its cached blocks may exceed it, in blocks that are idle elsewhere: these are borrowed, and evicted when
@@ -30,16 +30,17 @@ quota belongs in the service's own --quota."""
 
 EPILOG = """\
 examples:
-  radixkv quota                                    every namespace of the pool
+  radixkv quota                                    every namespace of every pool
   radixkv quota tenant --blocks 25% --sequences 8  a quarter of the pool, and 8 sequences at a time
   radixkv quota tenant --blocks none               no bound on blocks, still 8 sequences
   radixkv quota tenant --remove                    no bound at all
+  radixkv quota tenant --blocks 25% --service A --service B    in all pools of both services
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    quota = add_command(commands, "quota", _run, "show the namespaces' use of a pool, and set their quotas")
+    quota = add_command(commands, "quota", _run, "show the namespaces' use of pools, and set their quotas")
     quota.description, quota.epilog = DESCRIPTION, EPILOG
     quota.formatter_class = argparse.RawDescriptionHelpFormatter
     quota.add_argument("namespace", nargs="?", metavar="NAMESPACE", help="only this one (default: all)")
@@ -52,8 +53,8 @@ def add(commands: Any) -> None:
         "--sequences", metavar="N", help=f"bound on its open sequences; {NONE}: no bound (default: unchanged)"
     )
     quota.add_argument("--remove", action="store_true", help="drop both bounds")
-    add_service_flag(quota)
-    quota.add_argument("--pool", default="default", help="of the pools of that service (default %(default)s)")
+    add_services_flag(quota)
+    quota.add_argument("--pool", metavar="NAME", help="only this pool (default: all of the services)")
     add_client_flags(quota)
     quota.add_argument("--json", action="store_true", help="print every namespace as a line of JSON instead")
 
@@ -66,18 +67,28 @@ def _run(options: argparse.Namespace) -> int:
         raise InvalidArgumentError("NAMESPACE", None, "given along with --blocks, --sequences and --remove")
     if is_set and options.remove:
         raise InvalidArgumentError("--remove", True, "given without --blocks and --sequences")
-    with connect(options.service, pool_name=options.pool, credentials=client_credentials(options)) as reader:
-        stats = reader.stats()
-        if is_set or options.remove:
-            _set(reader, options, stats.num_blocks)
-        usages = reader.usage(options.namespace)
-        common = stats.num_blocks - sum(use.block_quota or 0 for use in reader.usage())
+    services = services_of(options)
+    for service in services:
+        with connect(service, credentials=client_credentials(options)) as reader:
+            pools = [options.pool] if options.pool else sorted(reader.stats_all())
+            for pool in pools:
+                _run_pool(reader.of_pool(pool), pool if len(services) == 1 else f"{pool} of {service}", options)
+            if not pools:
+                say(f"no pool is attached; start a worker with: radixkv worker --service {service}")
+    return 0
+
+
+def _run_pool(reader: RemoteReader, name: str, options: argparse.Namespace) -> None:
+    stats = reader.stats()
+    if options.blocks is not None or options.sequences is not None or options.remove:
+        _set(reader, options, stats.num_blocks)
+    usages = reader.usage(options.namespace)
     if options.json:
         for use in usages:
-            say(json.dumps({"pool": options.pool, **use._asdict(), "num_borrowed": _num_borrowed(use)}))
-        return 0
-    _show(options.pool, stats, common, usages)
-    return 0
+            say(json.dumps({"pool": name, **use._asdict(), "num_borrowed": _num_borrowed(use)}))
+    else:
+        common = stats.num_blocks - sum(use.block_quota or 0 for use in reader.usage())
+        _show(name, stats, common, usages)
 
 
 def _set(reader: RemoteReader, options: argparse.Namespace, num_blocks: int) -> None:

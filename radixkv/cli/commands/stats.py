@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from radixkv.cli.flags import add_command, add_service_flag, say
+from radixkv.cli.flags import add_command, add_services_flag, say, services_of
 from radixkv.cli.security_flags import add_client_flags, client_credentials
 from radixkv.core.errors import PermissionDeniedError
 
@@ -18,8 +18,8 @@ __all__ = ["add", "worker_line"]
 
 def add(commands: Any) -> None:
     """Add the command."""
-    stats = add_command(commands, "stats", _run, "print the stats of a service's pools")
-    add_service_flag(stats)
+    stats = add_command(commands, "stats", _run, "print the stats of the pools of services")
+    add_services_flag(stats)
     stats.add_argument("--worker", metavar="ADDRESS", help="print the block store of this worker too")
     add_client_flags(stats)
 
@@ -43,9 +43,20 @@ def worker_line(worker: WorkerReport) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    services = services_of(options)
+    for service in services:
+        if len(services) > 1:
+            say(f"service {service}")
+        _say_pools(service, options)
+    if options.worker is not None:
+        _say_levels(options)
+    return 0
+
+
+def _say_pools(service: str, options: argparse.Namespace) -> None:
     from radixkv.client import connect
 
-    with connect(options.service, credentials=client_credentials(options)) as reader:
+    with connect(service, credentials=client_credentials(options)) as reader:
         pools, followed, workers = reader.stats_all(), reader.event_stats_all(), reader.workers_all()
         try:
             usages = reader.usage_all()
@@ -60,10 +71,7 @@ def _run(options: argparse.Namespace) -> int:
             say(f"  {field:<26} {value if isinstance(value, str) else format(value, ','):>14}")
         _say_usages(usages.get(name, ()), stats.block_size)
     if not pools:
-        say("no pool is attached; start a worker with: radixkv worker --service " + options.service)
-    if options.worker is not None:
-        _say_levels(options)
-    return 0
+        say(f"no pool is attached; start a worker with: radixkv worker --service {service}")
 
 
 def _say_usages(usages: Sequence[NamespaceUsage], block_size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from radixkv.core.api import CacheStats
 from radixkv.core.sequences.single_flight import SingleFlight
@@ -39,7 +39,7 @@ class Counters:
         """The counters with the current gauges. O(1)."""
         num_blocks, num_free = forest.pool.num_blocks, forest.pool.num_free
         return CacheStats(
-            **asdict(self),
+            **{name: getattr(self, name) for name in self.__slots__},
             num_blocks=num_blocks,
             block_size=forest.block_size,
             num_free_blocks=num_free,

@@ -56,7 +56,8 @@ class Members:
     """The workers of some cache services. Any thread may call it; `close` it at the end.
 
     Args:
-        services: their addresses. The name of a host stands for all its addresses, and is looked up again.
+        services: their addresses, or a function that returns those of now. The name of a host stands for all its addresses,
+            and is looked up again.
         credentials: for them; with TLS a name stands for one address, since certificates name hosts.
         clock: seconds, monotonic.
 
@@ -66,16 +67,17 @@ class Members:
 
     def __init__(
         self,
-        services: Sequence[str],
+        services: Sequence[str] | Callable[[], Sequence[str]],
         *,
         credentials: Credentials | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 1 <= len(services) <= MAX_SERVICES:
-            raise InvalidArgumentError("services", f"{len(services)} of them", f"from 1 to {MAX_SERVICES}")
-        for service in services:
-            parse_address(service)
-        self._names = tuple(services)
+        if not callable(services):
+            if not 1 <= len(services) <= MAX_SERVICES:
+                raise InvalidArgumentError("services", f"{len(services)} of them", f"from 1 to {MAX_SERVICES}")
+            for service in services:
+                parse_address(service)
+        self._names = services if callable(services) else lambda: services
         self._credentials = credentials
         self._clock = clock
         self._lock = threading.Lock()
@@ -178,7 +180,7 @@ class Members:
     def _resolve(self) -> None:
         """Open readers of new addresses, close those of addresses that are gone."""
         is_secure = self._credentials is not None and self._credentials.is_secure
-        found = [address for name in self._names for address in ([name] if is_secure else resolve(name))]
+        found = [address for name in self._names() for address in ([name] if is_secure else resolve(name))]
         with self._lock:
             gone = [self._readers.pop(address) for address in set(self._readers) - set(found)]
             self._known = {address: known for address, known in self._known.items() if address in found}

@@ -79,7 +79,7 @@ class RoutedGenerator(Closing):
 
     def __init__(
         self,
-        services: Sequence[str],
+        services: Sequence[str] | Callable[[], Sequence[str]],
         *,
         credentials: Credentials | None = None,
         answer_s: float = ANSWER_S,

@@ -90,7 +90,7 @@ class Drafter:
         for found in self._found:  # of a batch whose sequences were lost
             found.branch.draft = ()
         self._rows, self._found = rows, []
-        if any(row.end - row.start > 1 or row.branch.is_prefilling for row in rows) or self._rests(len(rows)):
+        if any(row.branch.is_prefilling for row in rows) or self._rests(len(rows)):
             return
         sharing = self._sharing(rows)
         for row in rows:

@@ -147,7 +147,7 @@ class _Replies:
     def add(self, tokens: Sequence[int], max_tokens: int) -> None:
         """Append a reply. Past `max_tokens` the older half goes."""
         self.text.append(_BETWEEN)
-        self.text.extend(tokens[-max_tokens // 2 :])
+        self.text.extend(tokens)
         if len(self.text) > max_tokens:
             del self.text[: -max_tokens // 2]
             self.index = NgramIndex()

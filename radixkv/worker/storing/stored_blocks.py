@@ -505,10 +505,8 @@ class StoredBlocks:
             for block in landed:
                 index = one.indices[block.place]
                 parent, name = one.chain[index - one.first : index - one.first + 2]
-                block_hash = self._hashes[branch.block_table[index]] if hint_key else 0
-                kept.append(
-                    Kept(name, parent, keys_id, block.row, mask(hint_key, name, block_hash) if hint_key else b"")
-                )
+                hint = mask(hint_key, name, self._hashes[branch.block_table[index]]) if hint_key else b""
+                kept.append(Kept(name, parent, keys_id, block.row, hint))
             host.keep(kept)
         host.give_back([block.row for block in landed], self._pool.fence())
         return bool(useful)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from batch_calls import body_of, jsonl, line
-from chat_stack import Stack, chat_stack, wait_until
+from chat_stack import Stack, chat_stack
+from waiting import wait_until
 
 COMMAND = (sys.executable, "-m", "radixkv.cli", "batch")
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,10 @@ def test_a_port_in_use_is_one_line_that_says_what_to_do(capsys: pytest.CaptureFi
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_status_1(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("radixkv.net.retry._LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("radixkv.net.retry._FIRST_WAIT_S", 0.01)
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith("radixkv: ")
@@ -220,6 +223,36 @@ def test_quotas_are_shown_set_one_at_a_time_and_dropped(capsys: pytest.CaptureFi
             assert main(["quota", "--service", address, *arguments]) == 1
             assert message in capsys.readouterr().err
         assert [line.split()[0] for line in quota()[3:]] == ["default", "gold", "trial"]
+
+
+def test_stats_quotas_and_checks_reach_all_pools_of_all_services(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ServiceConfig(addresses=("127.0.0.1:0",))
+    with ServiceThread(config) as one, ServiceThread(config) as two, ExitStack() as stack:
+        addresses = one.addresses[0], two.addresses[0]
+        for address, pool, num_blocks in ((addresses[0], "a", 64), (addresses[0], "b", 40), (addresses[1], "a", 80)):
+            stack.enter_context(connect(address, PoolShape(num_blocks, 16, pool)))
+        both = [flag for address in addresses for flag in ("--service", address)]
+        where = [f"a of {addresses[0]}", f"b of {addresses[0]}", f"a of {addresses[1]}"]
+
+        assert main(["quota", "team", "--blocks", "25%", "--json", *both]) == 0
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(each["pool"], each["block_quota"]) for each in told] == list(zip(where, [16, 10, 20], strict=True))
+
+        assert main(["quota", "team", "--remove", "--pool", "a", *both]) == 0
+        assert main(["quota", "team", "--json", *both]) == 0
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+        assert [each["block_quota"] for each in told] == [None, 10, None]
+
+        assert main(["stats", *both]) == 0
+        heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("service", "pool"))]
+        assert heads == [f"service {addresses[0]}", "pool a", "pool b", f"service {addresses[1]}", "pool a"]
+
+        assert main(["check", *both]) == 0
+        assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+            f"pool {name}".split(":")[0] for name in where
+        ]
+        assert main(["check", "--deep", "--worker", "127.0.0.1:1", *both]) == 1
+        assert "it must be one with --deep" in capsys.readouterr().err
 
 
 def test_serve_keeps_the_quotas_it_was_given_and_warns_where_a_pool_is_too_small_for_them() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from byte_model import VOCAB_SIZE, save_byte_model
 from live_service import Clock
-from resp_servers import wait_until
 from stored_engine import open_store
+from waiting import wait_until
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.cli import main

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from resp_servers import wait_until
 from stored_engine import ask, draw, serving
+from waiting import wait_until
 
 from radixkv import PrefixCache
 from radixkv.cli import main

@@ -6,7 +6,7 @@ Whether the clock tells it is measured by `bench.isolation`.
 from __future__ import annotations
 
 import pytest
-from chat_stack import wait_until
+from waiting import wait_until
 
 from radixkv import OutOfBlocksError, PoolShape, PrefixCache, connect
 from radixkv.core.api import AcquireOp

@@ -21,6 +21,7 @@ from radixkv.generation.verification import BlockVerdict
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
+from radixkv.worker.engine.verify import MAX_RELATIVE
 from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.run import Worker, WorkerConfig
 
@@ -162,9 +163,10 @@ def check(worker: Worker, *more: str) -> int:
 def test_the_command_finds_what_was_changed_in_a_real_pool(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(worker, "--seed", "1") == 0
     told = capsys.readouterr().out
-    found = re.search(r"pool default: (\d+) blocks in .* s: (\d+) agree \(within .*\), 0 differ", told)
+    found = re.search(r"pool default: (\d+) blocks in .* s: (\d+) agree \(within (.*)%\), 0 differ", told)
     assert found is not None, told
     assert found[1] == found[2]
+    assert float(found[3]) <= 100 * MAX_RELATIVE, "of one that differs by more none agrees"
     assert int(found[1]) >= 10
     for change in (_one_layer, _one_value, _swapped):
         _changed_is_found(worker, capsys, change)

@@ -84,7 +84,7 @@ def test_every_slot_read_is_right_through_preemption_and_forks() -> None:
 def test_so_it_is_at_a_service_that_breaks_and_restarts_and_no_rule_of_a_holder_is_broken() -> None:
     async def run() -> Observer:
         faults = [fault for fault in DEFAULT_FAULTS if fault is not Fault.CLEAR]  # which ends what is shared
-        config = ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=20.0, drain_s=0.1)
+        config = ServiceConfig(addresses=("127.0.0.1:0",), lease_ttl_s=8.0, drain_s=0.1)
         async with Trial(RandomFaults(1, faults, (8, 24)), config) as trial:
 
             def hold() -> None:

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,11 +248,14 @@ def test_who_watches_health_gives_way_to_no_check(site: Site) -> None:
     with grpc.insecure_channel(site.address) as channel:
         watch = channel.unary_stream(WATCH)(b"")
         assert next(watch) == b"\x08\x01"
-        for _ in range(MAX_CHECKS):
-            channel.stream_unary(CHECK).future(requests())
+        waiting = [channel.stream_unary(CHECK).future(requests()) for _ in range(MAX_CHECKS)]
         assert channel.unary_unary(CHECK)(b"", timeout=SERVED_S) == b"\x08\x01"
-        assert watch.is_active()
-        never.set()
+        assert not waiting[-1].done(), "each is held until the end: one that nobody holds is cancelled"
+        with ThreadPoolExecutor(1) as thread:
+            stopping = thread.submit(site.stop)
+            assert next(watch) == b"\x08\x02", "it is told of the next change"
+            never.set()
+            stopping.result()
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -5,25 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
-from collections.abc import Callable
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from waiting import until
 
 from bench.bad_input.http2 import END_HEADERS, HEADERS, OPENING, call_headers, frame
 from radixkv.service.runtime.lasting_calls import LastingCalls
 
 NUM_CALLS = 30
 REQUEST = health_pb2.HealthCheckRequest()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < limit_s, "it does not come"
-        await asyncio.sleep(0.01)
 
 
 def leave_before_the_request(port: int, may_leave: threading.Event) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import pytest
+from waiting import wait_until
 
 from radixkv import LimitError, PoolShape, connect
 from radixkv.client import RemoteReader
@@ -60,13 +60,6 @@ class Wire:
             each.close()
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < until_s, "it never came to that"
-        time.sleep(0.05)
-
-
 @contextmanager
 def wired(address: str) -> Iterator[Wire]:
     wire = Wire(address)
@@ -112,7 +105,7 @@ def test_who_is_left_alone_finds_out(who_asks: str, service: ServiceThread, monk
             with pytest.raises(UnavailableError, match="ping timeout"):
                 following.result(DEADLINE_S)
         else:
-            wait_until(lambda: may_follow(other))
+            wait_until(lambda: may_follow(other), pause_s=0.05)
             assert not following.done()
             wire.close()
 

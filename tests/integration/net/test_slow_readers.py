@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
+from waiting import wait_until
 
 from radixkv import LimitError, PoolShape, PrefixCache, connect, pack_tokens
 from radixkv.generation import stream as stream_module
@@ -25,13 +26,6 @@ from radixkv.worker.server import GenerationServer
 
 UNREAD_S = 0.2
 DEADLINE_S = 300.0
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < until_s, "it never came to that"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from resp_servers import LyingServer, RedisServer, wait_until
+from resp_servers import LyingServer, RedisServer
 from stores_calls import BLOCK_BYTES, FINGERPRINT
+from waiting import wait_until
 
 from radixkv.stores.remote import RemoteLevel, calls, erasure, level, server, url
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from redis.crc import key_slot
-from resp_servers import RedisServer, SlowLink, free_port, needs_redis, wait_until
+from resp_servers import RedisServer, SlowLink, free_port, needs_redis
 from stores_calls import (
     BLOCK_BYTES,
     FINGERPRINT,
@@ -24,6 +24,7 @@ from stores_calls import (
     reads_again,
     timed_read,
 )
+from waiting import wait_until
 
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.breaker import BreakerState

@@ -9,8 +9,9 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from resp_servers import LyingServer, wait_until
+from resp_servers import LyingServer
 from stores_calls import BLOCK_BYTES, VALUE_BYTES, block, names, read_many, reads_again, timed_read
+from waiting import wait_until
 
 from radixkv.stores.remote import RemoteLevel, level, server
 

@@ -51,7 +51,7 @@ def conform(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_example_passes_over_every_fault() -> None:
-    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "15", "--", *EXAMPLE, "{address}", "--steps", "200")
+    status, report = conform("--gap", "4", "--seed", "3", "--ttl", "8", "--", *EXAMPLE, "{address}", "--steps", "200")
     assert not report["breaches"]
     assert status == 0
     assert report["not_seen"] == []

@@ -41,6 +41,7 @@ from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import VOCAB_SIZE, HashRunner, generate
 from radixkv.v1 import generation_pb2 as pb
 from radixkv.v1 import generation_pb2_grpc
+from radixkv.worker import server as worker_server
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
@@ -105,6 +106,18 @@ def test_a_client_gets_the_events_of_the_engine(
     here, there = list(engine.generate(params)), list(client.generate(params))
     assert _timeless(there) == _timeless(here)
     assert any(isinstance(event, BranchFinished) for event in there)
+
+
+def test_generations_take_no_place_of_other_calls(
+    engine: Engine, runner: HashRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_server, "MAX_CALLS", 1)
+    with GenerationServer(engine, "127.0.0.1:0") as server, GenerationClient(server.address) as client:
+        runner.gate.close()
+        streams = [client.generate(GenerateParams(token_ids=[1, 2], sampling=_greedy(2))) for _ in range(3)]
+        assert client.model().name == "hash"
+        runner.gate.open()
+        assert all(isinstance(list(stream)[-1], Completed) for stream in streams)
 
 
 def test_a_client_says_what_its_histories_are_worth(engine: Engine, client: GenerationClient) -> None:

@@ -290,6 +290,17 @@ def test_a_stream_that_would_go_on_otherwise_ends_with_an_error() -> None:
         resumable.fresh([Delta(0, (1, 9), "ax")])
 
 
+def test_a_text_goes_on_as_the_ids_that_it_was_read_as() -> None:
+    resumable = ResumableGeneration(GenerateParams(text="a text", sampling=SamplingParams(seed=3, n=2)))
+    assert resumable.again(None).text == "a text"
+    resumable.fresh([Started("first", pack_tokens([1, 2]))])
+    again = resumable.again(None)
+    assert (again.text, again.token_ids) == (None, pack_tokens([1, 2]))
+    scored = ResumableGeneration(request(prompt_logprobs=1))
+    scored.fresh([Started("first", pack_tokens([1, 2]))])
+    assert scored.again(None).sampling == scored.params.sampling, "nothing was told: all of it is asked for again"
+
+
 def test_an_end_that_was_told_is_not_told_again() -> None:
     resumable = ResumableGeneration(request(n=2))
     end = BranchFinished(0, FinishReason.STOP)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from browser import check_accessible, open_page, phone
 from chat_site import THREE, Site, converse, hold_in_a_reply, say, shown
-from chat_stack import gateway, wait_until
+from chat_stack import gateway
 from playwright.sync_api import Browser, Page, expect
 from thinking_families import QWEN3, save_family
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.client import GenerationClient

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from browser import check_accessible
 from chat_site import Site, converse, hold_in_a_reply, say, shown
-from chat_stack import wait_until
 from playwright.sync_api import Page, expect
+from waiting import wait_until
 
 
 def go_on(site: Site, page: Page, reply: str, more: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from waiting import wait_until
 
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.gateway.config import GatewayConfig
@@ -40,7 +41,6 @@ __all__ = [
     "gateway",
     "gibberish_engine",
     "keys_file",
-    "wait_until",
 ]
 
 BLOCK_SIZE = 16
@@ -216,14 +216,6 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Look again each millisecond: a loop without a pause would take the interpreter from the threads that move things on."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.001)
 
 
 def keys_file(path: Path, names: tuple[str, str] = ("red", "blue"), **limits: int) -> Path:

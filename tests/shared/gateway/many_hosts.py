@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway, wait_until
+from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway
+from waiting import wait_until
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder

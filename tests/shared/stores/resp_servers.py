@@ -16,19 +16,13 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
+from waiting import wait_until
 
-__all__ = ["LyingServer", "RedisServer", "SlowLink", "free_port", "needs_redis", "wait_until"]
+__all__ = ["LyingServer", "RedisServer", "SlowLink", "free_port", "needs_redis"]
 
 PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
 needs_redis = pytest.mark.skipif(PROGRAM is None, reason="needs valkey-server or redis-server")
 START_S = 300.0
-
-
-def wait_until(holds: Callable[[], object], within_s: float = START_S) -> None:
-    until_s = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < until_s, "it did not become true"
-        time.sleep(0.01)
 
 
 class RedisServer:

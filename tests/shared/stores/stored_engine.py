@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from answers import Answers, collect
-from resp_servers import wait_until
+from waiting import wait_until
 
 from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams

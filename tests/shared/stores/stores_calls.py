@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from resp_servers import oversleep, wait_until
+from resp_servers import oversleep
+from waiting import wait_until
 
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.remote import RemoteLevel

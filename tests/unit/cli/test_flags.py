@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from radixkv.cli.commands import chat, gateway, serve, worker
 from radixkv.cli.commands.chat import _chat_options
-from radixkv.cli.commands.gateway import _gateway_config, _state_file
+from radixkv.cli.commands.gateway import _state_file, gateway_config
 from radixkv.cli.commands.serve import _service_config
 from radixkv.cli.flags import describe_metrics
 from radixkv.cli.kv_event_flags import describe_kv_events
@@ -35,7 +35,7 @@ Flags = tuple[str, ...]
 
 
 def _gateway(options: argparse.Namespace) -> GatewayConfig:
-    return _gateway_config(options, _state_file(options.state or "none")[0], next(iter(options.service), None), None)
+    return gateway_config(options, _state_file(options.state or "none")[0], next(iter(options.service), None), None)
 
 
 def _worker(options: argparse.Namespace) -> WorkerConfig:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
 from desk import LateCache
 from own_threads import own_threads
+from waiting import wait_until
 
 from radixkv.connectors.index import HostIndex
 from radixkv.core.api import AcquireOp, AcquireResult, InsertOp, MatchOp, MatchResult, Notice, StepOp, StepResult
@@ -19,13 +19,6 @@ from radixkv.core.tokens import pack_tokens
 TOKENS = pack_tokens(range(8))
 OPEN = [AcquireOp(TOKENS, seq_id=7), InsertOp(7, 8)]
 PATIENCE_S = 300.0
-
-
-def wait_for(holds: Callable[[], object]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until_s, "it did not happen in time"
-        time.sleep(0.0005)
 
 
 class Holder(LateCache):
@@ -127,17 +120,17 @@ def test_a_lost_holder_is_closed_and_its_successor_knows_nothing_of_its_sequence
     service.is_up.clear()
     lost.is_late = is_late
     if is_late:
-        threading.Thread(target=lambda: (wait_for(lambda: lost.waiting), lost.lose())).start()  # type: ignore[func-returns-value]
+        threading.Thread(target=lambda: (wait_until(lambda: lost.waiting), lost.lose())).start()  # type: ignore[func-returns-value]
     else:
         lost.lose()
     assert index.step([MatchOp(TOKENS)]) is None
     assert "the host pool's index is lost: that incarnation has ended" in caplog.text
-    wait_for(lambda: service.num_refused > 2)
+    wait_until(lambda: service.num_refused > 2)
     assert lost.num_closed == 1
     assert index.step([MatchOp(TOKENS)]) is None
     assert index.take_notices() == []
     service.is_up.set()
-    wait_for(lambda: index.step([MatchOp(TOKENS)]) is not None)
+    wait_until(lambda: index.step([MatchOp(TOKENS)]) is not None)
     assert all(ops == [MatchOp(TOKENS)] for ops in service.made[1].said), "nothing is released there"
     index.close()
     assert [holder.num_closed for holder in service.made] == [1, 1]
@@ -148,7 +141,7 @@ def test_a_closed_index_looks_for_no_successor(service: Service) -> None:
     service.is_up.clear()
     service.made[0].lose()
     index.step(OPEN)
-    wait_for(lambda: service.num_refused == 1)
+    wait_until(lambda: service.num_refused == 1)
     (thread,) = (each for each in own_threads() - before if each.name == "radixkv-reconnect")
     index.close()
     index.close()
@@ -172,7 +165,7 @@ def test_a_successor_that_comes_while_the_index_is_closed_is_closed_too() -> Non
     index.step(OPEN)
     index.close()
     may_connect.set()
-    wait_for(lambda: made[-1].num_closed == 1 and len(made) == 2)
+    wait_until(lambda: made[-1].num_closed == 1 and len(made) == 2)
     assert made[0].num_closed == 1
 
 

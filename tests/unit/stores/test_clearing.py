@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from resp_servers import wait_until
 from sealed_blocks import BlockMaker
+from waiting import wait_until
 
 from radixkv.core.namespaces import derived_namespace
 from radixkv.stores.host import HostLevel, Row

@@ -9,14 +9,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from resp_servers import free_port
+from waiting import wait_until
 
 from radixkv import PoolShape, connect
 from radixkv.client import RemoteHolder
@@ -44,7 +44,7 @@ class Indexer:
             "model_name": "model",
             "block_size": 16,
         }
-        eventually(lambda: self._post("/register", worker) is not None)
+        wait_until(lambda: self._post("/register", worker) is not None)
 
     def num_matched(self, tokens: list[int]) -> int:
         """How many leading tokens the worker is believed to have cached."""
@@ -66,14 +66,6 @@ class Indexer:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Another process is waited for, so there is nothing to wait on but time."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, "the indexer did not come to know it"
-        time.sleep(0.02)
 
 
 def store(holder: RemoteHolder, tokens: list[int]) -> None:
@@ -110,12 +102,12 @@ def test_it_knows_what_is_cached_also_of_before_it_came(config: ServiceConfig, i
             store(holder, [*trunk, *[holder.stats().num_queries] * 16])
             return indexer.num_matched(trunk) == 48
 
-        eventually(knows_the_trunk)
+        wait_until(knows_the_trunk)
         store(holder, branch)
-        eventually(lambda: indexer.num_matched(branch) == 64)
+        wait_until(lambda: indexer.num_matched(branch) == 64)
         assert indexer.num_matched(old) == 64
         assert indexer.num_matched([*branch[:40], *[9] * 24]) == 32
         holder.evict(1000)
-        eventually(lambda: indexer.num_matched(branch) == indexer.num_matched(old) == 0)
+        wait_until(lambda: indexer.num_matched(branch) == indexer.num_matched(old) == 0)
         store(holder, old)
-        eventually(lambda: indexer.num_matched(old) == 64)
+        wait_until(lambda: indexer.num_matched(old) == 64)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from answers import collect, start_together
 from drafts import LyingSource
-from resp_servers import RedisServer, needs_redis, wait_until
+from resp_servers import RedisServer, needs_redis
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
+from waiting import wait_until
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.client import RemoteReader
@@ -30,6 +31,7 @@ from radixkv.service import ServiceConfig, ServiceThread, reading
 from radixkv.stores.costs import LoadCost, LoadMeter, PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
 from radixkv.stores.loading import Load
+from radixkv.stores.remote import level
 from radixkv.stores.secrets.keys import StoreKeys
 from radixkv.stores.store import BlockStore
 from radixkv.testing.hash_model import HashRunner, generate
@@ -39,8 +41,12 @@ from radixkv.worker.scheduling.limits import SchedulerLimits
 
 @pytest.fixture(autouse=True)
 def slow_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This model computes faster than a busy machine reads: a block is said to take two seconds."""
+    """This model computes faster than a busy machine reads: a block is said to take two seconds.
+
+    What a remote level is to delete goes with its next look at the tombstones, which is soon.
+    """
     monkeypatch.setattr(PrefillMeter, "cost", lambda _meter: PrefillCost(2 / BLOCK, 0.0))
+    monkeypatch.setattr(level, "TOMBSTONES_S", 0.1)
 
 
 def test_after_a_restart_a_prompt_is_found_to_its_last_whole_block(tmp_path: Path) -> None:
@@ -443,7 +449,7 @@ def test_a_cleared_namespace_does_not_come_back_and_others_stay(tmp_path: Path) 
 def test_a_clearing_says_so_where_it_cannot_erase_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "ERASED_WITHIN_S", 0.5)
+    monkeypatch.setattr(reading, "ERASED_WITHIN_S", 0.05)
     erase, may_erase = StoreKeys.erase, threading.Event()
 
     def erase_late(keys: StoreKeys, namespace: str) -> Any:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resp_servers import RedisServer, needs_redis, wait_until
+from resp_servers import RedisServer, needs_redis
 from stored_engine import BLOCK, ask, draw, open_store, serving
+from waiting import wait_until
 
 from radixkv import PrefixCache, pack_tokens
 from radixkv.core.api import ClearOp

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resp_servers import wait_until
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
+from waiting import wait_until
 
 from radixkv import MatchResult, PoolShape, connect, pack_tokens
 from radixkv.client import RemoteReader

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from answers import collect
-from resp_servers import RedisServer, needs_redis, wait_until
+from resp_servers import RedisServer, needs_redis
 from stored_engine import BLOCK, LIMITS, ask, draw, open_store, serving
+from waiting import wait_until
 
 from radixkv import PrefixCache
 from radixkv.core.api import StepOp, StepResult
@@ -25,6 +26,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stats import WorkerStats
 from radixkv.generation.stream import Delta
+from radixkv.stores import store as store_module
 from radixkv.stores.breaker import BreakerState
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.stores.disk import DiskLevel
@@ -35,10 +37,16 @@ from radixkv.stores.stats import LevelStats
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
+from radixkv.worker.storing.stored_blocks import StoredBlocks
 
 SEALED = 8 * BLOCK + SEAL_BYTES
-NOBODY = "redis://127.0.0.1:1"
-"""No server listens there."""
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL at which no server listens; a store's start waits a moment to be told of erasures."""
+    monkeypatch.setattr(store_module, "_FIRST_ERASURES_S", 0.2)
+    return "redis://127.0.0.1:1"
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +147,18 @@ def test_every_computed_block_is_saved_or_counted_as_left_out(tmp_path: Path, mo
         may_write.set()
         stats = settled(engine)
         assert disk_of(stats).num_written + stats.engine.num_saves_left_out == 160
+
+
+def test_blocks_that_are_overwritten_before_they_are_saved_are_saved_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoredBlocks, "save_some", lambda *_: None)
+    with serving(tmp_path, num_blocks=24, num_rows=64) as engine:
+        for seed in range(3):
+            ask(engine, draw(seed, 60))  # 16 whole blocks each
+        assert engine.stats().engine.num_saves_left_out == 0
+    with serving(tmp_path) as engine:
+        assert disk_of(engine.stats()).num_blocks == 48
 
 
 def test_a_disk_that_fails_is_seen_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,12 +274,12 @@ def test_blocks_that_come_back_to_a_branch_that_had_computed_them_are_not_found_
         assert told.num_loaded_tokens == 0
 
 
-def test_over_grpc_stats_and_usage_are_those_of_the_engine(tmp_path: Path) -> None:
+def test_over_grpc_stats_and_usage_are_those_of_the_engine(tmp_path: Path, nobody: str) -> None:
     prompt = draw(3, 50)
-    with serving(tmp_path, remote=NOBODY) as engine:
+    with serving(tmp_path, remote=nobody) as engine:
         ask(engine, prompt)
         wait_until(lambda: engine.stats().levels[1].unwritten == {"unavailable": 13})
-    with serving(tmp_path, remote=NOBODY) as engine, client_of(engine) as client:
+    with serving(tmp_path, remote=nobody) as engine, client_of(engine) as client:
         params = GenerateParams(token_ids=prompt, sampling=SamplingParams(temperature=0, max_tokens=6))
         events = list(client.generate(params))
         assert next(event for event in events if isinstance(event, Delta)).num_cached_tokens == 48
@@ -303,11 +323,11 @@ def test_without_a_block_store_there_are_no_levels() -> None:
         assert "radixkv:store_breaker" not in names
 
 
-def test_metrics_are_the_stats_of_each_level(tmp_path: Path) -> None:
+def test_metrics_are_the_stats_of_each_level(tmp_path: Path, nobody: str) -> None:
     prompt = draw(4, 50)
     with serving(tmp_path) as engine:
         ask(engine, prompt)
-    with serving(tmp_path, remote=NOBODY) as engine:
+    with serving(tmp_path, remote=nobody) as engine:
         ask(engine, prompt + draw(5, 20))
         wait_until(lambda: bool(engine.stats().levels[1].unwritten))
         stats = settled(engine)

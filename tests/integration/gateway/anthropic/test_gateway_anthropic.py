@@ -10,7 +10,8 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic
-from chat_stack import Stack, chat_stack, wait_until
+from chat_stack import Stack, chat_stack
+from waiting import wait_until
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

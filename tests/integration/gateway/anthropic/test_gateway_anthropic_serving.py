@@ -10,7 +10,8 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic
-from chat_stack import GibberishRunner, gateway, gibberish_engine, keys_file, wait_until
+from chat_stack import GibberishRunner, gateway, gibberish_engine, keys_file
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig, TenantLimits
 from radixkv.gateway.server import GatewayServer

@@ -10,7 +10,8 @@ import anthropic
 import pytest
 from anthropic import Anthropic
 from anthropic.types.messages import MessageBatch
-from chat_stack import Stack, chat_stack, keys_file, wait_until
+from chat_stack import Stack, chat_stack, keys_file
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig
 

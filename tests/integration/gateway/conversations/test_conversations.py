@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import Stack, chat_stack, keys_file, wait_until
+from chat_stack import Stack, chat_stack, keys_file
 from talk import Talk, message_id
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig
 

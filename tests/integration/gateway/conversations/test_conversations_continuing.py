@@ -7,8 +7,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
-from chat_stack import Stack, chat_stack, keys_file, wait_until
+from chat_stack import Stack, chat_stack, keys_file
 from talk import Talk, message_id
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.request_context import GENERATION_ID

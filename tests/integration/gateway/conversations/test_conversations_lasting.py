@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from chat_stack import Stack, chat_stack, gateway, gibberish_engine, wait_until
+from chat_stack import Stack, chat_stack, gateway, gibberish_engine
 from talk import Talk, message_id
+from waiting import wait_until
 
 from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.client import GenerationClient

@@ -10,8 +10,9 @@ import httpx
 import openai
 import pytest
 from batch_calls import CHAT, OPEN, body_of, client_of, create, ended, jsonl, line, results
-from chat_stack import Stack, chat_stack, keys_file, wait_until
+from chat_stack import Stack, chat_stack, keys_file
 from openai import OpenAI
+from waiting import wait_until
 
 from radixkv.gateway.api.jobs import running
 from radixkv.gateway.config import GatewayConfig

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 from batch_calls import CHAT, body_of, client_of, create, ended, jsonl, line, results
-from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine, wait_until
+from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine
 from openai import OpenAI
+from waiting import wait_until
 
 from radixkv.gateway.api.jobs import quotas
 from radixkv.gateway.config import GatewayConfig

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import gateway, gibberish_engine, wait_until
+from chat_stack import gateway, gibberish_engine
+from waiting import wait_until
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig

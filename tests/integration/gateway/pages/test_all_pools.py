@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import BLOCK_SIZE, wait_until
+from chat_stack import BLOCK_SIZE
 from many_hosts import LENGTH, POOLS, Host, prompt, serving, two_hosts
 from tree_follower import follower
+from waiting import wait_until
 
 from radixkv import connect
 from radixkv.gateway.server import GatewayServer

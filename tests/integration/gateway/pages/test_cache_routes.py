@@ -7,9 +7,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chat_stack import Watched, gateway, gibberish_engine, wait_until
+from chat_stack import Watched, gateway, gibberish_engine
 from tree_follower import Follower, follower
 from tree_stack import TreeStack, operators_file, tree_stack
+from waiting import wait_until
 
 from radixkv import Retention, connect
 from radixkv.worker.generations.text import ChatText

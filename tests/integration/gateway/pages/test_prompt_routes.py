@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway, keys_file, wait_until
+from chat_stack import BLOCK_SIZE, GibberishRunner, chat_text, gateway, keys_file
 from talk import Talk
+from waiting import wait_until
 
 from radixkv import PoolShape, connect
 from radixkv.gateway.config import GatewayConfig

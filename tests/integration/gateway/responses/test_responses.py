@@ -10,10 +10,11 @@ from typing import Any
 
 import openai
 import pytest
-from chat_stack import Stack, chat_stack, wait_until
+from chat_stack import Stack, chat_stack
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses.response_item_list import ResponseItemList
 from responses_calls import create, said, stream, totals
+from waiting import wait_until
 
 
 @pytest.fixture(scope="module")

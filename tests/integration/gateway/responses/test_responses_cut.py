@@ -7,9 +7,10 @@ from typing import Any
 
 import openai
 import pytest
-from chat_stack import Stack, chat_stack, wait_until
+from chat_stack import Stack, chat_stack
 from openai import OpenAI
 from responses_calls import create, totals
+from waiting import wait_until
 
 LONG = "The unbelievable river" + " is long and" * 60
 

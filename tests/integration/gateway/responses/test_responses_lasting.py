@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from chat_stack import Stack, chat_stack, gateway, gibberish_engine, wait_until
+from chat_stack import Stack, chat_stack, gateway, gibberish_engine
 from openai import OpenAI
 from openai.types.responses import Response
+from waiting import wait_until
 
 from radixkv import pack_tokens
 from radixkv.gateway.config import GatewayConfig

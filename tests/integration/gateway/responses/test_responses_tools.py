@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from chat_stack import Stack, chat_stack
@@ -57,6 +57,13 @@ def test_a_call_and_its_result_go_round(stack: Stack, client: OpenAI) -> None:
         client, [{"role": "user", "content": "1 and 2?"}, call.model_dump(exclude_none=True), result], tools=[TOOL]
     )
     assert totals(whole)[1] == totals(second)[0] - 1
+
+
+def test_tools_are_told_as_they_were_given_and_functions_with_all_fields(client: OpenAI) -> None:
+    given: Any = [{"type": "function", "name": "add"}, {"type": "web_search"}]
+    told = create(client, "Hi", tools=given, max_output_tokens=1).to_dict()["tools"]
+    fields = dict.fromkeys(("description", "parameters", "strict"))
+    assert told == [fields | given[0], given[1]]
 
 
 def test_a_call_streams_as_an_item_of_its_own(stack: Stack, client: OpenAI) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Generator
-from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
+from radixkv.generation.stream import Completed, Delta, GenerationEvent, GenerationStream, Started
 from radixkv.testing.hash_model import HashRunner, generate
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
@@ -232,3 +233,34 @@ def test_a_worker_that_is_away_is_asked_again_after_waits_that_grow() -> None:
 
     asyncio.run(use())
     assert 1 <= len(asked) <= 4, "at once, then after 0.05, 0.1 and 0.2 s more: the next would come too late"
+
+
+@pytest.mark.parametrize(("timeout_s", "asked"), [(None, [None, None]), (10.5, [10.5, 0.5]), (10.0, [10.0])])
+def test_a_request_whose_worker_is_lost_goes_on_for_the_rest_of_its_time(
+    timeout_s: float | None, asked: list[float | None]
+) -> None:
+    now_s, timeouts = 1000.0, list[float | None]()
+
+    def receive() -> UnavailableError | None:
+        nonlocal now_s
+        now_s += 10.0
+        return UnavailableError("lost") if len(timeouts) == 1 else None
+
+    def start(params: GenerateParams) -> GenerationStream:
+        timeouts.append(params.timeout_s)
+        return GenerationStream(str(len(timeouts)), receive, lambda: None)
+
+    async def use() -> list[int]:
+        asyncio.get_running_loop().time = lambda: now_s  # type: ignore[method-assign]
+        backend = Backend(cast(Any, SimpleNamespace(generate=start)), patience_s=300.0)
+        try:
+            return await read(await backend.generate(replace(params([1]), timeout_s=timeout_s)))
+        finally:
+            backend.close()
+
+    if len(asked) == 1:
+        with pytest.raises(UnavailableError, match="lost"):
+            asyncio.run(use())
+    else:
+        assert asyncio.run(use()) == []
+    assert timeouts == asked

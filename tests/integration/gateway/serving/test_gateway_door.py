@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import gateway, keys_file, wait_until
+from chat_stack import gateway, keys_file
 from fastapi.routing import APIRoute
+from waiting import wait_until
 
 from radixkv import PoolShape, PrefixCache, connect
 from radixkv.gateway.config import GatewayConfig

@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from chat_stack import GibberishRunner, gateway, gibberish_engine, keys_file, wait_until
+from chat_stack import GibberishRunner, gateway, gibberish_engine, keys_file
+from waiting import wait_until
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.gateway.config import GatewayConfig, TenantLimits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,18 +12,20 @@ from typing import Any
 
 import pytest
 from stored_engine import open_store
+from waiting import wait_until
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.api import WorkerLoad
 from radixkv.core.errors import RadixKVError, UnavailableError
+from radixkv.core.namespaces import derived_namespace
 from radixkv.gateway.backend import members as members_module
 from radixkv.gateway.backend.backend import Backend
-from radixkv.gateway.backend.members import Members, resolve
+from radixkv.gateway.backend.members import Members, PendingClear, resolve
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
-from radixkv.generation.stream import Completed, Delta, GenerationEvent
+from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.testing.hash_model import HashRunner
@@ -90,13 +91,6 @@ def routed(hosts: tuple[Host, Host]) -> Iterator[RoutedGenerator]:
     with RoutedGenerator([host.address for host in hosts], answer_s=DEADLINE_S) as generator:
         wait_until(lambda: len(generator.rank(b"")) == 2)
         yield generator
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 5 * DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.02)
 
 
 def request(first: int, length: int = 40, **more: Any) -> GenerateParams:
@@ -417,6 +411,42 @@ def test_an_answer_of_any_worker_is_the_routers_and_so_is_its_error(
     assert routed.tokenize(again, pack_tokens([4, 5])) == pack_tokens([4, 5]), "nothing is to be asked"
     asks = GenerateParams(messages=again.messages, continue_final_message=True, history=pack_tokens([4, 5]))
     assert routed._as_ids(asks).params.goes_on_from_text, "its first tokens are decoded with those before them"
+
+
+def test_a_chat_is_generated_from_the_ids_that_it_was_routed_by(
+    routed: RoutedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These workers have no tokenizer; one message of an assistant without text is no text to go on from."""
+    monkeypatch.setattr(routed, "tokenize", lambda *_: pack_tokens([4, 5, 6]))
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
+    for goes_on in (False, True):
+        asks = GenerateParams(messages=chat, continue_final_message=goes_on, sampling=SamplingParams(max_tokens=2))
+        started, *_ = list(routed.generate(asks))
+        assert isinstance(started, Started)
+        assert started.prompt == pack_tokens([4, 5, 6])
+
+
+def test_a_pool_where_a_clear_is_pending_gets_no_request_of_that_namespace(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    left, right = hosts
+    both = {host.server.address for host in hosts}
+
+    def offered(namespace: str) -> set[str]:
+        return {choice.worker for choice in routed.rank(b"", namespace)}
+
+    of_service, of_pool = PendingClear(left.address, "", "red"), PendingClear(left.address, "left", "red")
+    for pending, confirmed in ((of_pool, ()), (of_service, ()), (of_service, (of_pool._replace(pool="other"),))):
+        routed.members.hold_back(frozenset({pending}), frozenset(confirmed))
+        for namespace in ("red", derived_namespace("red", adapter="a")):
+            assert offered(namespace) == {right.server.address}
+        assert offered("blue") == both
+    routed.members.hold_back(frozenset({of_service}), frozenset({of_pool}))
+    assert offered("red") == both, "what of the service is pending its pool has confirmed"
+    routed.members.hold_back(frozenset({of_service, of_pool}), frozenset({of_pool}))
+    assert offered("red") == {right.server.address}
+    routed.members.hold_back(frozenset(), frozenset())
+    assert offered("red") == both
 
 
 def test_services_whose_addresses_are_gone_are_asked_no_more(

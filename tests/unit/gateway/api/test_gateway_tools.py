@@ -196,6 +196,20 @@ def test_of_a_list_of_calls_the_first_is_taken_where_one_is_wanted() -> None:
     assert reply.finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("num_said", "takes_one_call", "num_calls", "is_exact"),
+    [(1, True, 1, True), (2, True, 1, False), (2, False, 2, True)],
+)
+def test_a_list_of_calls_that_begin_with_their_arguments_is_exact_where_none_is_left_out(
+    num_said: int, takes_one_call: bool, num_calls: int, is_exact: bool
+) -> None:
+    reply = Reply(0, ("weather",), (), takes_one_call=takes_one_call)
+    reply.push(Delta(0, (1,), json.dumps([{"arguments": {"city": "Paris"}, "name": "weather"}] * num_said)))
+    reply.finish(BranchFinished(0, FinishReason.STOP, 2, None))
+    assert len(reply.calls) == num_calls
+    assert reply.is_exact is is_exact
+
+
 def test_a_choice_of_none_hides_the_tools() -> None:
     plan = plan_tools([tool()], "none")
     assert (plan.tools, plan.names, plan.constraint) == ((), frozenset(), None)

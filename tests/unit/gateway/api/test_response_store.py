@@ -249,9 +249,10 @@ def recount(connection: sqlite3.Connection) -> list[str]:
         ).fetchone()
         if tuple(real) != (row["num_responses"], row["size_bytes"]) or real[0] > 20 or real[1] > 200_000:
             faults.append(f"{row['namespace']}: {tuple(row)} against {tuple(real)}")
+    query = "SELECT parent, COUNT(*) FROM responses WHERE parent IS NOT NULL GROUP BY parent"
+    num_children = dict(map(tuple, connection.execute(query)))
     for row in connection.execute("SELECT * FROM responses").fetchall():
-        query = "SELECT COUNT(*) FROM responses WHERE parent = ?"
-        if connection.execute(query, (row["id"],)).fetchone()[0] != row["num_children"]:
+        if num_children.get(row["id"], 0) != row["num_children"]:
             faults.append(f"{row['id']}: {row['num_children']} children")
         if row["is_hidden"] and not row["num_children"]:
             faults.append(f"{row['id']} is kept for nothing")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from postgres_server import PostgresServer
+from waiting import until
 
 from radixkv import PoolShape, connect, pack_tokens
 from radixkv.core.errors import LimitError
@@ -69,12 +70,6 @@ async def gateway(state: Path | str, met: dict[str, list[str]]) -> AsyncIterator
         await each.clears.aclose()
         each.pools.close()
         each.database.close()
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def stored(service: ServiceThread, name: str) -> Any:
@@ -205,5 +200,32 @@ def test_one_tenant_fills_no_more_than_its_part_of_the_book(tmp_path: Path, monk
             with pytest.raises(LimitError, match="2 clears"):
                 await each.clears.clear(["red#salt=2"])
             assert (await each.clears.clear(["blue"])).pending
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_repeating", [False, True])
+def test_a_gateway_that_closes_leaves_no_work_behind(tmp_path: Path, is_repeating: bool) -> None:
+    """Its pools are closed next: what still asked them would fail, or keep the process from its end."""
+    asked, met = asyncio.Event(), {"127.0.0.1:1": ["here"]}
+
+    async def run() -> None:
+        async with gateway(tmp_path / "state", met) as first:
+            if is_repeating:
+                assert (await first.clears.clear(["red"])).pending
+
+        async def never(_: Callable[[], Any]) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        each = Gateway(tmp_path / "state", met)
+        each.clears = Clears(each.pools, each, never)  # type: ignore[arg-type]  # as in `Gateway`
+        await each.clears.open(each.database)
+        if is_repeating:
+            await asyncio.wait_for(asked.wait(), DEADLINE_S)
+        await each.clears.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        each.pools.close()
+        each.database.close()
 
     asyncio.run(run())

@@ -19,6 +19,7 @@ from stored_chats import add, body, item, run
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.core.tokens import pack_tokens
 from radixkv.gateway.api.responses.response_store import ResponseStore
+from radixkv.gateway.storage import database as module
 from radixkv.gateway.storage.database import MAX_WRITES, Database, DatabaseError, is_in_use
 from radixkv.gateway.storage.database_schema import SCHEMA_VERSION
 
@@ -270,6 +271,18 @@ def test_a_job_that_nobody_waits_for_any_more_is_not_carried_out(database: Datab
     assert carried_out == ["last"]
 
 
+def test_a_server_that_does_not_answer_is_an_error_and_no_result(
+    database: Database, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.01)
+    database.is_shared = True
+    try:
+        with pytest.raises(UnavailableError, match="does not answer; try again"):
+            asyncio.run(database.run(lambda _: "late"))
+    finally:
+        held.set()
+
+
 TOO_BIG = "INSERT INTO big VALUES (zeroblob(1000000))"  # SQLite rolls the transaction back
 
 
@@ -326,3 +339,27 @@ def test_a_url_that_no_server_can_have_is_refused_without_its_secrets(url: str) 
     with pytest.raises(DatabaseError, match="URL") as refused:
         Database(url)
     assert "s3cret" not in str(refused.value)
+
+
+def test_what_must_not_be_lost_is_tried_again_while_a_server_is_away_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.001)
+    with Database() as database:
+        for is_shared, patience_s, num_tries in ((True, 300.0, 3), (True, -1.0, 1), (False, 300.0, 1)):
+            database.is_shared = is_shared
+            monkeypatch.setattr(module, "PATIENCE_S", patience_s)
+            tries: list[None] = []
+
+            def job(_: object, tries: list[None] = tries) -> str:
+                tries.append(None)
+                if len(tries) < 3:
+                    raise UnavailableError("away")
+                return "stored"
+
+            if num_tries == 3:
+                assert asyncio.run(database.keep(job)) == "stored"
+            else:
+                with pytest.raises(UnavailableError, match="away"):
+                    asyncio.run(database.keep(job))
+            assert len(tries) == num_tries

@@ -175,6 +175,26 @@ def test_token_ids_are_found_and_forgotten_at_every_gateway(two: Two) -> None:
     asyncio.run(story())
 
 
+def test_what_is_looked_up_counts_as_used_and_to_the_bounds(two: Two) -> None:
+    here = TranscriptCache(two.a, TranscriptCacheLimits())
+    there = TranscriptCache(two.b, TranscriptCacheLimits(max_entries=2))
+
+    def held() -> str:
+        return "".join(name for name in "abcd" if there.find("n", name.encode()))
+
+    async def story() -> None:
+        first = here.put("n", b"a", pack_tokens([1]), b"", None)
+        for name, parent in ((b"b", None), (b"c", first), (b"d", None)):
+            before = parent.all_tokens() if parent is not None else b""
+            here.put("n", name, before + pack_tokens(list(name)), b"", parent)
+        await two.a.run(lambda _: None)
+        for name, expected in (("a", "a"), ("b", "ab"), ("c", "ac"), ("d", "ad")):
+            await there.look_up("n", [name.encode()])
+            assert held() == expected
+
+    asyncio.run(story())
+
+
 def test_a_history_is_not_waited_for_where_the_database_does_not_answer(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:

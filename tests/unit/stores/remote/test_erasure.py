@@ -297,3 +297,17 @@ def test_faults_of_the_server_are_counted_and_too_many_or_too_long_tombstones_ar
     both.servers[0].points = {b"%d" % number for number in range(3)}
     worker.refresh(is_first=False)
     assert len(worker.tombstones()) == 5
+
+
+def test_an_erasure_before_the_cluster_is_known_is_completed_once_it_is() -> None:
+    both: Any = Both(random.Random(1))
+    key = key_of(b"one", b"a" * 16, b"block")
+    both.servers[1].blocks[key] = bytes(16)
+    worker = erasures(both)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(both, "of", lambda _key: None)
+        assert not worker.erase(b"a" * 16, b"point", time.monotonic() + TIMEOUT_S)
+        assert key in both.blocks, "without a tombstone a worker that is away would bring it back"
+    worker.retry(TIMEOUT_S)
+    assert both.servers[0].points == {b"point"}
+    assert not both.blocks

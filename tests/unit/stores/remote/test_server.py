@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from redis.exceptions import RedisError
-from resp_servers import LyingServer, wait_until
+from resp_servers import LyingServer
+from waiting import wait_until
 
 from radixkv.stores.remote import server as server_module
 from radixkv.stores.remote import url as url_module

@@ -137,6 +137,33 @@ def test_branches_that_read_a_long_common_prefix_draft_nothing() -> None:
     assert [len(branch.draft) for branch in branches] == [0, 0, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "pays_at", "looked"),
+    [
+        (4, (), [*range(1, 33)]),
+        (5, (), [*range(1, 9), 16, 24, 32]),
+        (5, (3,), [*range(1, 12), 16, 24, 32]),
+        (5, (8,), [*range(1, 17), 24, 32]),
+        (5, (16,), [*range(1, 9), *range(16, 25), 32]),
+    ],
+)
+def test_a_large_batch_looks_once_in_eight_steps_after_eight_without_a_draft_that_paid(
+    num_rows: int, pays_at: tuple[int, ...], looked: list[int]
+) -> None:
+    steps: list[int] = []
+    source = LyingSource(lambda _branch: steps.append(step) or [1], 0.0, 1)  # type: ignore[func-returns-value]
+    settings = SpeculationSettings(always=True)
+    drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
+    branches = [a_branch([1], [2, 3], name=str(number)) for number in range(num_rows)]
+    for branch in branches:
+        branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
+    for step in range(1, 33):
+        room = 1 if step in pays_at else 0  # of the batch: for one draft of all
+        drafter.plan([Row(branch, 2, 3) for branch in branches], num_rows + room)
+        assert sum(len(branch.draft) for branch in branches) == room
+    assert sorted(set(steps)) == looked
+
+
 def test_a_large_batch_whose_drafts_do_not_pay_seldom_looks_for_them() -> None:
     num_looks = 0
 
@@ -182,13 +209,14 @@ def test_replies_that_never_draft_are_not_kept_and_leave_no_trace_of_a_clear(
     assert source.find(a_branch(prompt, reply[:5]), 4) is not None
 
 
-def test_nothing_is_drafted_beside_a_prompt() -> None:
+@pytest.mark.parametrize("end", [1, 16])
+def test_nothing_is_drafted_beside_a_prompt(end: int) -> None:
     source = LyingSource(lambda _branch: [1, 2], 0.0, 1)
     settings = SpeculationSettings(always=True)
     drafter = Drafter(settings, vocab_size=50, block_size=16, counters=EngineCounters(), sources=[source])
     branch, other = a_branch([1], [2, 3]), a_branch([1] * 20, [], name="other")
     branch.phase, branch.room, branch.num_computed = Phase.RUNNING, 40, 2
-    drafter.plan([Row(branch, 2, 3), Row(other, 0, 16)], 320)
+    drafter.plan([Row(branch, 2, 3), Row(other, 0, end)], 320)
     assert list(branch.draft) == []
 
 

@@ -112,3 +112,29 @@ def test_what_is_cleared_is_gone_with_what_is_derived_of_it() -> None:
     assert [draft is not None for draft in found] == [False, False, True]
     source.ended(a_branch(noise(1, 20), noise(2, 50), "one", "later").generation)
     assert source.find(a_branch(noise(1, 20), noise(2, 50)[:3], "one"), 4) is not None
+
+
+def test_past_its_memory_a_namespace_forgets_the_older_half_and_drafts_the_rest_as_it_was() -> None:
+    source, kept = RecentReplies(1 << 18), list[int]()
+    for number in range(60):
+        source.ended(a_branch(noise(number, 20), noise(1000 + number, 100)).generation)
+        kept.append(0)
+        for earlier in range(number, -1, -1):
+            reply = noise(1000 + earlier, 100)
+            draft = source.find(a_branch(noise(earlier, 20), reply[:30]), 8)
+            if draft is None:
+                break
+            assert list(draft.tokens) == reply[30:38]
+            kept[-1] += 1
+    most = max(kept)
+    assert most < 60, "there were more than it keeps"
+    assert min(kept[most:]) in (most // 2, most // 2 + 1)
+
+
+def test_of_a_reply_that_is_larger_than_its_memory_the_end_is_drafted() -> None:
+    source, reply = RecentReplies(1 << 18), noise(1, 20_000)
+    source.ended(a_branch(noise(2, 20), reply).generation)
+    draft = source.find(a_branch(noise(2, 20), reply[-30:-10]), 8)
+    assert draft is not None
+    assert list(draft.tokens) == reply[-10:-2]
+    assert source.find(a_branch(noise(2, 20), reply[:20]), 8) is None
