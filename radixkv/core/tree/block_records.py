@@ -53,6 +53,13 @@ class BlockRecord(NamedTuple):
         content, told = packed[: -_SUM.size], packed[-_SUM.size :]
         if len(content) < _HEAD.size or _SUM.pack(crc32(content, crc32(_SUMMED.pack(key, block_id)))) != told:
             return None
+        try:
+            return cls._read(content)
+        except (struct.error, ValueError):  # forged: the sum is right
+            return None
+
+    @classmethod
+    def _read(cls, content: bytes) -> BlockRecord:
         form, above = _HEAD.unpack_from(content)
         position, namespace, retention = _HEAD.size, None, DEFAULT_RETENTION
         if form & _IS_FIRST:
@@ -63,9 +70,11 @@ class BlockRecord(NamedTuple):
             retention = _RETENTION.unpack_from(content, position)
             position += _RETENTION.size
         planes, width = content[position:], form & _WIDTH
-        tokens = bytearray(len(planes) // width * TOKEN_BYTES)
+        if not 2 <= width <= TOKEN_BYTES or len(planes) % width:
+            raise ValueError(f"{len(planes)} bytes of token ids, each of {width}")
+        num_tokens = len(planes) // width
+        tokens = bytearray(num_tokens * TOKEN_BYTES)
         for plane in range(width):
-            num_tokens = len(planes) // width
             tokens[plane::TOKEN_BYTES] = planes[plane * num_tokens : (plane + 1) * num_tokens]
         return cls(above, bytes(tokens), namespace, retention)
 

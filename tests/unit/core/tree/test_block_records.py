@@ -7,6 +7,7 @@ import random
 from array import array
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -113,6 +114,22 @@ def test_a_damaged_record_is_refused() -> None:
         assert BlockRecord.read(KEY, block_id, packed[:length]) is None
     assert BlockRecord.read(KEY + 1, block_id, packed) is None
     assert BlockRecord.read(KEY, block_id + 1, packed) is None
+
+
+def test_a_forged_record_is_refused_or_fails_the_op_alone() -> None:
+    rng, results = random.Random(3), set[str]()
+    for _ in range(2000):
+        namespace = rng.choice([b"default", b"", b"\xff", b"x" * 300])
+        above = namespace_hash("default") if rng.random() < 0.7 else rng.getrandbits(64)
+        content = bytes([rng.choice([10, 2, 26, rng.randrange(256)])]) + above.to_bytes(8, "little")
+        content += rng.choice([len(namespace), rng.randrange(2**16)]).to_bytes(2, "little") + namespace
+        content += rng.randbytes(rng.choice([8, 9, 17, rng.randrange(40)]))
+        packed = content + crc32(content, crc32(KEY.to_bytes(8, "little") + bytes(4))).to_bytes(4, "little")
+        cache = Kept()
+        (result,) = cache.step([AdoptBlocksOp(array("i", [0]), (packed,))])
+        results.add(str(result) if isinstance(result, int) else type(result).__name__)
+        cache.check()
+    assert results == {"0", "1", "InvalidArgumentError"}
 
 
 @pytest.mark.parametrize("seed", range(20))
