@@ -47,6 +47,7 @@ from radixkv.core.api import StepOp
 from radixkv.service.config import ServiceConfig
 from radixkv.service.server import CacheService
 from radixkv.v1 import workers_pb2 as workers
+from radixkv.wire.journal import RECORDED
 from radixkv.wire.steps import op_to_proto, result_to_proto
 
 __all__ = ["main"]
@@ -54,6 +55,8 @@ __all__ = ["main"]
 RATIO_BOUND = 1.3
 ECHO_METHOD = "/bench.Echo/Echo"
 NS_TO_US = 1e-3
+RECORDS = "records"
+"""Of the answers that have some."""
 
 
 async def _serve() -> None:
@@ -156,10 +159,10 @@ def measure_step(num_rounds: int, num_tokens: int) -> dict[str, list[float]]:
 
 
 def answer_sizes(num_chats: int = 8, num_turns: int = 6, num_drafts: int = 4, seed: int = 0) -> dict[str, list[int]]:
-    """Bytes of each answer, by the kind of its op: a chat is a system prompt of 512 tokens, turns of 64 and replies of 96, each
-    in several drafts.
+    """Bytes of each answer, by the kind of its op, and of the records of blocks next to them: a chat is a system prompt of 512
+    tokens, turns of 64 and replies of 96, each in several drafts.
     """
-    draw, seq_ids, cache = random.Random(seed), count(1), PrefixCache(num_blocks=8192)
+    draw, seq_ids, cache = random.Random(seed), count(1), PrefixCache(num_blocks=8192, record_key=1)
     sizes: dict[str, list[int]] = defaultdict(list)
 
     def apply(op: StepOp) -> None:
@@ -167,6 +170,8 @@ def answer_sizes(num_chats: int = 8, num_turns: int = 6, num_drafts: int = 4, se
         result_to_proto(op, cache.step([op])[0], proto)
         assert not proto.HasField("error"), proto
         sizes[str(proto.WhichOneof("result"))].append(proto.ByteSize())
+        if (recorded := cache.take_records()).block_ids:
+            sizes[RECORDS].append(workers.StepAnswer(records=RECORDED.to_proto(recorded)).ByteSize())
 
     def written(length: int) -> list[int]:
         return [draw.randrange(50_000) for _ in range(length)]
@@ -224,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.tables.append(Table("One round trip, microseconds", ("call", "p50", "p99", "n"), rows))
     sizes = answer_sizes()
     total = sum(map(sum, sizes.values()))
+    report.figures["with_records"] = total / (total - sum(sizes[RECORDS]))
     report.figures["answer_bytes"] = {
         kind: {"n": len(each), "mean": statistics.fmean(each), "max": max(each), "share": sum(each) / total}
         for kind, each in sizes.items()
@@ -233,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (kind, f"{len(each):,}", f"{statistics.fmean(each):.1f}", f"{max(each):,}", f"{sum(each) / total:.0%}")
         for kind, each in sizes.items()
     ]
-    report.tables.append(Table("Answers of a branching load, bytes", columns, size_rows))
+    title = f"Answers of a branching load, bytes: {report.figures['with_records']:.2f} times those without records"
+    report.tables.append(Table(title, columns, size_rows))
     report.bars.append(Bar("a Step with one acquire / an empty echo of the same payload", ratio, RATIO_BOUND, "x"))
     return report.finish(options.json or (None if options.quick else RESULTS_DIR / "step.json"), is_quick=options.quick)
 

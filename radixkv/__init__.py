@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.core.api import (
     AcquireOp,
     AcquireResult,
+    AdoptBlocksOp,
     AdoptOp,
     AdoptResult,
     AdoptSequenceOp,
@@ -87,6 +88,7 @@ __all__ = [
     "AbortedError",
     "AcquireOp",
     "AcquireResult",
+    "AdoptBlocksOp",
     "AdoptOp",
     "AdoptResult",
     "AdoptSequenceOp",

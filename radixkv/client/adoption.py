@@ -7,7 +7,18 @@ from collections.abc import Collection, Iterator, Sequence
 
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
-from radixkv.core.api import AdoptionOp, AdoptSequenceOp, HintOp, Notice, PinInfo, PinOp, StepOp, StepResult, UnpinOp
+from radixkv.core.api import (
+    AdoptBlocksOp,
+    AdoptionOp,
+    AdoptSequenceOp,
+    HintOp,
+    Notice,
+    PinInfo,
+    PinOp,
+    StepOp,
+    StepResult,
+    UnpinOp,
+)
 from radixkv.core.errors import RadixKVError
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.steps import op_to_proto
@@ -16,7 +27,9 @@ __all__ = ["adoption_steps", "take_outcomes"]
 
 _LOG = logging.getLogger(__name__)
 
-_MAX_OPS, _MAX_BYTES = 256, 1 << 20
+_MAX_OPS, _MAX_BYTES = 256, 1 << 18
+_NEEDED = {HintOp: "hint", AdoptBlocksOp: "records"}
+"""The feature of a service that takes an op."""
 
 
 def adoption_steps(
@@ -30,7 +43,7 @@ def adoption_steps(
     ops: list[StepOp | AdoptionOp] = []
     request, size_bytes = workers.AttachRequest(), 0
     for op in ledger.adoption():
-        if isinstance(op, HintOp) and "hint" not in features:
+        if _NEEDED.get(type(op)) not in {None, *features}:
             continue
         proto = workers.Op()
         op_to_proto(op, proto)

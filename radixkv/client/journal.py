@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
-from radixkv.core.tree.journal import JournalEntry
+from radixkv.core.tree.journal import JournalEntry, Recorded, without_records
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.journal import journal_from_proto
 
@@ -55,14 +55,16 @@ class JournalBox:
     def note_all(self, ledger: Ledger) -> None:
         """Note what waits for answers that no longer come: the service has restarted."""
         while self._waiting:
-            self._note(*self._waiting.popleft()[1:], ledger)
+            _, entries, number = self._waiting.popleft()
+            self._note(without_records(entries), number, ledger)
 
     def _note(self, entries: Sequence[JournalEntry], number: int, ledger: Ledger | None) -> None:
         if ledger is not None:
             for entry in entries:
                 ledger.noted(entry)
-        if self._on_journal is not None:
-            self._erasing.append((number, list(self._on_journal(entries) or ())))
+        told = [entry for entry in entries if not isinstance(entry, Recorded)]
+        if self._on_journal is not None and told:
+            self._erasing.append((number, list(self._on_journal(told) or ())))
 
     def await_erasures(self, acknowledge: Callable[[], None]) -> None:
         """Call `acknowledge` for each message that was delayed, once its erasures are done. Needs no lock of the owner."""

@@ -13,7 +13,7 @@ import logging
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice, starmap
 from typing import NamedTuple, cast
@@ -44,6 +44,7 @@ from radixkv.core.errors import (
 from radixkv.core.tree.journal import JournalEntry
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.features import FEATURES, unknown_option
+from radixkv.wire.journal import RECORDED
 from radixkv.wire.steps import PENDING, op_from_proto, op_to_proto, result_from_proto
 from radixkv.wire.values import SHAPE, WORKER_LOAD, unpack_blocks
 
@@ -143,6 +144,11 @@ class HolderSession:
     def features(self) -> Collection[str]:
         """The features of the service that accepted the holder last."""
         return self._features
+
+    @property
+    def records(self) -> Mapping[int, bytes]:
+        """The latest record of each block."""
+        return self._ledger.records if self._ledger is not None else {}
 
     @property
     def is_attached(self) -> bool:
@@ -399,6 +405,8 @@ class HolderSession:
             results = [result_from_proto(op, told) for op, told in zip(pending.ops, answer.results, strict=True)]
             self._notices.await_outcomes(results)
             assert self._ledger is not None, "who was attached follows his Steps"
+            if answer.HasField("records"):
+                self._ledger.keep(RECORDED.read(answer.records))
             if pending.future is None:
                 take_outcomes(pending.ops, results, self._ledger, self._notices)
             else:

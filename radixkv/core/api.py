@@ -45,6 +45,7 @@ __all__ = [
     "AcquireOp",
     "AcquireOptions",
     "AcquireResult",
+    "AdoptBlocksOp",
     "AdoptOp",
     "AdoptResult",
     "AdoptSequenceOp",
@@ -371,6 +372,15 @@ class AdoptSequenceOp:
     same_tree_as: int | None = None
     retention: tuple[Retention, ...] = ()
     shares_last: bool = False
+    last_record: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptBlocksOp:
+    """Play back records of blocks, after the cache was lost; see `PrefixCache.adopt_blocks`."""
+
+    block_ids: array[int]
+    records: tuple[bytes, ...]
 
 
 StepOp = (
@@ -391,7 +401,7 @@ StepOp = (
 )
 """Every call of a `CacheHolder` that changes its pool, and `match`."""
 
-AdoptionOp = AdoptOp | AdoptSequenceOp
+AdoptionOp = AdoptOp | AdoptSequenceOp | AdoptBlocksOp
 """The first ops that a holder sends to a cache that was lost."""
 
 StepResult = (

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from radixkv.core.api import (
+    AdoptBlocksOp,
     AdoptionOp,
     AdoptOp,
     AdoptSequenceOp,
@@ -22,12 +23,14 @@ from radixkv.core.api import (
 )
 from radixkv.core.namespaces import covers
 from radixkv.core.tokens import TOKEN_BYTES
-from radixkv.core.tree.journal import JournalEntry, Retained
+from radixkv.core.tree.block_records import DEFAULT_RETENTION, BlockRecord
+from radixkv.core.tree.journal import JournalEntry, Recorded, Retained
 from radixkv.testing.record import PoolRecord
+from radixkv.v1 import workers_pb2 as workers
 
 __all__ = ["Adoption"]
 
-_OPS = (AdoptOp, AdoptSequenceOp, PinOp, UnpinOp, SetQuotaOp, RetainOp)
+_OPS = (AdoptOp, AdoptBlocksOp, AdoptSequenceOp, PinOp, UnpinOp, SetQuotaOp, RetainOp)
 
 Fault = tuple[str, str]
 """The rule that is broken, and the facts."""
@@ -38,20 +41,26 @@ class Adoption:
 
     Args:
         before: the record at the restart; it is changed.
+        now: the record of the same life from then on.
+        hello: the first message of the holder after the restart.
 
     Attributes:
         counts: of what is to be given back, by name; and of what is not to be adopted.
     """
 
-    def __init__(self, before: PoolRecord) -> None:
+    def __init__(self, before: PoolRecord, now: PoolRecord, hello: workers.Hello) -> None:
+        kept = (BlockRecord.read(hello.incarnation, *each) for each in before.records.items())
+        retained = [each for each in kept if each is not None and each.retention != DEFAULT_RETENTION]
         self.counts = {
             "quotas at a restart": len(before.quotas),
             "pins at a restart": len(before.pins),
-            "retained blocks at a restart": len(before.retained),
+            "retained blocks at a restart": len(before.retained) + len(retained),
             "dropped blocks at a restart": len(before.dropped),
             "Pendings at a restart": len(before.awaited),
         }
-        self._before = before
+        self._before, self._now = before, now
+        self._keeps_records = "records" in hello.features
+        self._unplayed = set(before.records)
         self._block_size = before.block_size
         self._num_adopted = 0
         self._history = b""  # of the last Adopt
@@ -74,6 +83,8 @@ class Adoption:
                 case Retained():
                     for block_id in entry.block_ids:
                         self._before.retained.pop(block_id, None)
+                case Recorded():
+                    self._unplayed.difference_update(entry.block_ids)
                 case _:
                     pass
 
@@ -96,6 +107,9 @@ class Adoption:
                 self._num_adopted += 1
                 yield from self._missing_quotas()
                 yield from self._sequence_faults(op)
+            case AdoptBlocksOp():
+                self._num_adopted += 1
+                yield from self._record_faults(op)
             case AdoptOp():
                 self._num_adopted += 1
                 self._history = self._history[: op.num_kept * TOKEN_BYTES] + op.tokens
@@ -107,7 +121,10 @@ class Adoption:
         """The rules that are broken where adoption ends by an op of that name."""
         before = self._before
         live = set(before.trees.values())
-        if not self._num_adopted and (before.parked or any(held.tree in live for held in before.held.values())):
+        if self._keeps_records:
+            if num_left := len(self._unplayed & self._now.records.keys()):
+                yield "adopt-record", f"{name} was sent, and {num_left} kept records were not played back"
+        elif not self._num_adopted and (before.parked or any(held.tree in live for held in before.held.values())):
             of = f"{len(before.parked)} sequences and {len(before.held)} blocks"
             yield "adopt-first", f"{name} was sent, and nothing adopted of {of}"
         yield from self._missing_quotas()
@@ -127,12 +144,26 @@ class Adoption:
 
     # -- histories
 
+    def _record_faults(self, op: AdoptBlocksOp) -> Iterator[Fault]:
+        for block_id, packed in zip(op.block_ids, op.records, strict=True):
+            kept = self._before.records.get(block_id)
+            self._unplayed.discard(block_id)
+            if packed not in {kept, self._now.records.get(block_id)}:
+                latest = "none is kept" if kept is None else "it is not the latest one"
+                yield "adopt-record", f"a record of block {block_id} was played back, {latest}"
+            elif (held := self._before.held.get(block_id)) is not None:
+                self._end_pins(held.tree, held.history, self._before.start_bytes(held.history))
+
+    def _end_pins(self, tree: int, history: bytes, start: int) -> None:
+        """A history is adopted from `start` on: before it, a pin of tokens that end there protected nothing."""
+        for namespace, tokens in list(self._pins):
+            if self._before.trees.get(namespace, 0) == tree and len(tokens) > start and history.startswith(tokens):
+                self._pins.remove((namespace, tokens))
+
     def _history_faults(self, op: AdoptOp) -> Iterator[Fault]:
         tree = self._before.trees.get(op.namespace, 0)
         yield from self._block_faults(op.namespace, tree, self._history, op.block_ids, op.num_kept)
-        for pin in list(self._pins):
-            if pin[0] == op.namespace and len(pin[1]) > op.num_kept * TOKEN_BYTES and self._history.startswith(pin[1]):
-                self._pins.remove(pin)  # before the history of its tokens a pin protects nothing
+        self._end_pins(tree, self._history, op.num_kept * TOKEN_BYTES)
         for index, block_id in enumerate(op.block_ids, op.num_kept // self._block_size):
             self._expect_retention(block_id, index, op.retention)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from radixkv.core.api import AdoptionOp, Pending, StepOp, StepResult
-from radixkv.core.tree.journal import JournalEntry
+from radixkv.core.tree.journal import JournalEntry, Recorded
 from radixkv.testing.adoption import Adoption
 from radixkv.testing.record import PoolRecord
 from radixkv.v1 import workers_pb2 as workers
@@ -15,7 +15,7 @@ __all__ = ["Flight", "Life", "Note", "StreamWatch"]
 
 @dataclass
 class Flight:
-    """A Step that the holder has sent and whose answer it has not acknowledged. `results`: those delivered."""
+    """A Step that the holder has sent and whose answer it has not acknowledged. `results`, `recorded`: those delivered."""
 
     number: int
     protos: list[workers.Op]
@@ -24,6 +24,7 @@ class Flight:
     unsure: list[bool]
     is_clean: bool
     results: list[StepResult] | None = None
+    recorded: Recorded | None = None
 
 
 @dataclass

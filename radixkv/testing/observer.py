@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from radixkv.core.api import AcquireResult, AdoptionOp, Pending, StepOp, StepResult
 from radixkv.core.errors import InvalidArgumentError, RadixKVError, UnknownSequenceError
+from radixkv.core.tree.journal import without_records
 from radixkv.testing.adoption import Adoption
 from radixkv.testing.life import Flight, Life, Note, StreamWatch
 from radixkv.testing.messages import describe_request, describe_response, line_of, name_of, short
@@ -22,7 +23,7 @@ from radixkv.testing.outlook import Outlook, named_id
 from radixkv.testing.record import PoolRecord
 from radixkv.testing.rules import RULES, Broken
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.journal import journal_from_proto
+from radixkv.wire.journal import RECORDED, journal_from_proto
 from radixkv.wire.steps import PENDING, notices_from_proto, op_from_proto, result_from_proto
 
 __all__ = ["Observer"]
@@ -230,6 +231,8 @@ class Observer:
             if flight is not None and flight.results is not None:
                 for facts in life.record.answered(flight.number, flight.ops, flight.results):
                     self.broke("insert-again", f"Step {flight.number}, {facts}", flight.message)
+                if flight.recorded is not None:
+                    life.record.keep(flight.recorded)
         self._note_until(life, life.acknowledged, life.notices_acknowledged)
         for received, (after_step, outcomes) in list(life.outcomes.items()):
             if received <= life.notices_acknowledged and after_step <= life.acknowledged:
@@ -357,14 +360,14 @@ class Observer:
             life.flights.clear()
             life.released.clear()
             for note in life.notes:  # received, and their Step not answered
-                life.record.noted(note.entries, note.after_step)
+                life.record.noted(without_records(note.entries), note.after_step)
             life.notes.clear()
             life.outcomes.clear()
             life.notices_noted = life.notices_acknowledged  # their numbers go on from there
             stream.expected_step = attached.next_step
             if life.hello.can_adopt:
                 self.seen["restarts to adopt after"] += 1
-                life.adopting = Adoption(life.record.begin_again())
+                life.adopting = Adoption(life.record.begin_again(), life.record, life.hello)
                 self.seen.update(life.adopting.counts)
                 life.record.awaited = dict.fromkeys(map(PENDING.read, life.hello.awaited))
             else:
@@ -395,3 +398,4 @@ class Observer:
             if isinstance(result, AcquireResult) and result.num_stored_tokens:
                 self.seen["prefixes reused"] += 1
         flight.results = results
+        flight.recorded = RECORDED.read(answer.records) if answer.HasField("records") else None

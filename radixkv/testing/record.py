@@ -35,7 +35,7 @@ from radixkv.core.api import (
 from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import covers
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
-from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
+from radixkv.core.tree.journal import Dropped, JournalEntry, Recorded, Retained
 
 __all__ = ["PoolRecord", "SequenceRecord"]
 
@@ -80,6 +80,7 @@ class PoolRecord:
         lost: ids of those whose adoption was rejected.
         held: content of each known block. dropped: of those that may not be adopted.
         trees: number of the tree that a namespace matches now.
+        records: those that the holder is to keep, by block.
         pins: ttl by namespace and tokens. quotas: by namespace. retained: priority and duration by block; see `journal`.
         awaited: the Pendings that were answered and have no Notice yet.
         unrepeated: tokens of failed inserts that were not sent again, by sequence.
@@ -92,6 +93,7 @@ class PoolRecord:
     held: dict[int, Held] = field(default_factory=dict)
     dropped: dict[int, Held] = field(default_factory=dict)
     trees: dict[str, int] = field(default_factory=dict)
+    records: dict[int, bytes] = field(default_factory=dict)
     pins: dict[tuple[str, bytes], float] = field(default_factory=dict)
     quotas: dict[str, SetQuotaOp] = field(default_factory=dict)
     retained: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -169,6 +171,15 @@ class PoolRecord:
                     self._retain(entry)
                 case Dropped():
                     self._drop(entry, after_step)
+                case Recorded():
+                    self.keep(entry)
+
+    def keep(self, recorded: Recorded) -> None:
+        """Apply changes of the records that the holder keeps."""
+        for block_id, packed in zip(recorded.block_ids, recorded.records, strict=True):
+            self.records.pop(block_id, None)
+            if packed:
+                self.records[block_id] = packed
 
     def _retain(self, entry: Retained) -> None:
         for block_id in entry.block_ids:
@@ -299,9 +310,10 @@ class PoolRecord:
             if is_below and block_id not in kept and held.step <= after_step:
                 self.dropped[block_id] = self.held.pop(block_id)
                 rest = entry.tokens[:-TOKEN_BYTES]
-                if len(rest) > self._start_bytes(held.history):
+                if len(rest) > self.start_bytes(held.history):
                     self.held[block_id] = held._replace(history=rest)
 
-    def _start_bytes(self, history: bytes) -> int:
+    def start_bytes(self, history: bytes) -> int:
+        """Where the last block of a history begins."""
         block_bytes = self.block_size * TOKEN_BYTES
         return (len(history) - 1) // block_bytes * block_bytes

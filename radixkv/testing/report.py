@@ -30,7 +30,7 @@ _EXPECTED = {
     "pins at a restart": "no pin was to be given back",
     "retained blocks at a restart": "no retention was to be given back",
     "dropped blocks at a restart": "no dropped history was still in blocks",
-    "adopt": "no history was adopted",
+    "adopt_blocks": "no block was adopted by its record",
     "adopt_sequence": "no open sequence was adopted",
 }
 """Counts that a thorough trial has above 0, and a line for each that is 0."""

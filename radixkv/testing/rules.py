@@ -84,6 +84,10 @@ RULES = {
         "workers.proto, Hello.can_adopt",
     ),
     "adopt-content": Rule("An adopted block holds the history that it is adopted with.", "workers.proto, Adopt"),
+    "adopt-record": Rule(
+        "After a restart a holder that keeps records plays back all of them: of each block the latest, unchanged.",
+        "workers.proto, BlockRecords",
+    ),
     "adopt-dropped": Rule(
         "A cleared or dropped history is not adopted.", "workers.proto, Notices.cleared and Dropped.tokens"
     ),

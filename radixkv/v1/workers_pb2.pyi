@@ -123,7 +123,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged_through: _Optional[int] = ..., ops: _Optional[_Iterable[_Union[Op, _Mapping]]] = ..., notices_acknowledged_through: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class Op(_message.Message):
-    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint")
+    __slots__ = ("acquire", "extend", "insert", "fork", "release", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint", "adopt_blocks")
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
     INSERT_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Op(_message.Message):
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     acquire: Acquire
     extend: Extend
     insert: Insert
@@ -156,7 +157,8 @@ class Op(_message.Message):
     clear: Clear
     set_quota: SetQuota
     hint: Hint
-    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., retain: _Optional[_Union[Retain, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictBranch, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ...) -> None: ...
+    adopt_blocks: AdoptBlocks
+    def __init__(self, acquire: _Optional[_Union[Acquire, _Mapping]] = ..., extend: _Optional[_Union[Extend, _Mapping]] = ..., insert: _Optional[_Union[Insert, _Mapping]] = ..., fork: _Optional[_Union[Fork, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., match: _Optional[_Union[Match, _Mapping]] = ..., pin: _Optional[_Union[Pin, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequence, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., retain: _Optional[_Union[Retain, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictBranch, _Mapping]] = ..., clear: _Optional[_Union[Clear, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ..., hint: _Optional[_Union[Hint, _Mapping]] = ..., adopt_blocks: _Optional[_Union[AdoptBlocks, _Mapping]] = ...) -> None: ...
 
 class Acquire(_message.Message):
     __slots__ = ("tokens", "reserve", "namespace", "seq_id", "waits", "is_unshared", "retention", "at_least", "whole_blocks")
@@ -321,7 +323,7 @@ class Adopt(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., num_kept: _Optional[int] = ..., block_ids: _Optional[bytes] = ..., namespace: _Optional[str] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ...) -> None: ...
 
 class AdoptSequence(_message.Message):
-    __slots__ = ("seq_id", "tokens", "block_table", "num_computed", "room", "reserve", "namespace", "is_unshared", "beside_seq_id", "retention", "shares_last_block")
+    __slots__ = ("seq_id", "tokens", "block_table", "num_computed", "room", "reserve", "namespace", "is_unshared", "beside_seq_id", "retention", "shares_last_block", "last_record")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +335,7 @@ class AdoptSequence(_message.Message):
     BESIDE_SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     SHARES_LAST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    LAST_RECORD_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     tokens: bytes
     block_table: bytes
@@ -344,17 +347,36 @@ class AdoptSequence(_message.Message):
     beside_seq_id: int
     retention: _containers.RepeatedCompositeFieldContainer[_types_pb2.Retention]
     shares_last_block: bool
-    def __init__(self, seq_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_computed: _Optional[int] = ..., room: _Optional[int] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., is_unshared: _Optional[bool] = ..., beside_seq_id: _Optional[int] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., shares_last_block: _Optional[bool] = ...) -> None: ...
+    last_record: bytes
+    def __init__(self, seq_id: _Optional[int] = ..., tokens: _Optional[bytes] = ..., block_table: _Optional[bytes] = ..., num_computed: _Optional[int] = ..., room: _Optional[int] = ..., reserve: _Optional[int] = ..., namespace: _Optional[str] = ..., is_unshared: _Optional[bool] = ..., beside_seq_id: _Optional[int] = ..., retention: _Optional[_Iterable[_Union[_types_pb2.Retention, _Mapping]]] = ..., shares_last_block: _Optional[bool] = ..., last_record: _Optional[bytes] = ...) -> None: ...
+
+class AdoptBlocks(_message.Message):
+    __slots__ = ("block_ids", "records")
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    block_ids: bytes
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_ids: _Optional[bytes] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class BlockRecords(_message.Message):
+    __slots__ = ("block_ids", "records")
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    block_ids: bytes
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, block_ids: _Optional[bytes] = ..., records: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StepAnswer(_message.Message):
-    __slots__ = ("number", "results", "freed_block_ids")
+    __slots__ = ("number", "results", "freed_block_ids", "records")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     FREED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     results: _containers.RepeatedCompositeFieldContainer[OpResult]
     freed_block_ids: bytes
-    def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ..., freed_block_ids: _Optional[bytes] = ...) -> None: ...
+    records: BlockRecords
+    def __init__(self, number: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OpResult, _Mapping]]] = ..., freed_block_ids: _Optional[bytes] = ..., records: _Optional[_Union[BlockRecords, _Mapping]] = ...) -> None: ...
 
 class Notices(_message.Message):
     __slots__ = ("number", "after_step", "notices", "cleared", "journal")
@@ -371,18 +393,20 @@ class Notices(_message.Message):
     def __init__(self, number: _Optional[int] = ..., after_step: _Optional[int] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ..., cleared: _Optional[_Iterable[str]] = ..., journal: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
-    __slots__ = ("pin", "unpin", "set_quota", "retained", "dropped")
+    __slots__ = ("pin", "unpin", "set_quota", "retained", "dropped", "records")
     PIN_FIELD_NUMBER: _ClassVar[int]
     UNPIN_FIELD_NUMBER: _ClassVar[int]
     SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
     RETAINED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     pin: Pin
     unpin: Unpin
     set_quota: SetQuota
     retained: Retained
     dropped: Dropped
-    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ..., retained: _Optional[_Union[Retained, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ...) -> None: ...
+    records: BlockRecords
+    def __init__(self, pin: _Optional[_Union[Pin, _Mapping]] = ..., unpin: _Optional[_Union[Unpin, _Mapping]] = ..., set_quota: _Optional[_Union[SetQuota, _Mapping]] = ..., retained: _Optional[_Union[Retained, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., records: _Optional[_Union[BlockRecords, _Mapping]] = ...) -> None: ...
 
 class Retained(_message.Message):
     __slots__ = ("block_ids", "priority", "duration_s")
@@ -415,7 +439,7 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[_Union[NoticeKind, str]] = ..., seq_id: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class OpResult(_message.Message):
-    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint")
+    __slots__ = ("error", "acquire", "extend", "insert", "fork", "release", "pending", "match", "pin", "adopt", "adopt_sequence", "unpin", "retain", "evict", "evict_branch", "clear", "set_quota", "hint", "adopt_blocks")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     EXTEND_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +458,7 @@ class OpResult(_message.Message):
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     SET_QUOTA_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     error: _types_pb2.Error
     acquire: AcquireResult
     extend: ExtendResult
@@ -452,7 +477,8 @@ class OpResult(_message.Message):
     clear: EvictResult
     set_quota: _prefix_cache_pb2.NamespaceUsage
     hint: HintResult
-    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResult, _Mapping]] = ..., retain: _Optional[_Union[RetainResult, _Mapping]] = ..., evict: _Optional[_Union[EvictResult, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictResult, _Mapping]] = ..., clear: _Optional[_Union[EvictResult, _Mapping]] = ..., set_quota: _Optional[_Union[_prefix_cache_pb2.NamespaceUsage, _Mapping]] = ..., hint: _Optional[_Union[HintResult, _Mapping]] = ...) -> None: ...
+    adopt_blocks: AdoptBlocksResult
+    def __init__(self, error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., acquire: _Optional[_Union[AcquireResult, _Mapping]] = ..., extend: _Optional[_Union[ExtendResult, _Mapping]] = ..., insert: _Optional[_Union[InsertResult, _Mapping]] = ..., fork: _Optional[_Union[ForkResult, _Mapping]] = ..., release: _Optional[_Union[ReleaseResult, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., match: _Optional[_Union[MatchResult, _Mapping]] = ..., pin: _Optional[_Union[PinResult, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResult, _Mapping]] = ..., adopt_sequence: _Optional[_Union[AdoptSequenceResult, _Mapping]] = ..., unpin: _Optional[_Union[UnpinResult, _Mapping]] = ..., retain: _Optional[_Union[RetainResult, _Mapping]] = ..., evict: _Optional[_Union[EvictResult, _Mapping]] = ..., evict_branch: _Optional[_Union[EvictResult, _Mapping]] = ..., clear: _Optional[_Union[EvictResult, _Mapping]] = ..., set_quota: _Optional[_Union[_prefix_cache_pb2.NamespaceUsage, _Mapping]] = ..., hint: _Optional[_Union[HintResult, _Mapping]] = ..., adopt_blocks: _Optional[_Union[AdoptBlocksResult, _Mapping]] = ...) -> None: ...
 
 class Pending(_message.Message):
     __slots__ = ("seq_id", "num_tokens")
@@ -553,3 +579,9 @@ class AdoptResult(_message.Message):
 class AdoptSequenceResult(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class AdoptBlocksResult(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...

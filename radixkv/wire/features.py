@@ -19,6 +19,7 @@ FEATURES = (
     "erasures",
     "hint",
     "load",
+    "records",
 )
 """Those of a service of this version."""
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from radixkv.core.api import ClearOp
-from radixkv.core.tree.journal import Dropped, JournalEntry, Retained
+from radixkv.core.tree.journal import Dropped, JournalEntry, Recorded, Retained
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.codec import Codec, OneOf
 from radixkv.wire.steps import PIN_OP, QUOTA_OP, UNPIN_OP
 from radixkv.wire.values import BLOCK_IDS
 
-__all__ = ["journal_from_proto", "journal_to_proto"]
+__all__ = ["RECORDED", "journal_from_proto", "journal_to_proto"]
+
+RECORDED = Codec(Recorded, workers.BlockRecords, block_ids=BLOCK_IDS)
 
 _ENTRIES = OneOf(
     workers.JournalEntry,
@@ -20,6 +22,7 @@ _ENTRIES = OneOf(
     QUOTA_OP,
     Codec(Retained, workers.Retained, block_ids=BLOCK_IDS),
     Codec(Dropped, workers.Dropped, kept=BLOCK_IDS._replace(name="kept_block_ids")),
+    RECORDED,
 )
 
 

@@ -13,6 +13,7 @@ from operator import not_
 from radixkv.core.api import (
     AcquireOp,
     AcquireResult,
+    AdoptBlocksOp,
     AdoptionOp,
     AdoptOp,
     AdoptResult,
@@ -86,6 +87,7 @@ _OPS = OneOf(
         same_tree_as=Form(name="beside_seq_id"),
         retention=RETENTION,
         shares_last=Form(name="shares_last_block"),
+        last_record=Form(bytes, bytes),
     ),
     UNPIN_OP,
     Codec(RetainOp, workers.Retain, retention=RETENTION),
@@ -94,6 +96,7 @@ _OPS = OneOf(
     Codec(ClearOp, workers.Clear),
     QUOTA_OP,
     Codec(HintOp, workers.Hint, saved=hashes_form("saved"), lost=hashes_form("lost")),
+    Codec(AdoptBlocksOp, workers.AdoptBlocks, block_ids=BLOCK_IDS),
 )
 
 PENDING = Codec(Pending, workers.Pending)

@@ -48,7 +48,7 @@ class Client(NamedTuple):
 
     def run(self, folder: Path, environment: Mapping[str, str]) -> None:
         """Run the script in `folder`; skips the test where the client cannot be had."""
-        command, extra = self._fetched(folder)
+        command, extra = self.fetched(folder)
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         done = subprocess.run(
             command,
@@ -63,7 +63,8 @@ class Client(NamedTuple):
         )
         assert done.returncode == 0, f"{self.name}: {done.stdout[-6000:]}"
 
-    def _fetched(self, folder: Path) -> tuple[list[str], dict[str, str]]:
+    def fetched(self, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """The command, and what it needs in its environment; skips the test where the client cannot be had."""
         if not self.is_node:
             python = _once(self.name, self.packages, _install_python) / "bin" / "python"
             return [str(python), str(SCRIPTS / self.script)], {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -35,12 +35,31 @@ PLANTED_BUGS = (
     PlantedBug(
         "what was cleared matches again after a restart that comes before the answer it stands behind",
         "client/journal.py",
-        "        while self._waiting:\n            self._note(*self._waiting.popleft()[1:], ledger)\n",
-        "        self._waiting.clear()\n",
+        "            self._note(without_records(entries), number, ledger)\n",
+        "            pass\n",
         (
             "stateful/test_clear_at_restart.py::"
             "test_what_was_heard_to_be_cleared_before_the_answer_that_it_stands_behind_does_not_come_back",
         ),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a block is handed out while its holder keeps a record of before a restart",
+        "core/tree/allocation.py",
+        "        forest.records.forget(taken)\n",
+        "        pass\n",
+        (
+            "unit/core/tree/test_block_records.py::"
+            "test_a_block_that_is_taken_though_nothing_was_played_back_is_forgotten",
+        ),
+        is_quick=True,
+    ),
+    PlantedBug(
+        "a record that is not of its block is accepted",
+        "core/tree/block_records.py",
+        " or _SUM.pack(crc32(content, crc32(_SUMMED.pack(key, block_id)))) != told:",
+        ":",
+        ("unit/core/tree/test_block_records.py::test_a_damaged_record_is_refused",),
         is_quick=True,
     ),
     PlantedBug(

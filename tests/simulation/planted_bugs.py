@@ -62,8 +62,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a sequence that shares nothing is everybody's once it is adopted",
         "client/ledger.py",
-        "share_prefix = self._trees.get(opened.namespace) == opened.tree",
-        "share_prefix = True",
+        "                not opened.tree,\n",
+        "                True,\n",
     ),
     PlantedBug(
         "who waits for a sequence that ends is told nothing",
@@ -183,8 +183,8 @@ PLANTED_BUGS = (
     ),
     PlantedBug(
         "a block handed out since told as cached",
-        "client/block_records.py",
-        "            filled[block_id] = serials[block_id] = 0\n",
+        "core/tree/forest.py",
+        "            self.records.forget(blocks)\n",
         "            pass\n",
     ),
     PlantedBug(
@@ -194,10 +194,10 @@ PLANTED_BUGS = (
         "if hello.stream_number < 0:",
     ),
     PlantedBug(
-        "a block told behind one that was written anew",
-        "client/block_records.py",
-        "blake2b(self._before[block_id] + tokens",
-        "blake2b(block_id.to_bytes(4)",
+        "a block adopted behind another history than the one that it was computed after",
+        "core/tree/block_records.py",
+        "below = self._waiting.pop(block.name, [])",
+        "below = self._waiting.popitem()[1] if self._waiting else []",
     ),
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
@@ -250,8 +250,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "what a holder heard to be cleared is told to the next service",
         "client/ledger.py",
-        "if not covers(entry.namespace, name)}\n",
-        "}\n",
+        "                self._hide(entry.namespace)\n",
+        "                pass\n",
     ),
     PlantedBug(
         "what was cleared is matched until it is evicted",

@@ -31,6 +31,7 @@ from radixkv.core.api import (
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
+from radixkv.core.tree.block_records import BlockRecord
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
 from radixkv.v1 import workers_pb2 as workers
 
@@ -143,6 +144,7 @@ class Drive:
         cache.check()
         self.worker.verify()
         self._check_cached(cache.dump())
+        self._check_kept(cache.dump())
         self._follow()
         self.follower.check(read_snapshot(cache))
 
@@ -151,6 +153,22 @@ class Drive:
         if cache is not self.followed:
             self.followed, self.follower = cache, EventFollower(BLOCK_SIZE)
         self.follower.follow(cache.events(self.follower.next_number))
+
+    def _check_kept(self, nodes: Sequence[NodeInfo]) -> None:
+        """The records that the holder keeps are the tree: all whole blocks, and no block that may be handed out."""
+        kept = {block_id: kept_record(self.wire, block_id) for block_id in self.wire.session.records}
+        for node in nodes:
+            for index, block_id in enumerate(node.block_ids):
+                tokens = node.tokens[index * BLOCK_SIZE * 4 : (index + 1) * BLOCK_SIZE * 4]
+                record = kept.pop(block_id, None)
+                if record is None:
+                    assert len(tokens) < BLOCK_SIZE * 4, f"nothing is kept of the whole block {block_id}"
+                    assert self.wire.pool.cache.stats().num_sequences, f"nobody writes block {block_id}"
+                else:
+                    assert tokens.startswith(record.tokens)
+                    assert record.namespace == (None if node.position + index else node.namespace)
+        private = {block_id for one in self.worker.sequences.values() if one.is_open for block_id in one.table}
+        assert kept.keys() <= private, f"blocks {kept.keys() - private} are not in the tree"
 
     def _check_cached(self, nodes: Sequence[NodeInfo]) -> None:
         histories: dict[int, list[int]] = {0: []}
@@ -163,6 +181,12 @@ class Drive:
                 block_id = node.block_ids[(offset - len(before)) // BLOCK_SIZE]
                 slot = block_id * BLOCK_SIZE + offset % BLOCK_SIZE
                 assert self.worker.slots[slot] == kv[offset], f"cached block {block_id} holds other KV"
+
+
+def kept_record(wire: Wire, block_id: int) -> BlockRecord:
+    record = BlockRecord.read(wire.pool.incarnation, block_id, wire.session.records[block_id])
+    assert record is not None, f"the record of block {block_id} is damaged"
+    return record
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in (1, 2, 3))])

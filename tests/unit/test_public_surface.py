@@ -11,6 +11,7 @@ PUBLIC_NAMES = {
     "AbortedError",
     "AcquireOp",
     "AcquireResult",
+    "AdoptBlocksOp",
     "AdoptOp",
     "AdoptResult",
     "AdoptSequenceOp",

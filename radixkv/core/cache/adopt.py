@@ -27,11 +27,12 @@ from radixkv.core.sequences.publish import publish
 from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree.forest import Forest, Walk
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.tree.retain import retain_path
 from radixkv.core.tree.roots import RootNode
 from radixkv.core.tree.surgery import end_at, stand_node, swap_block
 
-__all__ = ["Adoption"]
+__all__ = ["Adoption", "block_table"]
 
 _PASSING_ID = -1
 """Of the sequence that publishes an adopted history; it is closed before the call returns."""
@@ -87,7 +88,7 @@ class Adoption(CacheState):
         self._enter()
         last_namespace, last = self._adopted
         self._adopted = (DEFAULT_NAMESPACE, b"")  # so that no history continues a rejected one
-        forest, packed, table = self._forest, pack_tokens(tokens), _table(block_ids)
+        forest, packed, table = self._forest, pack_tokens(tokens), block_table(block_ids)
         validation.check_prompt(packed)
         validation.check_namespace(namespace)
         ranges = validation.check_retention(retention)
@@ -142,7 +143,8 @@ class Adoption(CacheState):
         the most computed tokens, and of equals for the one with the append right: the others have no room there.
         `same_tree_as` names a sequence adopted before in the same tree; it is needed only without `share_prefix`.
         `shares_last`: it was forked inside its last block and has had no other room since, so that with `reserve` a copy of
-        the block is promised. O(history).
+        the block is promised. `last_record`: the kept record of the block of its last computed token stands for that `adopt`.
+        O(history).
 
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
@@ -159,27 +161,17 @@ class Adoption(CacheState):
             raise
 
     def _adopt_sequence(self, op: AdoptSequenceOp) -> None:
-        forest, packed, table = self._forest, pack_tokens(op.tokens), _table(op.block_table)
-        seq_id, num_computed, room, namespace, share_prefix = (
-            op.seq_id,
-            op.num_computed,
-            op.room,
-            op.namespace,
-            op.share_prefix,
-        )
-        validation.check_prompt(packed)
-        validation.check_namespace(namespace)
-        validation.check_new_id(seq_id, self._sequences)
-        validation.check_int("room", room, 1, forest.pool.num_blocks * forest.block_size)
-        validation.check_int("num_computed", num_computed, 0, min(room, len(packed) // TOKEN_BYTES))
-        validation.check_int("reserve", op.reserve, 0, forest.pool.num_blocks * forest.block_size)
-        ranges = validation.check_retention(op.retention)
-        self._require_untaken()
-        _check_length("block_table", table, forest.table_length(room))
+        forest, packed, table = self._forest, pack_tokens(op.tokens), block_table(op.block_table)
+        seq_id, num_computed, room = op.seq_id, op.num_computed, op.room
+        namespace, share_prefix = op.namespace, op.share_prefix
+        self._check_sequence(op, packed, table)
         known_root = self._root_of_sequence(op.same_tree_as, namespace) if op.same_tree_as is not None else None
         if share_prefix and self._is_cleared(namespace):
             known_root, share_prefix = self._cleared_root(namespace), False
         elif known_root is None and share_prefix:
+            known_root = forest.roots.get(namespace)
+        if op.last_record and share_prefix and num_computed:
+            self._adopt_last_block(packed[: num_computed * TOKEN_BYTES], table, namespace, op.last_record)
             known_root = forest.roots.get(namespace)
         root = known_root or RootNode(namespace, forest.account_of(namespace), is_hidden=not share_prefix)
         walk = forest.walk(root, packed[: num_computed * TOKEN_BYTES])
@@ -207,7 +199,7 @@ class Adoption(CacheState):
         if lender is not None:
             seq.published_bytes, seq.shares_last_block = walk.matched_bytes, True
         seq.num_stored = seq.num_computed = num_computed
-        seq.room, seq.retention, seq.opened_s = room, ranges, forest.clock()
+        seq.room, seq.retention, seq.opened_s = room, validation.check_retention(op.retention), forest.clock()
         self._sequences[seq_id] = seq
         publish(forest, seq)
         promised_length = forest.table_length(room + op.reserve)
@@ -215,6 +207,38 @@ class Adoption(CacheState):
         promise(forest, seq, promised_length, promised_length - len(table) + needs_copy)
         if self._single_flight.is_active:
             self._single_flight.update(seq)
+
+    def _check_sequence(self, op: AdoptSequenceOp, packed: bytes, table: array[int]) -> None:
+        capacity = self._forest.pool.num_blocks * self._forest.block_size
+        validation.check_prompt(packed)
+        validation.check_namespace(op.namespace)
+        validation.check_new_id(op.seq_id, self._sequences)
+        validation.check_int("room", op.room, 1, capacity)
+        validation.check_int("num_computed", op.num_computed, 0, min(op.room, len(packed) // TOKEN_BYTES))
+        validation.check_int("reserve", op.reserve, 0, capacity)
+        validation.check_retention(op.retention)
+        if not isinstance(op.last_record, bytes):
+            raise InvalidArgumentError("last_record", op.last_record, "bytes")
+        self._require_untaken()
+        _check_length("block_table", table, self._forest.table_length(op.room))
+
+    def _adopt_last_block(self, computed: bytes, table: array[int], namespace: str, packed: bytes) -> None:
+        """Adopt the block of a sequence's last computed token, where its record has more of a cached history than that."""
+        forest, index = self._forest, (len(computed) - TOKEN_BYTES) // self._forest.block_bytes
+        start = index * forest.block_bytes
+        record = None if forest.records is None else forest.records.read(table[index], packed)
+        if (
+            record is None
+            or len(record.tokens) <= len(computed) - start
+            or not record.tokens.startswith(computed[start:])
+        ):
+            return
+        names = (
+            namespace_hash(namespace),
+            *chained_hashes(namespace_hash(namespace), computed[:start], forest.block_bytes),
+        )
+        if record.above == names[-1]:
+            self.adopt(computed[:start] + record.tokens, table[: index + 1], 0, namespace)
 
     def _is_cleared(self, namespace: str) -> bool:
         """Whether the namespace, or the one that it is derived of, was cleared."""
@@ -333,7 +357,12 @@ def _child_with(parent: Node, fragment: bytes, block_id: int) -> Node | None:
     return next((child for child in parent.children.beginning_with(fragment) if child.blocks[0] == block_id), None)
 
 
-def _table(block_ids: SequenceOf[int]) -> array[int]:
+def block_table(block_ids: SequenceOf[int]) -> array[int]:
+    """Block ids as a table.
+
+    Raises:
+        InvalidArgumentError: other values than ids.
+    """
     try:
         return array("i", block_ids)
     except (TypeError, ValueError, OverflowError):

@@ -23,7 +23,7 @@ from radixkv.core.api import (
     StepOp,
     StepResult,
 )
-from radixkv.core.cache.adopt import Adoption
+from radixkv.core.cache.adopt_blocks import BlockAdoption
 from radixkv.core.cache.manage import Management
 from radixkv.core.cache.reads import Reads
 from radixkv.core.cache.steps import apply_step
@@ -42,7 +42,7 @@ from radixkv.core.tree.roots import RootNode
 __all__ = ["PrefixCache"]
 
 
-class PrefixCache(Reads, Management, Adoption):
+class PrefixCache(Reads, Management, BlockAdoption):
     """A radix tree of token prefixes over a pool of KV blocks.
 
     It does the accounting and moves no bytes: its caller holds the K and V tensors, reads and writes them through the block
@@ -61,6 +61,8 @@ class PrefixCache(Reads, Management, Adoption):
         clock: seconds, monotonic.
         seq_ids: source of the ids of sequences whose caller chooses none.
         follows_freed: record the blocks that become free, for `take_freed`.
+        record_key: record what blocks hold, for `take_records`; the number of the life of the pool's memory, with which alone
+            the records are accepted again. None: nothing is recorded.
 
     Raises:
         InvalidArgumentError: a size out of its bound.

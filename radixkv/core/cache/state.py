@@ -16,7 +16,9 @@ from radixkv.core.inspect.counters import Counters
 from radixkv.core.sequences.held_times import HeldTimes
 from radixkv.core.sequences.sequence import Sequence
 from radixkv.core.sequences.single_flight import MAX_WAITS, SingleFlight
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.block_pool import BlockPool, FollowedPool
+from radixkv.core.tree.block_records import BlockRecords, Playback
 from radixkv.core.tree.change_log import EventLog
 from radixkv.core.tree.forest import Forest
 from radixkv.core.tree.pins import PinBook
@@ -43,6 +45,7 @@ class CacheState:
         clock: Callable[[], float] = time.monotonic,
         seq_ids: Iterator[int] | None = None,
         follows_freed: bool = False,
+        record_key: int | None = None,
     ) -> None:
         validation.check_pool_shape(num_blocks, block_size)
         validation.check_int("event_capacity", event_capacity, 1)
@@ -61,13 +64,18 @@ class CacheState:
         pool = (
             FollowedPool(num_blocks) if validation.check_flag("follows_freed", follows_freed) else BlockPool(num_blocks)
         )
-        self._forest = Forest(pool, block_size, make_policy, clock, log)
+        block_bytes, records = block_size * TOKEN_BYTES, None
+        if record_key is not None:
+            validation.check_int("record_key", record_key, 0, 2**64 - 1)
+            records = BlockRecords(num_blocks, block_bytes, record_key)
+        self._forest = Forest(pool, block_size, make_policy, clock, log, records)
+        self._playback = Playback(block_bytes)
         self.journal = self._forest.journal
         self._feed = EventFeed(self._forest, log, event_capacity, first_event_number)
         self._pins = PinBook(self._forest, pin_budget)
         self._sequences: dict[int, Sequence] = {}
         self._cleared: dict[str, RootNode | None] = {}  # while adoptions may come; where their sequences stand
-        self._adopted = (DEFAULT_NAMESPACE, b"")  # the history adopted last
+        self._adopted = self._played_last = (DEFAULT_NAMESPACE, b"")  # the history adopted last, and last by record
         self._seq_ids = itertools.count(1) if seq_ids is None else seq_ids
         self._owner_thread: int | None = None
         self._counters = Counters()

@@ -9,6 +9,7 @@ from radixkv.core.api import (
     DEFAULT_NAMESPACE,
     AcquireOp,
     AcquireResult,
+    AdoptBlocksOp,
     AdoptionOp,
     AdoptOp,
     AdoptResult,
@@ -56,6 +57,8 @@ class Adopter(CacheHolder, Protocol):
     ) -> int: ...
 
     def adopt_sequence(self, op: AdoptSequenceOp) -> None: ...
+
+    def adopt_blocks(self, block_ids: Sequence[int], records: Sequence[bytes]) -> int: ...
 
 
 def apply_step(
@@ -110,6 +113,7 @@ _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {
         cache.adopt(op.tokens, op.block_ids, op.num_kept, op.namespace, op.retention)
     ),
     AdoptSequenceOp: lambda cache, op: cache.adopt_sequence(op),
+    AdoptBlocksOp: lambda cache, op: cache.adopt_blocks(op.block_ids, op.records),
 }
 
 

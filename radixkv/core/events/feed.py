@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from radixkv.core.api import CacheEvent, CacheEventKind
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog, Record
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.tree.hints import HintChange
 from radixkv.core.tree.roots import RootNode
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import owner_of
 from radixkv.core.tree.forest import Forest
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.tree.hints import HINTED_TIERS
 
 __all__ = ["count_below", "forget_hashes"]

@@ -94,6 +94,7 @@ def close_sequence(forest: Forest, seq: Sequence, *, keep: bool) -> None:
     for node in nodes:
         if node.writer is seq:
             node.writer = None
+            forest.record_left(seq.root, node)
         left = forest.unlock(seq.root, node)
         if not keep:
             withdraw(forest, seq.root, left)

@@ -13,5 +13,7 @@ retain       retention priorities of ranges of a history
 hints        blocks that the holder has below the pool
 block_times  histograms of lifetime, idle time, reuse
 change_log   changes recorded for events
+hashes       64-bit names of blocks by content
+block_records  what a holder keeps of each block, unread, and plays back to a restarted cache
 journal      changes that a holder replays to a restarted cache
 """

@@ -54,7 +54,10 @@ def allocate(forest: Forest, account: NamespaceAccount, num_blocks: int) -> arra
     if missing > 0:
         evict(forest, missing)
     account.take(num_blocks)
-    return forest.pool.take(num_blocks)
+    taken = forest.pool.take(num_blocks)
+    if forest.records is not None:
+        forest.records.forget(taken)
+    return taken
 
 
 def evict(forest: Forest, num_blocks: int, reason: EvictionReason = "pressure") -> int:

@@ -21,6 +21,7 @@ from radixkv.core.reports import DEFAULT_PRIORITY
 from radixkv.core.tokens import TOKEN_BYTES, common_prefix_bytes
 from radixkv.core.tree.accounts import NamespaceAccount, Partition
 from radixkv.core.tree.block_pool import BlockPool
+from radixkv.core.tree.block_records import DEFAULT_RETENTION, BlockRecords
 from radixkv.core.tree.block_times import BlockTimer
 from radixkv.core.tree.change_log import NO_BLOCK, EventLog
 from radixkv.core.tree.hints import HintChange, StoredHints
@@ -55,7 +56,13 @@ class Forest:
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, make_policy: PolicyFactory, clock: Callable[[], float], events: EventLog
+        self,
+        pool: BlockPool,
+        block_size: int,
+        make_policy: PolicyFactory,
+        clock: Callable[[], float],
+        events: EventLog,
+        records: BlockRecords | None = None,
     ) -> None:
         num_blocks = pool.num_blocks
         self.block_size = block_size
@@ -70,6 +77,7 @@ class Forest:
         self.ended_accounts: dict[str, float] = {}
         self.clock = clock
         self.events = events
+        self.records = records
         self.times = BlockTimer()
         self.evicted = EvictedBranches(num_blocks, self.block_bytes)
         self.roots: dict[str, RootNode] = {}
@@ -320,8 +328,10 @@ class Forest:
         self.note_retention(node)
 
     def note_retention(self, node: Node) -> None:
-        """Journal the current retention of a node's blocks."""
-        if self.journal.is_kept:
+        """Record or journal the current retention of a node's blocks."""
+        if self.records is not None:
+            self._record_blocks(self.root_above(node), node, node.key, node.blocks)
+        elif self.journal.is_kept:
             has = node.retention
             priority, duration_s = (DEFAULT_PRIORITY, math.inf) if has is None else (has.priority, has.duration_s)
             self.journal.add(Retained(node.blocks[:], priority, duration_s))
@@ -391,6 +401,8 @@ class Forest:
         """Free blocks of a namespace that were not in use."""
         account.give_back(len(blocks))
         self.pool.give_back(blocks)
+        if self.records is not None:
+            self.records.forget(blocks)
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -401,22 +413,31 @@ class Forest:
         return node
 
     def record_stored(self, root: RootNode, node: Node, key: bytes | bytearray, blocks: array[int]) -> None:
-        """Record that whole blocks were published: `key` and `blocks` are the end of `node`. O(1)."""
+        """Record that whole blocks were published: `key` and `blocks` are the end of `node`. O(1), with records O(blocks)."""
+        if self.records is not None:
+            self._record_blocks(root, node, key, blocks)
         events = self.events
-        if not events.is_recording or root.is_hidden:
-            return
-        num_blocks = len(blocks)
-        num_above = len(node.blocks) - num_blocks
-        if num_above:
-            parent_block = node.blocks[num_above - 1]
-        else:
-            assert node.parent is not None, "blocks lie below the root"
-            above = node.parent.blocks
-            parent_block = above[-1] if above else NO_BLOCK
-        events.append(("stored", root.namespace, node.end_bytes, key, blocks, num_blocks, parent_block))
+        if events.is_recording and not root.is_hidden:
+            above = _block_above(node, len(node.blocks) - len(blocks))
+            events.append(("stored", root.namespace, node.end_bytes, key, blocks, len(blocks), above))
+
+    def record_left(self, root: RootNode, node: Node) -> None:
+        """Record a tail that its writer has left, or that was cut."""
+        if self.records is not None and len(node.key) < self.block_bytes:
+            self._record_blocks(root, node, node.key, node.blocks)
+
+    def _record_blocks(self, root: RootNode, node: Node, key: bytes | bytearray, blocks: array[int]) -> None:
+        if self.records is not None and not root.is_hidden:
+            has = node.retention
+            retention = DEFAULT_RETENTION if has is None else (has.priority, has.duration_s)
+            above = _block_above(node, len(node.blocks) - len(blocks))
+            self.records.stored(root.namespace, above, key, blocks, retention)
 
     def record_swapped(self, root: RootNode, node: Node, index: int, old: int) -> None:
         """Record that another block has replaced a whole one on an edge. O(1)."""
+        if self.records is not None:
+            self.records.forget((old,))
+            self._record_blocks(root, node, node.key, node.blocks)
         events, end = self.events, (index + 1) * self.block_bytes
         if events.is_recording and not root.is_hidden and end <= len(node.key):
             assert node.parent is not None, "blocks lie below the root"
@@ -446,9 +467,21 @@ class Forest:
 
     def record_cleared(self, root: RootNode) -> None:
         """Record that nothing below a root matches any longer, children first. O(nodes) while recording."""
+        if self.records is not None:
+            for node in self.nodes(root):
+                self.records.forget(node.blocks)
         if self.events.is_recording:
             for node in reversed(list(self.nodes(root))):
                 self.record_removed(node)
                 node.blocks = node.blocks[:]  # a locked node may grow later; the record must not
             if self.events.is_recording:
                 self.events.append(("cleared", root.namespace))
+
+
+def _block_above(node: Node, index: int) -> int:
+    """The block above a node's block of that index, or `NO_BLOCK`."""
+    if index:
+        return node.blocks[index - 1]
+    assert node.parent is not None, "blocks lie below the root"
+    above = node.parent.blocks
+    return above[-1] if above else NO_BLOCK

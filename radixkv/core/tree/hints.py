@@ -1,6 +1,6 @@
 """Blocks that a holder has below its pool, as far as it reports them: hints, by tier and owner.
 
-A hint is the hash of a whole block (`events.hashes`), which stands for the namespace and all tokens up to the block's end. A
+A hint is the hash of a whole block (`tree.hashes`), which stands for the namespace and all tokens up to the block's end. A
 prompt is looked up by the hashes of its own tokens, in its own namespace, so a look-up shows nothing of another's. A wrong hint
 costs a miss.
 """

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixkv.core.api import ClearOp, PinOp, SetQuotaOp, UnpinOp
 
-__all__ = ["Dropped", "Journal", "JournalEntry", "Retained"]
+__all__ = ["Dropped", "Journal", "JournalEntry", "Recorded", "Retained", "without_records"]
 
 _ENTRY_BYTES = 256  # of each entry, without its tokens and blocks
 
@@ -30,8 +31,23 @@ class Dropped(NamedTuple):
     kept: array[int]
 
 
-JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped
+class Recorded(NamedTuple):
+    """Blocks, and the record of each from now on; see `block_records`. An empty record: none is kept."""
+
+    block_ids: array[int]
+    records: tuple[bytes, ...]
+
+
+JournalEntry = PinOp | UnpinOp | SetQuotaOp | ClearOp | Retained | Dropped | Recorded
 """A pin or quota as it is from now on, whichever call or expiry changed it."""
+
+
+def without_records(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
+    """Entries after a Step whose answer never came: its COPY may be missing, so that no record of a named block is kept."""
+    return [
+        entry._replace(records=(b"",) * len(entry.records)) if isinstance(entry, Recorded) else entry
+        for entry in entries
+    ]
 
 
 class Journal:

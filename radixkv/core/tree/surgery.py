@@ -259,6 +259,7 @@ def cut(forest: Forest, root: RootNode, node: Node, end_bytes: int) -> None:
     forest.num_cached -= len(beyond)
     forest.num_evictable -= len(beyond)
     rename(node, fragment)
+    forest.record_left(root, node)
 
 
 def stand_node(forest: Forest, walk: Walk, num_kept: int) -> Node:

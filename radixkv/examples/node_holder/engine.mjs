@@ -1,5 +1,6 @@
 // An engine with a fake model on a holder: three branches, a copy, a wait and a broken stream; it checks every slot.
-// npm install && node engine.mjs ADDRESS PROTO_DIR     where `radixkv.proto_dir()` in Python names the folder
+// npm install && node engine.mjs ADDRESS PROTO_DIR     with RESTARTS=1 it waits until the service was restarted, and goes on
+// where `radixkv.proto_dir()` in Python names the folder
 import assert from "node:assert/strict";
 import { EventEmitter, once } from "node:events";
 import { Holder } from "./holder.mjs";
@@ -25,7 +26,7 @@ const check = (id, tokens) => assert.deepEqual(range(0, tokens.length).map((at) 
 const [address = process.env.SERVICE, protoDir = process.env.PROTOS] = process.argv.slice(2);
 const events = new EventEmitter();
 const pool = { name: "node", numBlocks: 64, blockSize: BLOCK };
-const holder = new Holder(address, protoDir, pool, (notice) => events.emit("notice", notice));
+const holder = new Holder(address, protoDir, pool, (notice) => events.emit("notice", notice), () => events.emit("restart"));
 const prompt = range(1000, 1040), edited = [...prompt.slice(0, 22), ...range(1, 20)];
 const waits = { acquire: { tokens: pack([...prompt, 5]), seqId: 2, waits: true } };
 const [opened, pending] = await holder.step([{ acquire: { tokens: pack(prompt), seqId: 1 } }, waits]);
@@ -47,8 +48,26 @@ apply(room, 3);
 compute(3, edited, 22);
 [[1, prompt], [2, [...prompt, 5]], [3, edited]].forEach(([id, tokens]) => check(id, tokens));
 const releases = [1, 2, 3].map((seqId) => ({ release: { seqId, keep: true } }));
-await holder.step([{ insert: { seqId: 3, numComputed: 41, newTokens: pack(edited.slice(22)) } }, ...releases]);
+const inserts = [{ insert: { seqId: 2, numComputed: 41 } }];
+inserts.push({ insert: { seqId: 3, numComputed: 41, newTokens: pack(edited.slice(22)) } });
+await holder.step([...inserts, ...releases]);
 const [found] = await holder.step([{ match: { tokens: pack(edited) } }]);
 assert.equal(found.numTokens, 41);
+if (process.env.RESTARTS) {
+  const open = { acquire: { tokens: pack(range(3000, 3040)), seqId: 4 } };
+  apply((await holder.step([open]))[0]);
+  compute(4, range(3000, 3040), 0);
+  await holder.step([{ insert: { seqId: 4, numComputed: 40 } }]);
+  const restarted = once(events, "restart");
+  console.log("restart the service now");
+  await restarted; // sequences are gone: each begins again, on the whole blocks that it had computed
+  assert.equal(apply((await holder.step([open]))[0]).numStoredTokens, 32);
+  check(4, range(3000, 3032));
+}
+for (const tokens of [prompt, [...prompt, 5], edited]) { // all is cached, in the blocks that hold it
+  const [{ seqId, ...reopened }] = await holder.step([{ acquire: { tokens: pack(tokens) } }]);
+  assert.equal(apply(reopened, seqId).numStoredTokens, tokens.length);
+  check(seqId, tokens);
+}
 await holder.close();
 console.log(`3 branches, ${holder.answered} Steps over ${holder.hello.streamNumber} streams, every slot as computed`);

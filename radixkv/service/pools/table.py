@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol, TypeVar
 
 from radixkv.core.api import (
+    AdoptBlocksOp,
     AdoptionOp,
     ForkOp,
     MatchOp,
@@ -51,7 +52,7 @@ from radixkv.service.pools.stalls import StallWatch
 from radixkv.service.quotas import QuotaBook
 from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
-from radixkv.wire.journal import journal_to_proto
+from radixkv.wire.journal import RECORDED, journal_to_proto
 from radixkv.wire.steps import notices_to_proto, op_from_proto, result_to_proto
 from radixkv.wire.values import pack_blocks
 
@@ -204,6 +205,8 @@ class Pool:
         if self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
         taken, entries = self.cache.take_notices(), self.cache.journal.take(_MAX_JOURNAL_BYTES)
+        if (recorded := self.cache.take_records()).block_ids:
+            entries.append(recorded)
         return self._keep_notices(taken, entries) if taken or entries else None
 
     def _keep_notices(self, taken: list[Notice], entries: Iterable[JournalEntry] = ()) -> workers.AttachResponse:
@@ -235,7 +238,7 @@ class Pool:
         self.acknowledge(step.acknowledged_through, step.notices_acknowledged_through)
         ops, refused = self._read_ops(step)
         if caller is not None:
-            refused |= _denied(ops, caller)
+            refused |= self._denied(ops, caller)
         refused |= self._beyond_quotas(ops)
         results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
@@ -247,6 +250,8 @@ class Pool:
                 self.quotas.keep(self.shape.name, op)
         if self.follows_freed:
             answer.freed_block_ids = pack_blocks(self.cache.take_freed())
+        if (recorded := self.cache.take_records()).block_ids:
+            RECORDED.write(recorded, answer.records)
         self.answers.append(response)
         self.next_step += 1
         return response
@@ -285,6 +290,16 @@ class Pool:
                     refused[index] = error
         return refused
 
+    def _denied(self, ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
+        """The ops that name a namespace outside the caller's, by their index."""
+        denied: dict[int, RadixKVError] = {}
+        for index, op in enumerate(ops):
+            named = self.cache.namespaces_of(op) if isinstance(op, AdoptBlocksOp) else {getattr(op, "namespace", None)}
+            denials = (caller.denial(namespace) for namespace in named if namespace is not None)
+            if (denial := next(filter(None, denials), None)) is not None:
+                denied[index] = denial
+        return denied
+
     def _stored_answer(self, number: int) -> workers.AttachResponse:
         first = self.next_step - len(self.answers)
         if number < first:
@@ -296,13 +311,6 @@ def _weight(notices: workers.Notices) -> int:
     """The weight of a message in the bound on notices: each counts one, a large one more."""
     num_bytes = notices.ByteSize() if notices.journal else 0
     return len(notices.notices) + len(notices.cleared) + num_bytes // _JOURNAL_BYTES
-
-
-def _denied(ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
-    """The ops that name a namespace outside the caller's, by their index."""
-    named = ((index, getattr(op, "namespace", None)) for index, op in enumerate(ops))
-    denials = ((index, caller.denial(namespace)) for index, namespace in named if namespace is not None)
-    return {index: denial for index, denial in denials if denial is not None}
 
 
 class PoolTable:
@@ -378,7 +386,10 @@ class PoolTable:
             event_capacity=self.config.max_kept_events,
             first_event_number=self._first_event_number(),
             follows_freed="freed_blocks" in hello.features,
+            record_key=hello.incarnation if "records" in hello.features else None,
         )
+        if hello.acknowledged_through or hello.notices_acknowledged_through:
+            cache.expect_records()
         self.quotas.furnish(shape.name, cache)
         pool = self._pools[shape.name] = Pool(hello, shape, self.config, cache, self.quotas)
         pool.stream, pool.identity = stream, identity

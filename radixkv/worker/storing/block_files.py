@@ -8,9 +8,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from radixkv.core.errors import InvalidArgumentError, UnavailableError
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES, num_tokens
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.generation.block_file import ImportedBlocks
 from radixkv.stores.block_file import BlockKind, read_file, write_file
 from radixkv.stores.secrets.keys import NamespaceKeys

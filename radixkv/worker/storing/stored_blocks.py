@@ -22,9 +22,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from radixkv.core.api import Copy, HintOp
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import adapter_of
 from radixkv.core.tokens import TOKEN_BYTES
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.tree.journal import Dropped
 from radixkv.generation.erasure import StoredPrefix
 from radixkv.generation.stats import EngineCounters

@@ -12,7 +12,7 @@ import zmq
 from radixkv import HintOp, InvalidArgumentError, MatchResult, PoolShape, connect, pack_tokens
 from radixkv.client import RemoteHolder
 from radixkv.core.errors import RadixKVError
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.wire import features
 

@@ -284,6 +284,27 @@ def test_a_holder_attaches_to_a_service_of_before(service: ServiceThread) -> Non
         assert holder.match(PROMPT).num_tokens == 100
 
 
+@pytest.mark.parametrize("is_before", [False, True])
+def test_a_restart_to_a_service_of_before_keeps_the_sequences_and_one_of_now_the_cache_too(
+    is_before: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    config = ServiceConfig(addresses=(f"unix:{tmp_path}/s",))
+    other = pack_tokens(range(200, 230))
+    with ServiceThread(config) as first:
+        holder = connect(first.addresses[0], PoolShape(64), patience_s=300.0)
+        for seq_id, tokens in ((1, PROMPT), (2, other)):
+            holder.acquire(tokens, seq_id=seq_id)
+            holder.insert(seq_id, len(tokens) // 4)
+        holder.release(2)
+    if is_before:
+        request.getfixturevalue("before")
+    with ServiceThread(config), holder:
+        holder.extend(1, 101)
+        assert holder.match(PROMPT).num_tokens == 100
+        assert holder.match(other).num_tokens == (0 if is_before else 30)
+        holder.check()
+
+
 def test_an_insert_after_one_that_was_aborted_is_rejected_by_its_position(holder: RemoteHolder) -> None:
     opened = holder.acquire(range(4), reserve=12)
     holder.insert(opened.seq_id, 4)

@@ -330,6 +330,48 @@ async def a_block_that_was_never_written(holder: SmallHolder) -> None:
     await holder.goodbye()
 
 
+async def _restarted_with_a_record(holder: SmallHolder, *before: Any) -> tuple[int, bytes]:
+    """Keep the record of a block, send these ops, and attach to a restarted service. Returns the block and its record."""
+    await holder.hello(features=["records"])
+    await holder.step(acquire(1), extend(1, 8))
+    await holder.step(insert(1, 4), release(1))
+    ((block, record),) = holder.kept.items()
+    await holder.step(*before)
+    await holder.step()  # with this one the service restarts
+    await holder.until_over()
+    assert not (await holder.hello(features=["records"])).resumed
+    return block, record
+
+
+def played_back(block: int, record: bytes) -> workers.Op:
+    return op("adopt_blocks", block_ids=block.to_bytes(4, "little"), records=[record])
+
+
+async def a_record_changed(holder: SmallHolder) -> None:
+    block, record = await _restarted_with_a_record(holder)
+    assert (await holder.step(played_back(block, record[:-1] + b"?")))[0].adopt_blocks.num_blocks == 0
+    assert holder.kept[block] == b"", "it is refused"
+    await holder.goodbye()
+
+
+async def a_record_of_another_block(holder: SmallHolder) -> None:
+    block, record = await _restarted_with_a_record(holder)
+    assert (await holder.step(played_back((block + 1) % 16, record)))[0].adopt_blocks.num_blocks == 0
+    await holder.goodbye()
+
+
+async def a_record_that_was_taken_back(holder: SmallHolder) -> None:
+    block, record = await _restarted_with_a_record(holder, op("evict", num_blocks=1))
+    assert (await holder.step(played_back(block, record)))[0].adopt_blocks.num_blocks == 1, "no hash can tell"
+    await holder.goodbye()
+
+
+async def a_record_kept_back(holder: SmallHolder) -> None:
+    await _restarted_with_a_record(holder)
+    await holder.step(acquire(7))
+    await holder.goodbye()
+
+
 async def nothing_adopted(holder: SmallHolder) -> None:
     await _restarted(holder)
     await holder.step(acquire(7))
@@ -595,6 +637,10 @@ FAULTS: list[tuple[str, Holding, dict[str, Any]]] = [
     ("awaited", a_wait_left_out, {"script": {2: Fault.BREAK}}),
     ("insert-again", other_tokens_after_an_aborted_insert, {}),
     ("adopt-first", nothing_adopted, {"script": RESTART_FOURTH}),
+    ("adopt-record", a_record_changed, {"script": RESTART_FOURTH}),
+    ("adopt-record", a_record_of_another_block, {"script": RESTART_FOURTH}),
+    ("adopt-record", a_record_that_was_taken_back, {"script": RESTART_FOURTH}),
+    ("adopt-record", a_record_kept_back, {"script": RESTART_FOURTH}),
     ("adopt-sequence", a_sequence_adopted_with_more_room, {"script": RESTART_FOURTH}),
     ("goodbye", no_goodbye, {}),
 ]

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from radixkv import PoolShape, RadixKVError, connect
-from radixkv.client.block_records import BlockRecords
 from radixkv.client.ledger import Ledger
 from radixkv.client.notices import NoticeBox
 from radixkv.client.session import HolderSession
 from radixkv.client.stream import StepStream
 from radixkv.core.api import ClearOp, ExtendOp, ForkOp, PinOp, SetQuotaOp
-from radixkv.core.tree.journal import Retained
+from radixkv.core.tree.journal import Recorded
 from radixkv.service import ServiceConfig
 from radixkv.testing.faults import DEFAULT_FAULTS, Fault, RandomFaults
 from radixkv.testing.holder import work
@@ -75,6 +74,10 @@ def _extend_without_room(ledger: Ledger, op: ExtendOp, result: Any) -> None:
     opened.room = room
 
 
+def _keep_all(ledger: Ledger, recorded: Recorded) -> None:
+    ledger.records.update({block_id: each for block_id, each in zip(*recorded, strict=True) if each})
+
+
 def _open_as_the_first(session: HolderSession, send: Callable[[bytes], None]) -> None:
     session._hello.stream_number = 0
     OPENED(session, send)
@@ -91,16 +94,15 @@ BREAKS = (Fault.BREAK, Fault.LOSE_ANSWER, Fault.LOSE_STEP)
 RESTARTS = (Fault.RESTART, Fault.LOSE_AND_RESTART)
 DROPS = (*RESTARTS, Fault.EVICT_BRANCH, Fault.CLEAR)
 BUGS: list[tuple[str, Any, str, Any, tuple[Fault, ...], float]] = [
-    ("adopt-dropped", Ledger, "_drop", _nothing, DROPS, 30.0),
-    ("adopt-dropped", Ledger, "noted", _forgetting(ClearOp), DROPS, 30.0),
+    ("adopt-record", Ledger, "noted", _forgetting(Recorded), DROPS, 30.0),
+    ("adopt-sequence", Ledger, "noted", _forgetting(ClearOp), DROPS, 30.0),
     ("pins-back", Ledger, "noted", _forgetting(PinOp), (*RESTARTS, Fault.PIN), 30.0),
     ("quotas-back", Ledger, "noted", _forgetting(SetQuotaOp), (*RESTARTS, Fault.QUOTA), 30.0),
-    ("retention-back", Ledger, "noted", _forgetting(Retained), (*RESTARTS, Fault.RETAIN), 30.0),
     ("adopt-sequence", Ledger, "_forked", _fork_without_promised_copies, RESTARTS, 30.0),
     ("awaited", NoticeBox, "awaited", property(lambda _: []), (Fault.RESTART_A_WAIT,), 30.0),
-    ("adopt-content", BlockRecords, "hand_out", _nothing, RESTARTS, 30.0),
+    ("adopt-record", Ledger, "keep", _keep_all, RESTARTS, 30.0),
     ("adopt-sequence", Ledger, "_extended", _extend_without_room, RESTARTS, 30.0),
-    ("adopt-first", Ledger, "adoption", lambda _: iter(()), RESTARTS, 30.0),
+    ("adopt-record", Ledger, "adoption", lambda _: iter(()), RESTARTS, 30.0),
     ("heartbeat", HolderSession, "heartbeat", _nothing, (), 6.0),
     ("goodbye", HolderSession, "say_goodbye", lambda _: False, (), 30.0),
     ("stream-number", HolderSession, "open", _open_as_the_first, BREAKS, 30.0),

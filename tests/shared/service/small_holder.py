@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
 from typing import Any
 
 import grpc
@@ -55,13 +56,14 @@ def op(kind: str, **fields: Any) -> workers.Op:
 
 
 class SmallHolder:
-    """One holder; `acknowledged` and `notices`: what it has received."""
+    """One holder; `acknowledged` and `notices`: what it has received. `kept`: the latest record of each block."""
 
     def __init__(self, address: str) -> None:
         self.incarnation = secrets.randbits(63) + 1
         self.acknowledged = self.notices = self.num_streams = self.num_sent = 0
         self.pool = types.PoolShape(name="default", num_blocks=16, block_size=BLOCK_SIZE)
         self.results: list[workers.OpResult] = []
+        self.kept: dict[int, bytes] = {}
         self._channel = grpc.aio.insecure_channel(
             address, options=[("grpc.initial_reconnect_backoff_ms", 20), ("grpc.use_local_subchannel_pool", 1)]
         )
@@ -102,6 +104,8 @@ class SmallHolder:
         if message.HasField("step_answer"):
             self.acknowledged = message.step_answer.number
             self.results = list(message.step_answer.results)
+            changed = message.step_answer.records
+            self.kept.update(zip(array("i", changed.block_ids), changed.records, strict=True))
         elif message.HasField("notices"):
             self.notices = message.notices.number
         return message

@@ -34,14 +34,14 @@ PLANTED_EVENTS = (
     PlantedBug(
         "the parent of appended blocks is looked for above their node",
         "tree/forest.py",
-        "            parent_block = node.blocks[num_above - 1]\n",
-        "            parent_block = node.blocks[0]\n",
+        "        return node.blocks[index - 1]\n",
+        "        return node.blocks[0]\n",
     ),
     PlantedBug(
         "what a sequence computes after a clear is announced",
         "tree/forest.py",
-        "if not events.is_recording or root.is_hidden:",
-        "if not events.is_recording:",
+        "if events.is_recording and not root.is_hidden:",
+        "if events.is_recording:",
     ),
     PlantedBug(
         "what is freed of a cleared namespace is told of once more",

@@ -10,7 +10,7 @@ import pytest
 
 from radixkv import CacheEvent, InvalidArgumentError, PrefixCache, WrongThreadError, pack_tokens
 from radixkv.core.events import feed as event_feed
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 
 
 def store(cache: PrefixCache, *tokens: int, namespace: str = "default") -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from radixkv import CacheEvent, HintOp, InvalidArgumentError, MatchOp, MatchResult, PrefixCache, pack_tokens
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.reports import Tier
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.tree.hints import HINTED_TIERS, StoredHints
 
 TOKENS = pack_tokens(range(22))

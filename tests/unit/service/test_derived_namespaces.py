@@ -6,7 +6,7 @@ import pytest
 
 from radixkv import InvalidArgumentError, OutOfBlocksError, PinBudgetError, PrefixCache, QuotaError
 from radixkv.client.ledger import Ledger
-from radixkv.core.api import AcquireOp, AdoptOp, ClearOp, InsertOp, PoolShape, ReleaseOp, StepOp
+from radixkv.core.api import AcquireOp, InsertOp, PoolShape, ReleaseOp, StepOp
 from radixkv.core.namespaces import adapter_of, covers, derived_namespace, is_derived, owner_of
 from radixkv.core.tokens import pack_tokens
 from radixkv.service.quotas import Quota
@@ -132,13 +132,16 @@ def test_what_was_cleared_with_its_owner_stays_away_after_a_restart() -> None:
 
 def test_a_holder_that_heard_of_a_clear_tells_nothing_of_it_to_the_next_service() -> None:
     shape = PoolShape(32, 4)
-    cache, ledger = new_cache(), Ledger(shape)
+    cache, after, ledger = new_cache(record_key=7), new_cache(record_key=7), Ledger(shape)
     ops: list[StepOp] = []
     for seq_id, name in enumerate((SALTED, "team2")):
         ops += [AcquireOp(pack_tokens(range(8)), 0, name, seq_id), InsertOp(seq_id, 8), ReleaseOp(seq_id)]
     ledger.answered(ops, cache.step(ops))
-    ledger.noted(ClearOp("team"))
-    assert [op.namespace for op in ledger.adoption() if isinstance(op, AdoptOp)] == ["team2"]
+    ledger.keep(cache.take_records())
+    cache.clear("team")
+    ledger.noted(cache.take_records())
+    after.step(list(ledger.adoption()))
+    assert [after.match(range(8), namespace=name).num_tokens for name in (SALTED, "team2")] == [0, 8]
 
 
 def test_a_million_salts_leave_no_more_behind_than_the_pool_holds() -> None:

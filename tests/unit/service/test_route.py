@@ -20,8 +20,8 @@ from radixkv.core.api import (
     WorkerReport,
 )
 from radixkv.core.errors import InvalidArgumentError, LimitError, PermissionDeniedError, RadixKVError, UnknownPoolError
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.tokens import pack_tokens
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.net.calls.callers import Caller
 from radixkv.net.rights import check_call
 from radixkv.net.tenants import Tenant

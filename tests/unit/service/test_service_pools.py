@@ -6,11 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from radixkv.core.api import AcquireOp, ExtendOp, InsertOp, Notice, PinOp, PoolShape, ReleaseOp, SetQuotaOp, StepOp
+from radixkv.core.api import (
+    AcquireOp,
+    AdoptBlocksOp,
+    ExtendOp,
+    InsertOp,
+    Notice,
+    PinOp,
+    PoolShape,
+    ReleaseOp,
+    Retention,
+    SetQuotaOp,
+    StepOp,
+)
 from radixkv.core.errors import (
     InvalidArgumentError,
     LeaseError,
     LimitError,
+    PermissionDeniedError,
     PoolHeldError,
     RadixKVError,
     StaleIncarnationError,
@@ -23,7 +36,7 @@ from radixkv.v1 import types_pb2 as types
 from radixkv.v1 import workers_pb2 as workers
 from radixkv.wire.errors import error_from_proto
 from radixkv.wire.steps import notices_from_proto, op_to_proto
-from radixkv.wire.values import SHAPE
+from radixkv.wire.values import SHAPE, unpack_blocks
 
 TTL_S = 10.0
 PROMPT = pack_tokens(range(40))
@@ -81,7 +94,7 @@ def hello(
     )
 
 
-def step(number: int, *ops: StepOp, acknowledged: int = 0, notices: int = 0) -> workers.Step:
+def step(number: int, *ops: StepOp | AdoptBlocksOp, acknowledged: int = 0, notices: int = 0) -> workers.Step:
     proto = workers.Step(number=number, acknowledged_through=acknowledged, notices_acknowledged_through=notices)
     for op in ops:
         op_to_proto(op, proto.ops.add())
@@ -465,6 +478,64 @@ def test_a_holder_that_follows_freed_blocks_is_told_them_and_no_other(table: Poo
         pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40)))
         told = pool.apply(step(2, ReleaseOp(1, keep=False))).step_answer
         assert len(told.freed_block_ids) == num_told
+
+
+def test_a_holder_that_keeps_records_is_told_them_and_no_other(table: PoolTable) -> None:
+    keeping = hello(1, name="keeps")
+    keeping.features.append("records")
+    for message, num_told in ((keeping, 2), (hello(2, name="plain"), 0)):
+        pool = attach(table, message)
+        asked = step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40))
+        told = pool.apply(asked).step_answer
+        assert len(told.records.block_ids) == num_told * 4, "two whole blocks; one is written"
+        assert pool.apply(asked).step_answer is told, "a lost answer comes back with them"
+        released = pool.apply(step(2, ReleaseOp(1))).step_answer
+        assert len(released.records.block_ids) == num_told // 2 * 4
+        assert not pool.apply(step(3, acknowledged=2)).step_answer.HasField("records")
+
+
+def test_records_of_a_namespace_beyond_the_rights_of_a_holder_are_not_taken(table: PoolTable) -> None:
+    keeping = hello(1, name="first")
+    keeping.features.append("records")
+    pool = attach(table, keeping)
+    ops = [AcquireOp(PROMPT, 0, "a", 1), AcquireOp(PROMPT, 0, "b", 2), InsertOp(1, 40), InsertOp(2, 40)]
+    recorded = pool.apply(step(1, *ops)).step_answer.records
+    table.end(pool)
+    keeping = hello(1, name="second", acknowledged=1)
+    keeping.features.append("records")
+    keeping.can_adopt = True
+    table = PoolTable(table.config, table.clock)
+    after = attach(table, keeping)
+    played_back = [
+        AdoptBlocksOp(unpack_blocks(recorded.block_ids)[first : first + 2], tuple(recorded.records[first : first + 2]))
+        for first in (0, 2)
+    ]
+
+    class OfOneTenant:
+        def denial(self, namespace: str) -> RadixKVError | None:
+            return None if namespace == "a" else PermissionDeniedError(namespace)
+
+    answer = after.apply(step(2, *played_back), OfOneTenant()).step_answer  # type: ignore[arg-type]  # asked this alone
+    assert [result.WhichOneof("result") for result in answer.results] == ["adopt_blocks", "error"]
+    assert [after.cache.match(PROMPT, namespace=name).num_tokens for name in "ab"] == [32, 0]
+
+
+def test_records_that_change_by_another_client_come_with_the_notices(table: PoolTable) -> None:
+    keeping = hello(1)
+    keeping.features.append("records")
+    pool = attach(table, keeping)
+    pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40), ReleaseOp(1)))
+    pool.change(lambda cache: cache.retain(PROMPT, retention=(Retention(priority=80),)))
+    told = pool.collect_notices()
+    assert told is not None
+    assert told.notices.after_step == 1
+    changes = [entry.WhichOneof("entry") for entry in told.notices.journal]
+    assert set(changes) == {"records"}, "they have the retention"
+    pool.change(lambda cache: cache.evict(9))
+    told = pool.collect_notices()
+    assert told is not None
+    (entry,) = told.notices.journal
+    assert (len(entry.records.block_ids), list(entry.records.records)) == (3 * 4, [b""] * 3)
 
 
 def test_another_credential_does_not_resume_a_life(table: PoolTable) -> None:

@@ -17,6 +17,7 @@ from radixkv.core.api import (
     DEFAULT_PRIORITY,
     AcquireOp,
     AcquireResult,
+    AdoptBlocksOp,
     AdoptionOp,
     AdoptOp,
     AdoptSequenceOp,
@@ -44,15 +45,22 @@ from radixkv.core.tree.journal import Dropped, Retained
 from radixkv.testing.adoption import Adoption
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
 from radixkv.testing.record import Held, PoolRecord, SequenceRecord
+from radixkv.v1 import workers_pb2 as workers
 
-SIZE, NUM_BLOCKS = 4, 20
+SIZE, NUM_BLOCKS, KEY = 4, 20, 7
 
 
 class Recorded(PrefixCache):
-    """A cache whose Steps and changes are recorded twice: by the record, and by a holder's ledger."""
+    """A cache whose Steps and changes are recorded twice: by the record, and by a holder's ledger.
 
-    def __init__(self) -> None:
-        super().__init__(NUM_BLOCKS, SIZE, eviction="lru", clock=lambda: 0.0)
+    Args:
+        keeps_records: whether its holder keeps records of blocks.
+    """
+
+    def __init__(self, *, keeps_records: bool = True) -> None:
+        record_key = KEY if keeps_records else None
+        super().__init__(NUM_BLOCKS, SIZE, eviction="lru", clock=lambda: 0.0, record_key=record_key)
+        self.hello = workers.Hello(incarnation=KEY, features=["records"] * keeps_records)
         self.record, self.ledger = PoolRecord(SIZE), Ledger(PoolShape(NUM_BLOCKS, SIZE))
         self.journal.is_kept = True
         self.number = 0
@@ -63,12 +71,15 @@ class Recorded(PrefixCache):
         self.ops = ops
         results: list[StepResult] = super().step(ops, refused or {})
         assert self.record.answered(self.number, ops, results) == []
+        recorded = self.take_records()
+        self.record.keep(recorded)
+        self.ledger.keep(recorded)
         self.ledger.answered(ops, results)
         self.noted()
         return results
 
     def noted(self) -> None:
-        entries = self.journal.take(1 << 30)
+        entries = [*self.journal.take(1 << 30), self.take_records()]
         self.record.noted(entries, self.number)
         for entry in entries:
             self.ledger.noted(entry)
@@ -113,9 +124,11 @@ def reported(rng: random.Random, worker: HashKvWorker, one: WorkerSequence) -> I
     return InsertOp(one.seq_id or 0, one.num_computed, pack_tokens(new))
 
 
-def lives(seed: int, num_steps: int = 100) -> Iterator[tuple[Recorded, HashKvWorker, dict[int, str]]]:
+def lives(
+    seed: int, num_steps: int = 100, *, keeps_records: bool = True
+) -> Iterator[tuple[Recorded, HashKvWorker, dict[int, str]]]:
     """A random life, after each of its Steps; with the worker's namespace of each tree."""
-    rng, cache, namespaces = random.Random(seed), Recorded(), dict[int, str]()
+    rng, cache, namespaces = random.Random(seed), Recorded(keeps_records=keeps_records), dict[int, str]()
     worker = HashKvWorker(cache, NUM_BLOCKS, SIZE)
     for number in range(1, num_steps):
         worker.submit(a_step(rng, worker, number))
@@ -130,10 +143,10 @@ def lives(seed: int, num_steps: int = 100) -> Iterator[tuple[Recorded, HashKvWor
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_was_done_the_record_has_what_each_block_holds(seed: int) -> None:
     num_held = 0
-    for cache, worker, namespaces in lives(seed):
+    for cache, worker, namespaces in lives(seed, keeps_records=False):
         record = cache.record
         for block_id, held in record.held.items():
-            start, tokens = record._start_bytes(held.history) // 4, unpack_tokens(held.history)
+            start, tokens = record.start_bytes(held.history) // 4, unpack_tokens(held.history)
             expected = kv_of(namespaces[held.tree], tokens)[start:]
             assert worker.slots[block_id * SIZE :][: len(expected)] == expected
             num_held += 1
@@ -169,9 +182,32 @@ def test_whatever_was_done_the_record_has_what_each_block_holds(seed: int) -> No
 
 def faults(cache: Recorded, report: Sequence[StepOp | AdoptionOp]) -> set[str]:
     """The rules that a report to a restarted service breaks."""
-    adoption = Adoption(deepcopy(cache.record).begin_again())
+    now = deepcopy(cache.record)
+    adoption = Adoption(now.begin_again(), now, cache.hello)
     found = [rule for op in report if not adoption.is_over(op) for rule, _ in adoption.faults(op)]
     return {*found, *(rule for rule, _ in adoption.missing("acquire"))}
+
+
+def report_of(cache: Recorded) -> list[StepOp | AdoptionOp]:
+    """What its holder gives back; one without records has a ledger of its own, as complete as the cache's own tree."""
+    told = list(cache.ledger.adoption())
+    if "records" in cache.hello.features:
+        return told
+    assert not any(isinstance(op, AdoptBlocksOp) for op in told)
+    at = next((index for index, op in enumerate(told) if isinstance(op, PinOp)), len(told))
+    return [*told[:at], *histories_of(cache), *told[at:]]
+
+
+def histories_of(cache: Recorded) -> Iterator[AdoptOp]:
+    known: dict[int, tuple[bytes, tuple[int, ...]]] = {0: (b"", ())}
+    for node in cache.dump():
+        tokens, blocks = known.get(node.parent_id, (b"", ()))
+        known[node.node_id] = tokens, blocks = tokens + node.tokens, blocks + tuple(node.block_ids)
+        said = [
+            (index, cache.record.retained[each]) for index, each in enumerate(blocks) if each in cache.record.retained
+        ]
+        retention = (Retention(i * SIZE, (i + 1) * SIZE, worth, until) for i, (worth, until) in said)
+        yield AdoptOp(tokens, array("i", blocks), 0, node.namespace, tuple(retention))
 
 
 def lies(op: StepOp | AdoptionOp) -> Iterator[tuple[AdoptionOp | StepOp | None, str]]:
@@ -182,6 +218,10 @@ def lies(op: StepOp | AdoptionOp) -> Iterator[tuple[AdoptionOp | StepOp | None, 
             yield replace(op, tokens=op.tokens[:-4] + pack_tokens([7])), "adopt-content"
             yield replace(op, block_ids=array("i", [*op.block_ids[1:], 99])), "adopt-content"
             yield replace(op, namespace="z"), "adopt-dropped"
+        case AdoptBlocksOp():
+            yield None, "adopt-record"
+            yield replace(op, records=(*op.records[:-1], op.records[-1][:-1] + b"?")), "adopt-record"
+            yield replace(op, block_ids=array("i", [*op.block_ids[1:], 99])), "adopt-record"
         case AdoptSequenceOp():
             yield replace(op, seq_id=5), "adopt-sequence"
             yield replace(op, tokens=op.tokens + pack_tokens([1])), "adopt-sequence"
@@ -199,13 +239,14 @@ def lies(op: StepOp | AdoptionOp) -> Iterator[tuple[AdoptionOp | StepOp | None, 
             yield replace(op, ttl_s=1.0), "pins-back"
 
 
+@pytest.mark.parametrize("keeps_records", [True, False])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_true_report_passes_and_each_lie_is_found(seed: int) -> None:
+def test_a_true_report_passes_and_each_lie_is_found(seed: int, keeps_records: bool) -> None:
     rng = random.Random(seed)
-    for cache, _, _ in lives(seed):
+    for cache, _, _ in lives(seed, keeps_records=keeps_records):
         if cache.number % 10:
             continue
-        report = list(cache.ledger.adoption())
+        report = report_of(cache)
         assert faults(cache, report) == set()
         wrong = [(index, told, rule) for index, op in enumerate(report) for told, rule in lies(op)]
         for index, told, rule in rng.sample(wrong, min(8, len(wrong))):
@@ -309,7 +350,7 @@ def test_a_pending_is_awaited_and_changes_of_the_pool_are_kept_as_they_were_last
 
 @pytest.mark.parametrize("tokens", [[*range(5), 7], [7, 7], [*range(4), 7]])
 def test_a_block_that_is_handed_out_or_copied_into_has_no_retention_of_before(tokens: list[int]) -> None:
-    cache = Recorded()
+    cache = Recorded(keeps_records=False)
     kept = (Retention(0, None, priority=80),)
     cache.step([AcquireOp(pack_tokens(range(6)), seq_id=1), InsertOp(1, 6), ReleaseOp(1)])
     opened, *_ = cache.step([AcquireOp(pack_tokens([9] * 4), seq_id=2, retention=kept), InsertOp(2, 4), ReleaseOp(2)])
@@ -321,7 +362,7 @@ def test_a_block_that_is_handed_out_or_copied_into_has_no_retention_of_before(to
     assert opened.block_table[-1] == block_id, "the only free one"
     assert bool(opened.ops) == (len(tokens) == 6)
     assert cache.record.retained == {}
-    assert faults(cache, list(cache.ledger.adoption())) == set()
+    assert faults(cache, report_of(cache)) == set()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from waiting import wait_until
 
 from radixkv import MatchResult, PoolShape, connect, pack_tokens
 from radixkv.client import RemoteReader
-from radixkv.core.events.hashes import chained_hashes, namespace_hash
 from radixkv.core.namespaces import derived_namespace
+from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import PrefillCost, PrefillMeter
 from radixkv.testing.hash_model import HashRunner

@@ -13,6 +13,7 @@ import pytest
 
 from radixkv import (
     AcquireOp,
+    AdoptBlocksOp,
     AdoptOp,
     AdoptSequenceOp,
     ExtendOp,
@@ -89,6 +90,8 @@ def test_a_namespace_that_cannot_be_written_is_refused(namespace: Any) -> None:
         ("pin_budget", "x"),
         ("pin_budget", float("nan")),
         ("clock", 1.0),
+        ("record_key", "x"),
+        ("record_key", -1),
         ("seq_ids", [1, 2]),
         ("seq_ids", 5),
     ],
@@ -149,6 +152,7 @@ RIGHT: dict[str, Any] = {
     "retention": (Retention(),),
     "block_ids": array("i", [9]),
     "block_table": array("i", [9]),
+    "records": (b"abcdefgh",),
     "tier": "disk",
     "ops": [],
     "op": AdoptSequenceOp(2, b"abcd", array("i", [9]), 0, 1),
@@ -183,7 +187,7 @@ def test_a_call_takes_no_argument_of_another_type(call: str) -> None:
     fails_by_name_alone(lambda cache, given: getattr(cache, call)(**given), needed, names)
 
 
-@pytest.mark.parametrize("kind", [*get_args(StepOp), AdoptOp, AdoptSequenceOp])
+@pytest.mark.parametrize("kind", [*get_args(StepOp), AdoptOp, AdoptBlocksOp, AdoptSequenceOp])
 def test_an_op_takes_no_argument_of_another_type(kind: Any) -> None:
     fields = dataclasses.fields(kind)
     needed = [each.name for each in fields if each.default is dataclasses.MISSING]
