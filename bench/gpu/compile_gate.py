@@ -138,7 +138,7 @@ class LinearConfiguration:
     @property
     def form(self) -> str:
         """The wide one is compiled for products of the largest tiles."""
-        return "wide" if self.rows == LINEAR_ROWS[-1] else "narrow"
+        return "wide" if self.rows > LINEAR_ROWS[-2] else "narrow"
 
     @property
     def name(self) -> str:
