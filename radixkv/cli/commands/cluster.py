@@ -7,11 +7,13 @@ import logging
 import os
 import secrets
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixkv.cli.commands.gateway import DEFAULT_HTTP_ADDRESS, add_gateway_flags, gateway_config
 from radixkv.cli.flags import add_cache_flags, add_command, cache_settings, say, say_stage
 from radixkv.cli.model_flags import add_model_flags, worker_config
+from radixkv.core.errors import UnavailableError
 from radixkv.net.addresses import parse_address
 from radixkv.net.signals import StopSignals, exit_at_interrupt
 
@@ -61,6 +63,7 @@ def add(commands: Any) -> None:
     )
     cluster.add_argument(
         "--keys",
+        type=Path,
         metavar="FILE",
         help="TOML of keys, their tenants and rights; without it every client may do everything",
     )
@@ -92,8 +95,10 @@ def _run(options: argparse.Namespace) -> int:
     address.require_free()
     settings = _settings(options)
     from radixkv.ray.app import make_app
+    from radixkv.worker.loading.default_model import resolve_model
 
     application = make_app(settings)
+    resolve_model(options.model)  # fetched once, and a missing one is told here
     say_stage("Ray")
     import ray
     from ray import serve
@@ -112,7 +117,10 @@ def _run(options: argparse.Namespace) -> int:
                 http_options={"host": address.host, "port": address.port}, logging_config={"log_level": "WARNING"}
             )
             say_stage("workers and gateways")
-            serve.run(application, name="radixkv")
+            try:
+                serve.run(application, name="radixkv")
+            except RuntimeError as error:
+                raise UnavailableError(f"workers or gateways did not start, see --log-requests: {error}") from None
             say(f"OpenAI API on http://{options.http}/v1, chat page on http://{options.http}/")
             say(f"{options.workers} workers, {options.gateways} gateways; Ctrl-C stops them")
             signals.listen()

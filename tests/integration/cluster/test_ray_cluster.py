@@ -22,6 +22,8 @@ import yaml
 from byte_model import save_byte_model
 from free_ports import free_port
 
+from radixkv.cli.commands.cluster import _settings
+from radixkv.cli.program import _parse, main
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.stores.settings import StoreSettings
 from radixkv.worker.run import WorkerConfig
@@ -188,6 +190,16 @@ def test_workers_follow_the_backlog(backlogs: list[float], wanted: int) -> None:
         capacity_adjusted_max_replicas=4,
     )
     assert by_backlog(context)[0] == wanted
+
+
+def test_the_command_takes_a_keys_file(tmp_path: Path) -> None:
+    keys = ["--keys", str(tmp_path / "keys.toml"), "--token-file", str(tmp_path / "team.key")]
+    assert main(["key", "team", *keys]) == 0
+    settings = _settings(_parse(["cluster", "up", *keys[:2], "--service-port", str(free_port())]))
+    for security in (settings.worker.security, settings.service.security):
+        assert security.own_key
+        security.ring()
+    assert make_app(settings)
 
 
 def test_an_unknown_argument_of_a_file_is_named() -> None:
