@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
     from radixkv.worker.loading.default_model import resolve_model
 
     application = make_app(settings)
-    resolve_model(options.model)  # fetched once, and a missing one is told here
+    resolve_model(options.model)  # fetched once; a missing one is rejected before Ray starts
     say_stage("Ray")
     import ray
     from ray import serve
