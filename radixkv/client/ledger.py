@@ -33,7 +33,6 @@ from radixkv.core.api import (
     StepResult,
     UnpinOp,
 )
-from radixkv.core.errors import RadixKVError
 from radixkv.core.namespaces import covers, owner_of
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens
 from radixkv.core.tree.hints import StoredHints
@@ -85,26 +84,23 @@ class Ledger:
 
     # -- following ----------------------------------------------------------------------------------------------------
 
-    def answered(self, ops: Sequence[StepOp], results: Sequence[StepResult]) -> None:
+    def answered(self, ops: Sequence[StepOp | AdoptionOp], results: Sequence[StepResult]) -> None:
         """Record an answered Step; `keep` its records before."""
         for op, result in zip(ops, results, strict=True):
-            match op, result:
-                case _, RadixKVError():
-                    pass
-                case AcquireOp(), AcquireResult():
-                    self._acquired(op, result)
-                case ExtendOp(), ExtendResult():
-                    self._extended(op, result)
-                case InsertOp(), None:
-                    self._inserted(op)
-                case ForkOp(), list():
-                    self._forked(op, result)
-                case HintOp(), None:
-                    self._hints.tell(op.tier, owner_of(op.namespace), op.saved, op.lost)
-                case ReleaseOp(), None:
-                    self._released(self._open.pop(int(op.seq_id)))
-                case _:
-                    pass
+            if result is None:
+                match op:
+                    case InsertOp():
+                        self._inserted(op)
+                    case ReleaseOp():
+                        self._released(self._open.pop(int(op.seq_id)))
+                    case HintOp():
+                        self._hints.tell(op.tier, owner_of(op.namespace), op.saved, op.lost)
+            elif isinstance(result, AcquireResult) and isinstance(op, AcquireOp):
+                self._acquired(op, result)
+            elif isinstance(result, ExtendResult) and isinstance(op, ExtendOp):
+                self._extended(op, result)
+            elif isinstance(result, list) and isinstance(op, ForkOp):
+                self._forked(op, result)
 
     def keep(self, recorded: Recorded) -> None:
         """Keep the records of blocks that have changed. O(blocks)."""

@@ -86,10 +86,9 @@ class NoticeBox:
 
     def await_outcomes(self, results: Sequence[StepResult]) -> None:
         """Record the results of a Step for which notices follow. Call it before they can be delivered."""
-        pending = [result for result in results if isinstance(result, Pending)]
-        if pending:
+        if Pending in map(type, results):
             with self._lock:
-                self._awaited.update(dict.fromkeys(pending))
+                self._awaited.update((result, None) for result in results if isinstance(result, Pending))
 
     def answered(self, step: int) -> None:
         """Record that the answers to Steps up to this number are complete."""

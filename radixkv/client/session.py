@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice, starmap
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from radixkv.client.adoption import adoption_steps, take_outcomes
 from radixkv.client.journal import JournalBox
@@ -60,12 +60,20 @@ _ADOPTION_WINDOW = 8
 _ACKNOWLEDGEMENT_BYTES = 32  # a Step that is sent again may grow by its acknowledgements
 
 
+class _Answer(Future[list[StepResult]]):
+    """The answer to a Step. It cannot be cancelled."""
+
+    def cancel(self) -> bool:
+        """See `Future.cancel`."""
+        return False
+
+
 class _Pending(NamedTuple):
     """A Step without an answer. `future` is None for the session's own adoption Steps."""
 
     request: workers.AttachRequest
     ops: Sequence[StepOp | AdoptionOp]
-    future: Future[list[StepResult]] | None = None
+    future: _Answer | None = None
 
 
 class _Limits(NamedTuple):
@@ -133,10 +141,10 @@ class HolderSession:
         self._num_sent = 0
         self._num_answered = 0
         self._adoption: Iterator[_Pending] | None = None  # Steps that a restarted service has not got yet
-        self._telling: deque[_Pending] = deque()  # those of them that are under way
+        self._telling: deque[_Pending] = deque()  # those of them that are under way; `_pending` follow them
         self._limits = _Limits.of(workers.Attached())
         self._features: Collection[str] = ()  # of the service
-        self._spare_future = _new_future()
+        self._spare_answer: _Answer | None = None
         self._opened_send: Callable[[bytes], None] | None = None  # of the stream that is open
         self._send: Callable[[bytes], None] | None = None  # the same, once that stream is attached
 
@@ -193,9 +201,12 @@ class HolderSession:
             if self._load is not None:
                 self._write_load(step)
             message = request.SerializeToString()
-            self._check_size(len(message))
-            future = self._spare_future
-            self._pending.append(_Pending(request, kept, future))
+            if len(message) > (limit_bytes := self._limits.max_message_bytes - _ACKNOWLEDGEMENT_BYTES):
+                raise LimitError(
+                    f"a Step of {len(message)} bytes; the service takes at most {limit_bytes} in one message"
+                )
+            answer, self._spare_answer = self._spare_answer or _Answer(), None
+            self._pending.append(_Pending(request, kept, answer))
             if (
                 self._send is not None
                 and num_pending == self._num_sent < self._limits.max_unacknowledged_steps
@@ -203,20 +214,12 @@ class HolderSession:
             ):
                 self._send(message)
                 self._num_sent += 1
-            self._spare_future = _new_future()  # made while the message travels, not before
-        return future
+        return answer
 
-    def _check_size(self, size_bytes: int) -> None:
-        limit_bytes = self._limits.max_message_bytes - _ACKNOWLEDGEMENT_BYTES
-        if size_bytes > limit_bytes:
-            raise LimitError(
-                f"a Step of {size_bytes} bytes; the service takes at most {limit_bytes} bytes in one message"
-            )
-
-    @property
-    def _unanswered(self) -> deque[_Pending]:
-        """The queue whose first Steps are on the stream: adoption Steps first, then all others. The lock is held."""
-        return self._pending if self._adoption is None else self._telling
+    def prepare(self) -> None:
+        """Make the answer of the next Step, while the last one travels. One thread calls it, without the lock."""
+        if self._spare_answer is None:
+            self._spare_answer = _Answer()
 
     def _send_what_fits(self) -> None:
         """Send waiting Steps while the window of unacknowledged ones allows. The lock is held."""
@@ -227,7 +230,7 @@ class HolderSession:
             self._telling.extend(islice(self._adoption, window - len(self._telling)))
             if not self._telling:
                 self._adoption = None
-        unanswered = self._unanswered
+        unanswered = self._pending if self._adoption is None else self._telling
         while send is not None and self._num_sent < min(len(unanswered), window):
             request = unanswered[self._num_sent].request
             request.step.number = self._num_answered + self._num_sent + 1
@@ -385,7 +388,7 @@ class HolderSession:
                 return
             if answer.number != self._num_answered + 1 or not self._num_sent:
                 raise LeaseError(f"the service answered Step {answer.number} in place of {self._num_answered + 1}")
-            pending = self._unanswered.popleft()
+            pending = self._pending.popleft() if self._adoption is None else self._telling.popleft()
             self._num_answered = answer.number
             self._num_sent -= 1
         try:
@@ -410,7 +413,7 @@ class HolderSession:
             if pending.future is None:
                 take_outcomes(pending.ops, results, self._ledger, self._notices)
             else:
-                self._ledger.answered(cast("Sequence[StepOp]", pending.ops), results)
+                self._ledger.answered(pending.ops, results)
             self._journal.answered(answer.number, self._ledger)
             if self._adoption is not None or self._num_sent < len(self._pending):
                 self._send_what_fits()
@@ -432,12 +435,6 @@ def _is_frozen(op: StepOp) -> bool:
     if isinstance(op, InsertOp):
         return type(op.new_tokens) is bytes
     return type(getattr(op, "tokens", b"")) is bytes and type(getattr(op, "retention", ())) is tuple
-
-
-def _new_future() -> Future[list[StepResult]]:
-    future: Future[list[StepResult]] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 def again(error: RadixKVError) -> RadixKVError:

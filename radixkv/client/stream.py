@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 
@@ -135,15 +135,18 @@ class StepStream:
         send = requests.put
         self._session.open(send)
         attach: Any = self._channel.stream_stream(_METHOD, response_deserializer=partial(self._receive, send))
-        call = self._call = attach(_until_none(requests))
+        call = self._call = attach(self._sent(requests))
         if self._abandoned.is_set():
             call.cancel()
         try:
-            for received in call:
-                if isinstance(received, RadixKVError):
+            is_attached = False
+            failure: RadixKVError | Literal[False]
+            for failure in call:
+                if failure:
                     call.cancel()
-                    return received
-                if self._session.is_attached:
+                    return failure
+                if not is_attached and self._session.is_attached:
+                    is_attached = True
                     self._attached()
         except grpc.RpcError as error:
             return error_from_rpc(error, self._address)
@@ -152,13 +155,19 @@ class StepStream:
             requests.put(None)
         return UnavailableError(f"the service at {self._address} has ended the stream")
 
+    def _sent(self, requests: SimpleQueue[bytes | None]) -> Iterator[bytes]:
+        """The messages of a stream, up to a None."""
+        while (request := requests.get()) is not None:
+            yield request
+            self._session.prepare()  # while the message travels
+
     def _attached(self) -> None:
         if not self._opened.done():
             self._opened.set_result(None)
         if self._closing.is_set():
             self._say_goodbye()
 
-    def _receive(self, send: Callable[[bytes], None], message: bytes) -> RadixKVError | bool:
+    def _receive(self, send: Callable[[bytes], None], message: bytes) -> RadixKVError | Literal[False]:
         """Take in one message on the channel's own thread; returns an error for the reading thread to handle. Never raises.
 
         Waking the reading thread first would add its wake-up time to every call.
@@ -170,7 +179,7 @@ class StepStream:
             return error
         except Exception as error:
             return LeaseError(f"a message of the service could not be handled: {error!r}")
-        return True  # gRPC reads None as an unreadable message
+        return False  # gRPC reads None as an unreadable message
 
     def _fail(self, error: RadixKVError) -> None:
         """Fail every outstanding Step, and every later one, with this error."""
@@ -223,8 +232,3 @@ class StepStream:
         if self._session.say_goodbye():
             self._requests.put(None)
             self._abandoned.set()
-
-
-def _until_none(requests: SimpleQueue[bytes | None]) -> Iterator[bytes]:
-    while (request := requests.get()) is not None:
-        yield request

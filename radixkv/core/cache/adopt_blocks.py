@@ -14,7 +14,7 @@ from itertools import groupby
 from radixkv.core.api import AdoptBlocksOp, Retention
 from radixkv.core.cache.adopt import Adoption, block_table
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.core.tree.block_records import DEFAULT_RETENTION, BlockRecord, Playback, PlayedBlock
+from radixkv.core.tree.block_records import DEFAULT_RETENTION, NONE_RECORDED, BlockRecord, Playback, PlayedBlock
 from radixkv.core.tree.journal import Recorded
 from radixkv.core.validation import MAX_RETENTION_RANGES
 
@@ -92,7 +92,7 @@ class BlockAdoption(Adoption):
         """
         kept = self._forest.records
         if kept is None:
-            return Recorded(array("i"), ())
+            return NONE_RECORDED
         if not self._forest.pool.can_claim and self._playback.is_used:
             for block in self._playback.waiting():
                 kept.refuse(block.block_id)

@@ -342,6 +342,14 @@ class PrefixCache(Reads, Management, BlockAdoption):
         self._enter()
         return self._single_flight.take_notices()
 
+    @property
+    def has_untaken(self) -> bool:
+        """Whether `take_notices`, the journal or `take_records` have something to give. O(1)."""
+        self._enter()
+        records = self._forest.records
+        has_records = records is not None and records.has_changed
+        return has_records or self.journal.size_bytes > 0 or self._single_flight.has_notices
+
     def take_freed(self) -> array[int]:
         """Return the blocks that became free since the last call, each once: evicted, dropped, or private to a sequence that
         ended. Their former contents match no longer, and they may have been taken again. For callers that mirror blocks

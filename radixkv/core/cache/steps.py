@@ -77,7 +77,9 @@ def apply_step(
                 raise refused[index]
             if failed and not failed.isdisjoint(_named_ids(op)):
                 raise AbortedError("an earlier op of this Step failed on this sequence, or waits")
-            result = _apply(cache, op)
+            if (call := _CALLS.get(type(op))) is None:
+                raise InvalidArgumentError("op", op, "one of those that a Step takes, such as an AcquireOp")
+            result = call(cache, op)
             results.append(result)
             if isinstance(result, Pending):
                 failed.update(_named_ids(op))
@@ -85,13 +87,6 @@ def apply_step(
             results.append(error)
             failed.update(_named_ids(op))
     return results
-
-
-def _apply(cache: Adopter, op: StepOp | AdoptionOp) -> StepResult:
-    call = _CALLS.get(type(op))
-    if call is None:
-        raise InvalidArgumentError("op", op, "one of those that a Step takes, such as an AcquireOp")
-    return call(cache, op)
 
 
 _CALLS: dict[type, Callable[[Adopter, Any], StepResult]] = {

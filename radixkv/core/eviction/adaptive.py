@@ -17,7 +17,7 @@ from radixkv.core.eviction.hit_density import CACHED_USE, HitDensityPolicy
 from radixkv.core.eviction.leaf_run import LeafRun
 from radixkv.core.eviction.policy import EvictionPolicy, SortedPolicy, entry_numbers
 from radixkv.core.eviction.reuse_times import KEPT_PER_TURNOVER
-from radixkv.core.eviction.shadows import MOST_BLOCKS, Rested, Shadow
+from radixkv.core.eviction.shadows import MOST_BLOCKS, Rested, Shadow, name_of
 from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 from radixkv.core.nodes.node import Node
 from radixkv.core.tokens import TOKEN_BYTES
@@ -96,8 +96,9 @@ class _Contest:
             self._number = node.access_number
         if self._one_in == 1 or not crc32(node.head) % self._one_in:
             start = node.end_bytes - len(node.key)
+            name = name_of(namespace, start, node.key[: self._block_bytes])
             self._path.append(
-                Rested(namespace, start, node.key, len(node.blocks), node.access_number, node.reuse_class)
+                Rested(name, namespace, start, node.key, len(node.blocks), node.access_number, node.reuse_class)
             )
 
     def _serve(self) -> None:

@@ -16,22 +16,25 @@ sibling of B follows A.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from radixkv.core.eviction.hit_density import CACHED_USE
 from radixkv.core.eviction.policy import EvictionPolicy
 from radixkv.core.nodes.node import Leaf, Node
 from radixkv.core.tokens import common_prefix_bytes
 
-__all__ = ["MOST_BLOCKS", "Rested", "Shadow"]
+__all__ = ["MOST_BLOCKS", "Rested", "Shadow", "name_of"]
 
 MOST_BLOCKS = 4096
 """Size limit of a shadow. Its keys take at most the bytes of the ids of twice that many blocks, and some 400 each."""
 
 
 class Rested(NamedTuple):
-    """A node as it came to rest: an edge that begins at byte `start`, and the part of its ids `key` in `num_blocks` blocks."""
+    """A node as it came to rest: an edge that begins at byte `start`, and the part of its ids `key` in `num_blocks` blocks.
+    `name`: of its first block; see `name_of`.
+    """
 
+    name: int
     namespace: str
     start: int
     key: bytes | bytearray
@@ -108,18 +111,18 @@ class Shadow:
 
     def _renew(self, path: Sequence[Rested]) -> bool:
         """Serve a path whose nodes are all held as they are; returns whether they were."""
-        size, known = self._block_bytes, []
+        known: list[Any] = []
         for rested in path:
-            kept = self._kept.get(_name(rested.namespace, rested.start, rested.key[:size]))
+            kept = self._kept.get(rested.name)
             if kept is None or kept.num_blocks != rested.num_blocks or kept.key != rested.key:
                 return False
             known.append(kept)
         for kept in known:
-            self._queue.remove(cast(Node, kept))
+            self._queue.remove(kept)
         for rested, kept in zip(reversed(path), reversed(known), strict=True):
             kept.access_number, kept.reuse_class = rested.access_number, rested.reuse_class
             kept.num_uses += CACHED_USE
-            self._queue.add(cast(Node, kept))
+            self._queue.add(kept)
         return True
 
     def _take_out(self, rested: Rested) -> Iterator[tuple[int, int]]:
@@ -127,7 +130,7 @@ class Shadow:
         size, end = self._block_bytes, rested.num_blocks * self._block_bytes
         offset = 0
         while offset < end:
-            kept = self._kept.get(_name(rested.namespace, rested.start + offset, rested.key[offset : offset + size]))
+            kept = self._kept.get(name_of(rested.namespace, rested.start + offset, rested.key[offset : offset + size]))
             if kept is None:
                 break
             self._forget(kept)
@@ -147,7 +150,9 @@ class Shadow:
     def _split_off(self, kept: _Kept, num_behind: int, namespace: str) -> None:
         first = kept.num_blocks - num_behind
         start = kept.start + first * self._block_bytes
-        whole = Rested(namespace, kept.start, kept.key, kept.num_blocks, kept.access_number, kept.reuse_class)
+        whole = Rested(
+            kept.name, namespace, kept.start, kept.key, kept.num_blocks, kept.access_number, kept.reuse_class
+        )
         self._keep(whole, start, kept.key, first, num_behind, kept.num_uses)
 
     def _make_room(self, num_blocks: int, now: int) -> None:
@@ -168,7 +173,7 @@ class Shadow:
         size = self._block_bytes
         if first or len(key) > 2 * num_blocks * size:
             key = key[first * size : (first + num_blocks) * size]
-        name = _name(rested.namespace, start, key[:size])
+        name = name_of(rested.namespace, start, key[:size])
         other = self._kept.get(name)
         if other is not None:
             self._forget(other)
@@ -187,5 +192,6 @@ class Shadow:
         self._num_free += kept.num_blocks
 
 
-def _name(namespace: str, start: int, first_block: bytes | bytearray) -> int:
+def name_of(namespace: str, start: int, first_block: bytes | bytearray) -> int:
+    """The name of a block that begins at byte `start` of a history."""
     return hash((namespace, start, bytes(first_block)))

@@ -105,6 +105,11 @@ class SingleFlight:
         """The length of the longest prefix of `tokens` that an open sequence is about to publish; 0: none is. A pure read."""
         return self._furthest(namespace, tokens)[1]
 
+    @property
+    def has_notices(self) -> bool:
+        """Whether there are untaken notices."""
+        return bool(self._notices)
+
     def take_notices(self) -> list[Notice]:
         """The notices since the last call, oldest first."""
         taken = list(self._notices)

@@ -23,7 +23,7 @@ from radixkv.core.tree.change_log import NO_BLOCK
 from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.core.tree.journal import Recorded
 
-__all__ = ["BlockRecord", "BlockRecords", "Playback", "PlayedBlock"]
+__all__ = ["NONE_RECORDED", "BlockRecord", "BlockRecords", "Playback", "PlayedBlock"]
 
 _HEAD = struct.Struct("<BQ")
 _NAMESPACE = struct.Struct("<H")
@@ -37,6 +37,9 @@ _NONE, _KEPT, _UNSETTLED, _UNKNOWN = range(4)
 _WIDTH, _IS_FIRST, _IS_RETAINED = 7, 8, 16  # bits of the form; the width: bytes of a token id
 
 DEFAULT_RETENTION = (DEFAULT_PRIORITY, math.inf)
+
+
+NONE_RECORDED = Recorded(array("i"), ())
 
 
 class BlockRecord(NamedTuple):
@@ -163,8 +166,15 @@ class BlockRecords:
         if 0 <= block_id < len(self._states) and self._states[block_id] != _KEPT:
             self._states[block_id], self._changed[block_id] = _NONE, b""
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether records have changed since the last `take`."""
+        return bool(self._changed)
+
     def take(self) -> Recorded:
         """The records that have changed since the last call, each once. O(changed)."""
+        if not self._changed:
+            return NONE_RECORDED
         changed, self._changed = self._changed, {}
         return Recorded(array("i", changed), tuple(changed.values()))
 

@@ -202,12 +202,12 @@ class Pool:
 
         None where there are none, or where so many are unacknowledged that more wait in the cache.
         """
-        if self.num_kept_notices >= self.config.max_unacknowledged_notices:
+        if not self.cache.has_untaken or self.num_kept_notices >= self.config.max_unacknowledged_notices:
             return None
         taken, entries = self.cache.take_notices(), self.cache.journal.take(_MAX_JOURNAL_BYTES)
         if (recorded := self.cache.take_records()).block_ids:
             entries.append(recorded)
-        return self._keep_notices(taken, entries) if taken or entries else None
+        return self._keep_notices(taken, entries)
 
     def _keep_notices(self, taken: list[Notice], entries: Iterable[JournalEntry] = ()) -> workers.AttachResponse:
         """The next message of notices, kept until it is acknowledged."""
@@ -239,13 +239,13 @@ class Pool:
         ops, refused = self._read_ops(step)
         if caller is not None:
             refused |= self._denied(ops, caller)
-        refused |= self._beyond_quotas(ops)
         results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
         answer.number = step.number
+        told = answer.results
         for op, result in zip(ops, results, strict=True):
-            result_to_proto(op, result, answer.results.add())
+            result_to_proto(op, result, told.add())
             if isinstance(op, SetQuotaOp) and not isinstance(result, RadixKVError):
                 self.quotas.keep(self.shape.name, op)
         if self.follows_freed:
@@ -257,7 +257,9 @@ class Pool:
         return response
 
     def _read_ops(self, step: workers.Step) -> tuple[list[StepOp | AdoptionOp], dict[int, RadixKVError]]:
-        """The ops, and by index the errors of unreadable ones, which are replaced by a match of nothing."""
+        """The ops, and by index the errors of quotas beyond their number, and of unreadable ops: those are replaced by a match
+        of nothing.
+        """
         config = self.config
         if len(self.answers) >= config.max_unacknowledged_steps:
             raise LimitError(
@@ -275,20 +277,15 @@ class Pool:
             except (InvalidArgumentError, UnimplementedError) as error:
                 op, refused[index] = MatchOp(b""), error
             ops.append(op)
-            if isinstance(op, ForkOp) and max(op.n, len(op.seq_ids or ())) > config.max_children_per_fork:
-                raise LimitError(f"a fork of {op.n}; at most {config.max_children_per_fork} children are taken")
-        return ops, refused
-
-    def _beyond_quotas(self, ops: list[StepOp | AdoptionOp]) -> dict[int, RadixKVError]:
-        """The ops that would exceed the limit of namespaces with a quota, by their index."""
-        refused: dict[int, RadixKVError] = {}
-        for index, op in enumerate(ops):
-            if isinstance(op, SetQuotaOp):
+            if isinstance(op, ForkOp):
+                if max(op.n, len(op.seq_ids or ())) > config.max_children_per_fork:
+                    raise LimitError(f"a fork of {op.n}; at most {config.max_children_per_fork} children are taken")
+            elif isinstance(op, SetQuotaOp):
                 try:
                     self.quotas.check_number(self.shape.name, op)
                 except LimitError as error:
                     refused[index] = error
-        return refused
+        return ops, refused
 
     def _denied(self, ops: list[StepOp | AdoptionOp], caller: Caller) -> dict[int, RadixKVError]:
         """The ops that name a namespace outside the caller's, by their index."""
@@ -439,7 +436,7 @@ class PoolTable:
         self._renew(pool)
 
     def _renew(self, pool: Pool) -> None:
-        pool.expires_at_s = self._now_s() + self.config.lease_ttl_s
+        pool.expires_at_s = self.clock() + self.config.lease_ttl_s  # `_now_s` was read before
 
     def leave(self, pool: Pool, stream: HolderStream) -> None:
         """Record that a stream broke. The lease runs on."""

@@ -68,8 +68,8 @@ PLANTED_RESTARTS = (
     PlantedBug(
         "more quotas by a Step than the service allows",
         "service/pools/table.py",
-        "        refused |= self._beyond_quotas(ops)\n",
-        "",
+        "                    refused[index] = error\n",
+        "                    pass\n",
     ),
     PlantedBug(
         "a dropped branch whose records stay",

@@ -11,7 +11,7 @@ import pytest
 from radixkv import PrefixCache
 from radixkv.core.eviction import AdaptivePolicy
 from radixkv.core.eviction.policy import SortedPolicy
-from radixkv.core.eviction.shadows import Rested, Shadow
+from radixkv.core.eviction.shadows import Rested, Shadow, name_of
 from radixkv.core.eviction.sorted_policies import LFUPolicy, LRUPolicy
 from tests.unit.core.eviction.test_eviction import hit_rate, stored
 
@@ -108,7 +108,15 @@ def test_a_shadow_is_never_fuller_than_it_may_be() -> None:
         tokens = bytes(source.choice(b"ab") for _ in range(source.randint(1, 30))) * 8
         cut = source.randrange(0, len(tokens), 8)
         path = [
-            Rested("n", start, tokens[start:end], (end - start) // 8, number, 0)
+            Rested(
+                name_of("n", start, tokens[start : start + 8]),
+                "n",
+                start,
+                tokens[start:end],
+                (end - start) // 8,
+                number,
+                0,
+            )
             for start, end in ((0, cut), (cut, len(tokens)))
             if end > start
         ]
@@ -174,7 +182,8 @@ def test_a_path_that_is_held_as_it_is_is_served_as_any_other(policy: type[Sorted
         path, start = [], 0
         for edge in source.choices(edges, k=source.randint(1, 3)):
             num_blocks = source.choice((11, 11, 11, 5))
-            path.append(Rested("a", start, edge[: 4 * num_blocks], num_blocks, number, 0))
+            name = name_of("a", start, edge[:4])
+            path.append(Rested(name, "a", start, edge[: 4 * num_blocks], num_blocks, number, 0))
             start += 4 * num_blocks
         before = [kept.num_blocks for kept in quick._kept.values()]
         assert quick.serve(path, number) == slow.serve(path, number)
