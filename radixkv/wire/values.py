@@ -6,6 +6,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from radixkv.core.api import DEFAULT_NAMESPACE, PoolShape, Retention, WorkerLoad, WorkerReport
@@ -67,10 +68,6 @@ def unpack_blocks(packed: bytes, name: str = "block_ids") -> array[int]:
     return block_ids
 
 
-def _unpack_table(packed: bytes) -> array[int]:
-    return unpack_blocks(packed, "block_table")
-
-
 def hashes_form(name: str) -> Form:
     """Hashes of blocks as packed little-endian uint64, in a field of that name. Raise `InvalidArgumentError` for others."""
 
@@ -86,7 +83,7 @@ def hashes_form(name: str) -> Form:
 
 
 BLOCK_IDS = Form(pack_blocks, unpack_blocks)
-BLOCK_TABLE = Form(pack_blocks, _unpack_table)
+BLOCK_TABLE = Form(pack_blocks, partial(unpack_blocks, name="block_table"))
 
 SHAPE = Codec(PoolShape, types.PoolShape)
 """Reading checks no bounds."""
