@@ -538,6 +538,18 @@ def test_records_that_change_by_another_client_come_with_the_notices(table: Pool
     assert (len(entry.records.block_ids), list(entry.records.records)) == (3 * 4, [b""] * 3)
 
 
+def test_the_end_of_a_pin_comes_with_the_notices_though_no_call_follows(table: PoolTable, clock: Clock) -> None:
+    pool = attach(table, hello())
+    pool.apply(step(1, AcquireOp(PROMPT, seq_id=1), InsertOp(1, 40), ReleaseOp(1)))
+    pool.change(lambda cache: cache.pin(PROMPT, ttl=5.0))
+    kinds = []
+    for _ in range(3):
+        while (told := pool.collect_notices()) is not None:
+            kinds += [entry.WhichOneof("entry") for entry in told.notices.journal]
+        clock.now_s += 5.0
+    assert kinds == ["pin", "unpin"]
+
+
 def test_another_credential_does_not_resume_a_life(table: PoolTable) -> None:
     pool = table.attach(hello(), Stream(), ("tenant", "key")).pool
     assert table.attach(hello(), Stream(), ("tenant", "key")).pool is pool
