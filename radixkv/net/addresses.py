@@ -48,7 +48,7 @@ class Address(NamedTuple):
             _require_free_port(self.host, self.port)
 
     def with_port(self) -> Address:
-        """This address, with a port that is free now in place of port 0: for servers that cannot tell which they took."""
+        """This address, with a port that is free now in place of port 0: for servers that do not report theirs."""
         if self.path or self.port:
             return self
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
