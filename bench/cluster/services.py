@@ -136,7 +136,7 @@ def _hold_one(addresses: Sequence[str], place: int, number: int, prompts: Prompt
 
 
 def send_routes(pipe: Connection, address: str, tokens: bytes) -> None:
-    """Call `Route` at the rate that `pipe` sent last, per second, 0 at first; answer each message with the number of calls so far."""
+    """Call `Route` at the rate that `pipe` sent last, per second; answer each message with the number of calls so far."""
     per_s, num_calls = 0.0, 0
     with connect(address) as reader:
         due_s = time.monotonic()
