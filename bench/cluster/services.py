@@ -21,8 +21,13 @@ from bench.common.stacks import BLOCK_SIZE, running
 from bench.gateway import free_address
 from radixkv import AcquireOp, InsertOp, PoolShape, ReleaseOp, connect, pack_tokens
 from radixkv.client import RemoteHolder
-from radixkv.core.api import WorkerLoad
+from radixkv.core.api import StepOp, WorkerLoad
+from radixkv.service.reading import MAX_ROUTED_POOLS
 from radixkv.v1 import prefix_cache_pb2 as readers
+from radixkv.v1 import workers_pb2 as workers
+from radixkv.v1 import workers_pb2_grpc
+from radixkv.wire.steps import op_to_proto
+from radixkv.wire.values import SHAPE, WORKER_LOAD
 
 __all__ = [
     "ECHO",
@@ -38,11 +43,12 @@ __all__ = [
 
 PROMPT_TOKENS, SHARED_TOKENS = 8192, 1024
 NUM_BLOCKS = 4 * PROMPT_TOKENS // BLOCK_SIZE
-LEASE_TTL_S = 60
-"""Heartbeats of the pools of 16 hosts would else load the one machine that stands for them all."""
+LEASE_TTL_S = 3600
+"""Longer than the run: heartbeats of 16 hosts' pools would load the one machine that stands for them all."""
 
 ECHO, KEEP = "/bench.Echo/Echo", "/bench.Echo/Keep"
 _ATTACHED_S = 60.0
+_FINGERPRINT = "bench"
 _LOAD = WorkerLoad(num_backlog_tokens=0, tokens_per_s=1000.0, num_running=1, is_accepting=True)
 
 
@@ -93,7 +99,7 @@ def open_cell(num_services: int, prompts: Prompts) -> Iterator[Cell]:
         addresses = [free_address() for _ in range(num_services)]
         for address in addresses:
             stack.enter_context(running("serve", "--listen", address, "--lease-ttl", str(LEASE_TTL_S)))
-        holder = stack.enter_context(_hold_one(addresses, 0, 0, prompts))
+        holder = stack.enter_context(_hold_first(addresses[0], prompts))
         yield Cell(addresses, holder, stack.enter_context(running_aside(hold, addresses, prompts)))
 
 
@@ -113,26 +119,65 @@ def running_aside(target: Any, *arguments: Any) -> Iterator[Connection]:
 
 
 def hold(pipe: Connection, addresses: Sequence[str], prompts: Prompts) -> None:
-    """Hold pools as `pipe` asks for, all but the first of the first service."""
-    num_held = 0
-    with ExitStack() as stack:
-        while (num_pools := _next(pipe)) is not None:
-            for place in range(len(addresses)):
+    """Hold pools as `pipe` asks for, all but the first of the first service.
+
+    By streams of one loop: a thousand holders of `radixkv.client` would have thousands of threads on this one machine.
+    """
+
+    async def serve() -> None:
+        stubs = [workers_pb2_grpc.WorkersStub(grpc.aio.insecure_channel(each)) for each in addresses]  # type: ignore[no-untyped-call]
+        streams, num_held = [], 0
+        while (num_pools := await asyncio.get_running_loop().run_in_executor(None, _next, pipe)) is not None:
+            for place, stub in enumerate(stubs):
                 for number in range(num_held, num_pools):
                     if place or number:
-                        stack.enter_context(_hold_one(addresses, place, number, prompts))
+                        streams.append(await _attach(stub, place, number, prompts.common))
             num_held = num_pools
             pipe.send(None)
 
+    asyncio.run(serve())
 
-def _hold_one(addresses: Sequence[str], place: int, number: int, prompts: Prompts) -> RemoteHolder:
-    """The holder of a pool that has the common prompt; the first of all has the rare one, too."""
-    shape = PoolShape(NUM_BLOCKS, BLOCK_SIZE, name=f"pool-{number}")
-    holder = connect(addresses[place], shape, load=lambda: _LOAD)
-    for seq_id, prompt in enumerate(prompts if place == number == 0 else prompts[:1], 1):
-        holder.step([AcquireOp(prompt, seq_id=seq_id), InsertOp(seq_id, PROMPT_TOKENS, b""), ReleaseOp(seq_id)])
-    holder.announce(f"127.0.0.1:{1 + place * 64 + number}", "bench")
-    return holder
+
+async def _attach(stub: Any, place: int, number: int, prompt: bytes) -> Any:
+    """A stream that holds a pool with the prompt in it."""
+    hello = workers.Hello(
+        pool=SHAPE.to_proto(_shape(number)),
+        incarnation=1 + place * MAX_ROUTED_POOLS + number,
+        generation_address=_worker(place, number),
+        fingerprint=_FINGERPRINT,
+        load=WORKER_LOAD.to_proto(_LOAD),
+    )
+    step = workers.Step(number=1)
+    for op in _filling(prompt):
+        op_to_proto(op, step.ops.add())
+    stream = stub.Attach()
+    for request in (workers.AttachRequest(hello=hello), workers.AttachRequest(step=step)):
+        await stream.write(request)
+        await stream.read()
+    return stream
+
+
+@contextmanager
+def _hold_first(address: str, prompts: Prompts) -> Iterator[RemoteHolder]:
+    """The holder of the one pool that has both prompts."""
+    with connect(address, _shape(0), load=lambda: _LOAD) as holder:
+        for prompt in prompts:
+            holder.step(_filling(prompt))
+        holder.announce(_worker(0, 0), _FINGERPRINT)
+        yield holder
+
+
+def _shape(number: int) -> PoolShape:
+    return PoolShape(NUM_BLOCKS, BLOCK_SIZE, name=f"pool-{number}")
+
+
+def _worker(place: int, number: int) -> str:
+    """An address at which no worker is: none is called."""
+    return f"127.0.0.1:{1 + place * MAX_ROUTED_POOLS + number}"
+
+
+def _filling(prompt: bytes) -> list[StepOp]:
+    return [AcquireOp(prompt, seq_id=1), InsertOp(1, PROMPT_TOKENS, b""), ReleaseOp(1)]
 
 
 def send_routes(pipe: Connection, address: str, tokens: bytes) -> None:
