@@ -123,6 +123,8 @@ def ask_http(
     usage = None
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
+    if answer.status != 200:
+        raise AssertionError(f"HTTP {answer.status}: {answer.read()[:500]!r}")
     while (line := answer.readline()) and not line.startswith(b"data: [DONE]"):
         if not line.startswith(b"data: "):
             continue
@@ -135,7 +137,7 @@ def ask_http(
     ended_s = perf_counter()
     answer.read()
     if first_s is None or usage is None or usage["completion_tokens"] != num_tokens:
-        raise AssertionError(f"{num_tokens} tokens were asked for: HTTP {answer.status}, {usage}")
+        raise AssertionError(f"{num_tokens} tokens were asked for: {usage}")
     num_cached = usage["prompt_tokens_details"]["cached_tokens"]
     return Timed(first_s - started_s, ended_s - started_s, "".join(pieces), usage["prompt_tokens"], num_cached)
 
