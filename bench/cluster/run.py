@@ -6,7 +6,7 @@
     Steps       that acquire and release the prompt, on one of 64 pools, in turns with and without 64 Routes a second
     first token of cold and warm chats, through two gateways over two services, in turns with one gateway of one worker
 
-    python -m bench.cluster             10 minutes on two cores
+    python -m bench.cluster             5 minutes on two cores
     python -m bench.cluster --quick     up to 8 pools and 4 services, 2 chats: a smoke test
 
 All services run on this machine: with more of them than cores, a ranking takes as long as their work in turn, not at once.
@@ -44,7 +44,7 @@ ROUTE_BOUND_MS = 0.5
 FIRST_TOKEN_BOUND = 1.05
 POOLS, SERVICES = (1, 8, 64), (1, 4, 16)
 QUICK_POOLS, QUICK_SERVICES = (1, 8), (1, 4)
-ROUTE_ROUNDS, STEP_PERIODS, CHATS = 300, 40, 60
+ROUTE_ROUNDS, STEP_PERIODS, CHATS = 200, 30, 24
 QUICK_ROUTE_ROUNDS, QUICK_STEP_PERIODS, QUICK_CHATS = 20, 2, 2
 ROUTES_PER_S = 64.0
 """As if each of 64 workers got a request a second."""
