@@ -142,7 +142,7 @@ async def place_of_branch(
     """
     state = request.app.state
     model = await chat_model(request, model_name)
-    if path[-1].role == "assistant" and not path[-1].text.strip():
+    if path[-1].role == "assistant" and not path[-1].text:
         path = path[:-1]  # a reply about to be written
     goes_on = path[-1].role == "assistant"
     turns = state.conversations.turns_of(path)

@@ -140,3 +140,13 @@ def test_what_names_no_branch_is_refused(red: Looker, body: dict[str, Any]) -> N
 
 def test_a_node_that_is_gone_is_said_to_be(red: Looker) -> None:
     assert red.eye.client.get("/nodes/1000000/conversations").json()["error"]["code"] == "node_gone"
+
+
+@pytest.mark.parametrize("said", ["", "\n", " \n\n "])
+def test_a_reply_without_a_word_leads_to_where_it_ends(red: Looker, said: str) -> None:
+    conversation = red.begin()
+    red.dictate(said)
+    _, reply = red.turn(conversation, f"Say nothing, {len(said)} times.", max_tokens=20)
+    assert reply["text"].strip() == ""
+    told = red.place(conversation, reply["id"])
+    assert told["num_tokens"] >= reply["details"]["prompt_tokens"] + reply["details"]["generated_tokens"] - 1
