@@ -24,6 +24,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,7 +36,7 @@ from radixkv.worker.loading.default_model import resolve_model
 if TYPE_CHECKING:
     from radixkv.generation.client import GenerationClient
 
-__all__ = ["main"]
+__all__ = ["WORDS", "Timed", "ask_http", "free_address", "main"]
 
 BOUND = 1.05
 FULL_ROUNDS, QUICK_ROUNDS = 15, 2
@@ -48,11 +49,13 @@ GRPC, HTTP = "gRPC", "HTTP"
 
 
 class Timed(NamedTuple):
-    """One reply: seconds to its first text and to its end, and the text."""
+    """One reply: seconds to its first text and to its end, the text, and prompt tokens: all, and those that were cached."""
 
     first_s: float
     total_s: float
     text: str
+    num_prompt: int
+    num_cached: int
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -86,14 +89,25 @@ def ask_grpc(client: GenerationClient, content: str, num_tokens: int) -> Timed:
     ended_s = perf_counter()
     if first_s is None or stream.usage is None or stream.usage.num_generated_tokens != num_tokens:
         raise AssertionError(f"{num_tokens} tokens were asked for: {stream.usage}")
-    return Timed(first_s - started_s, ended_s - started_s, "".join(pieces))
+    usage = stream.usage
+    text = "".join(pieces)
+    return Timed(first_s - started_s, ended_s - started_s, text, usage.num_prompt_tokens, usage.num_cached_tokens)
 
 
-def ask_http(connection: http.client.HTTPConnection, model: str, content: str, num_tokens: int) -> Timed:
-    """One chat over `/v1/chat/completions`, on an open connection, like those of a frontend."""
+def ask_http(
+    connection: http.client.HTTPConnection, model: str, contents: Sequence[str], num_tokens: int, cache_salt: str = ""
+) -> Timed:
+    """One chat over `/v1/chat/completions`, on an open connection, like those of a frontend.
+
+    `contents`: of its messages, the user's and the assistant's in turns.
+    """
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": content}],
+        "messages": [
+            {"role": role, "content": content}
+            for role, content in zip(cycle(("user", "assistant")), contents, strict=False)
+        ],
+        "cache_salt": cache_salt or None,
         "max_tokens": num_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -109,6 +123,8 @@ def ask_http(connection: http.client.HTTPConnection, model: str, content: str, n
     usage = None
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
+    if answer.status != 200:
+        raise AssertionError(f"HTTP {answer.status}: {answer.read()[:500]!r}")
     while (line := answer.readline()) and not line.startswith(b"data: [DONE]"):
         if not line.startswith(b"data: "):
             continue
@@ -121,8 +137,9 @@ def ask_http(connection: http.client.HTTPConnection, model: str, content: str, n
     ended_s = perf_counter()
     answer.read()
     if first_s is None or usage is None or usage["completion_tokens"] != num_tokens:
-        raise AssertionError(f"{num_tokens} tokens were asked for: HTTP {answer.status}, {usage}")
-    return Timed(first_s - started_s, ended_s - started_s, "".join(pieces))
+        raise AssertionError(f"{num_tokens} tokens were asked for: {usage}")
+    num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return Timed(first_s - started_s, ended_s - started_s, "".join(pieces), usage["prompt_tokens"], num_cached)
 
 
 class Bench:
@@ -136,7 +153,7 @@ class Bench:
         connections = [http.client.HTTPConnection(address) for _ in range(NUM_TOGETHER)]
         self._ways: dict[str, Callable[[int, str], Timed]] = {
             GRPC: lambda _slot, content: ask_grpc(client, content, options.reply_tokens),
-            HTTP: lambda slot, content: ask_http(connections[slot], model, content, options.reply_tokens),
+            HTTP: lambda slot, content: ask_http(connections[slot], model, [content], options.reply_tokens),
         }
         self.first: dict[tuple[str, str], list[float]] = {}
         self.rates: dict[tuple[str, str], list[float]] = {}

@@ -24,11 +24,13 @@ def make_cluster(folder: Path) -> None:
         folder.parent.chmod(0o711)  # so that the user reaches its own folder
     made = ["-D", str(folder / "data"), "-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--no-sync"]
     subprocess.run([*_program("initdb"), *made], check=True, stdout=subprocess.DEVNULL, timeout=120)
+    with (folder / "data" / "pg_hba.conf").open("a", encoding="ascii") as rules:
+        rules.write("host all all samenet trust\n")
 
 
-def postgres_command(folder: Path, port: int) -> list[str]:
-    """The command line of a server with the files of `make_cluster`, on a loopback port."""
-    place = ["-D", str(folder / "data"), "-k", str(folder), "-h", "127.0.0.1", "-p", str(port)]
+def postgres_command(folder: Path, port: int, host: str = "127.0.0.1") -> list[str]:
+    """The command line of a server with the files of `make_cluster`."""
+    place = ["-D", str(folder / "data"), "-k", str(folder), "-h", host, "-p", str(port)]
     return [*_program("postgres"), *place, "-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_connections=50"]
 
 

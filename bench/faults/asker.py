@@ -28,6 +28,8 @@ GIVE_UP_S = 90.0
 """From the first try of a request: longer than any restart. A request that waits longer was lost."""
 _SILENCE_S = 75.0
 """A gateway may wait silently for its worker for a minute, for a response in one piece."""
+_CONNECT_S = 3.0
+"""After which the next gateway is asked."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _RETRIED = frozenset({429, 502, 503, 504})
 _VARYING = re.compile(r"/\S+|\b[0-9a-f]{8,}\b|\d+")
@@ -146,7 +148,7 @@ class Asker:
     def __init__(
         self, urls: Sequence[str], worker: str, ledger: Ledger, number: int, is_stopped: Callable[[], bool]
     ) -> None:
-        timeout = httpx.Timeout(_SILENCE_S)
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         self._gateways = [httpx.Client(base_url=url, timeout=timeout) for url in urls]
         self._turn = number
         self.worker = GenerationClient(worker)

@@ -68,11 +68,11 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         namespace, pools, now_s = namespace_of(request), self._pools.select(request.pool), self._pools.clock()
         if len(pools) > MAX_ROUTED_POOLS:
             raise LimitError(f"{len(pools)} pools are attached; at most {MAX_ROUTED_POOLS} are routed to at once")
-        answers = []
+        response, tokens = readers.RouteResponse(), request.tokens  # a copy at every access
         for pool in pools:
-            route = pool.cache.route(request.tokens, namespace=namespace)
-            answers.append(ROUTE.to_proto(route._replace(worker=pool.report(now_s)), pool=pool.shape.name))
-        return readers.RouteResponse(pools=answers)
+            route = pool.cache.route(tokens, namespace=namespace, worker=pool.report(now_s))
+            ROUTE.write(route, response.pools.add(pool=pool.shape.name))
+        return response
 
     @_unary
     def Explain(self, request: readers.ExplainRequest) -> readers.ExplainResponse:  # noqa: N802 the proto's name

@@ -17,6 +17,7 @@ from radixkv.core.api import (
     NodeInfo,
     PinInfo,
     PoolRoute,
+    WorkerReport,
 )
 from radixkv.core.cache.state import MAX_EVENT_NUMBER, CacheState
 from radixkv.core.events.subscription import EventSubscription
@@ -30,6 +31,8 @@ from radixkv.core.tokens import TOKEN_BYTES, TokensLike, pack_tokens
 from radixkv.core.tree import quotas
 
 __all__ = ["Reads"]
+
+_NO_REPORT = WorkerReport()
 
 
 class Reads(CacheState):
@@ -56,21 +59,26 @@ class Reads(CacheState):
         matched = 0 if root is None else self._forest.walk(root, packed).matched_bytes // TOKEN_BYTES
         return MatchResult(matched, matched)
 
-    def route(self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE) -> PoolRoute:
+    def route(
+        self, tokens: TokensLike, *, namespace: str = DEFAULT_NAMESPACE, worker: WorkerReport = _NO_REPORT
+    ) -> PoolRoute:
         """`match` for a router, the prefix that an open sequence is about to publish, and the room for the rest. A pure read.
 
-        That of `match` and O(log intents) compares. Sequences are followed from the first `acquire_or_wait` on.
+        That of `match` and O(log intents) compares. Sequences are followed from the first `acquire_or_wait` on. `worker`: the
+        report of its holder, which the answer carries.
 
         Raises:
             InvalidArgumentError: tokens that cannot be packed, or a bad namespace.
         """
-        matched, packed, forest = self.match(tokens, namespace=namespace), pack_tokens(tokens), self._forest
+        packed, forest = pack_tokens(tokens), self._forest
+        num_matched = self.match_device(packed, namespace=namespace).num_tokens
         partition = forest.find_account(owner_of(namespace)).partition
         num_left = min(partition.num_blocks - partition.num_in_use, forest.num_available)
         return PoolRoute(
-            matched.num_tokens,
+            num_matched,
             self._single_flight.foresee(namespace, packed),
-            num_stored_tokens=matched.num_host_tokens + matched.num_disk_tokens,
+            worker,
+            num_stored_tokens=sum(count_below(forest, namespace, packed, num_matched)),
             num_room_tokens=max(0, num_left) * forest.block_size,
             num_used_tokens=partition.num_in_use * forest.block_size,
             held_s=self._held_times.mean_s,

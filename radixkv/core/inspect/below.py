@@ -21,6 +21,8 @@ def count_below(forest: Forest, namespace: str, tokens: bytes, num_matched: int)
     O(1) without hints; else about 0.5 µs per block of the prompt, once for several pools.
     """
     counts = [0] * len(HINTED_TIERS)
+    if not forest.hints:
+        return counts
     owner = owner_of(namespace)
     tables = [forest.hints.hashes(tier, owner) for tier in HINTED_TIERS]
     if not any(tables):

@@ -301,11 +301,11 @@ class RoutedGenerator(Closing):
             return [offer for offer in offers if offer.worker.fingerprint == self._fingerprint]
 
     def _workers(self) -> list[str]:
-        """Addresses of the workers that are known, in random order."""
+        """Addresses of the workers that are known, in random order; last, those whose service is gone."""
         workers = [route.worker.generation_address for route in self._of_one_kind(self._members.known())]
         with self._lock:
             self._rng.shuffle(workers)
-        return workers
+        return sorted(workers, key=self._members.stalled().__contains__)
 
     def _worker_of(self, generation_id: str) -> str:
         for route in self._members.known():

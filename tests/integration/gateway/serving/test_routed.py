@@ -24,7 +24,7 @@ from radixkv.gateway.backend.members import Members, PendingClear, resolve
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.generation.client import GenerationClient
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
+from radixkv.generation.request import ForkParams, GenerateParams, ModelInfo, Prompt, UnknownGenerationError
 from radixkv.generation.stream import Completed, Delta, GenerationEvent, Started
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.stores.costs import PrefillCost, PrefillMeter
@@ -319,6 +319,25 @@ def test_a_worker_whose_service_is_gone_is_the_last_also_for_what_it_holds(
     assert [choice.worker for choice in routed.rank(request_tokens(1))] == [other.server.address, owner.server.address]
     other.runner.gate.open()
     assert all(len(told(list(stream))) == 8 for stream in waiting)
+
+
+def test_a_worker_whose_service_is_gone_is_the_last_to_be_asked_what_any_can_answer(
+    hosts: tuple[Host, Host], routed: RoutedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = hosts
+    gone.service.stop()
+    wait_until(lambda: gone.server.address in routed.members.stalled())
+    asked: list[str] = []
+    answer = GenerationClient.model
+
+    def model(client: GenerationClient) -> ModelInfo:
+        asked.append(client.address)
+        return answer(client)
+
+    monkeypatch.setattr(GenerationClient, "model", model)
+    for _ in range(8):
+        routed.model()
+    assert set(asked) == {other.server.address}, "the network of the other's host may be cut: a call would hang there"
 
 
 def test_a_fork_goes_to_the_worker_that_its_generation_names(hosts: tuple[Host, Host], routed: RoutedGenerator) -> None:

@@ -1,0 +1,1 @@
+"""Cost of choosing a worker in a cluster."""
