@@ -47,6 +47,14 @@ class Address(NamedTuple):
         else:
             _require_free_port(self.host, self.port)
 
+    def with_port(self) -> Address:
+        """This address, with a port that is free now in place of port 0: for servers that do not report theirs."""
+        if self.path or self.port:
+            return self
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.create_server((self.host.strip("[]"), 0), family=family) as probe:
+            return self._replace(port=probe.getsockname()[1])
+
 
 def parse_address(text: str) -> Address:
     """Parse an address.

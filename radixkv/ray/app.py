@@ -77,8 +77,8 @@ def make_app(settings: ClusterSettings) -> serve.Application:
     """The application of these settings, for `serve.run`.
 
     Raises:
-        InvalidArgumentError: no worker, or more at least than at most; no gateway; a disk level, of which each worker would
-            need a folder of its own.
+        InvalidArgumentError: no worker, or more at least than at most; no gateway; resources that Ray does not know; a disk
+            level, of which each worker would need a folder of its own.
     """
     config, workers = settings.worker, settings.workers
     least, most = (workers, workers) if isinstance(workers, int) else workers
@@ -96,16 +96,17 @@ def make_app(settings: ClusterSettings) -> serve.Application:
         scale = {
             "autoscaling_config": AutoscalingConfig(min_replicas=least, max_replicas=most, policy=policy, **_DELAYS)
         }
-    replicas = serve.deployment(
-        name="Worker",
-        ray_actor_options={
-            **(settings.worker_resources or {"num_cpus": 1}),
-            "runtime_env": {"env_vars": spin_environment()},
-        },
-        health_check_period_s=_HEALTH_S,
-        graceful_shutdown_timeout_s=config.drain_s + _SPARE_S,
-        **scale,
-    )(WorkerReplica)
+    resources = settings.worker_resources or {"num_cpus": 1}
+    try:
+        replicas = serve.deployment(
+            name="Worker",
+            ray_actor_options={**resources, "runtime_env": {"env_vars": spin_environment()}},
+            health_check_period_s=_HEALTH_S,
+            graceful_shutdown_timeout_s=config.drain_s + _SPARE_S,
+            **scale,
+        )(WorkerReplica)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError("worker_resources", dict(resources), f"what Ray gives an actor: {error}") from None
     front = settings.gateway
 
     def build() -> FastAPI:  # Serve takes functions for builders, and calls it in each replica

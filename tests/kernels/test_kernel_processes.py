@@ -58,18 +58,15 @@ def test_importing_the_kernels_needs_no_gpu_and_no_interpreter() -> None:
     assert result.returncode == 0, result.stderr
 
 
-A_CASE_OF_EACH_KERNEL = (
+QUICK_CASES = (
     "gpu/test_attention_by_triton.py::test_branches_that_share_blocks_agree_with_the_reference",
     "gpu/test_attention_by_triton.py::test_latents_agree_with_the_reference",
     "gpu/test_attention_by_triton.py::test_quantised_caches_are_written_and_read_as_on_a_cpu",
     "kv/test_block_movement.py",
     "gpu/test_draws_by_triton.py::test_kernels_draw_what_is_defined[1000-8-normal]",
     "gpu/test_draws_by_triton.py::test_kernels_draw_what_is_defined[9000-6-ties]",
-    "gpu/test_decode_steps_by_triton.py::test_a_step_writes_the_slots_of_its_rows_and_nothing_else",
     "kv/test_host_blocks.py::test_triton_moves_whole_blocks_of_all_layers_in_one_launch",
     "gpu/test_quantised_by_triton.py::test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else",
-    "cpu/test_steady_attention.py::TestByTriton::test_rows_of_latents_are_alike",
-    "gpu/test_tree_by_triton.py::test_a_list_serves_the_steps_after_it_once_its_positions_advance[torch.int8-12]",
     "gpu/test_tree_by_triton.py::test_the_merge_agrees_with_its_reference",
 )
 BLOCKS_AND_TREES = (
@@ -89,7 +86,7 @@ STEPS_AND_CODES = (
 @pytest.mark.parametrize(
     "tests",
     [
-        pytest.param(A_CASE_OF_EACH_KERNEL, id="a case of each kernel"),
+        pytest.param(QUICK_CASES, id="quick cases"),
         pytest.param(BLOCKS_AND_TREES, id="blocks and trees", marks=pytest.mark.thorough),
         pytest.param(STEPS_AND_CODES, id="steps and codes", marks=pytest.mark.thorough),  # as long as the other
     ],

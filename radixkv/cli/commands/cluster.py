@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from radixkv.cli.commands.gateway import DEFAULT_HTTP_ADDRESS, add_gateway_flags, gateway_config
 from radixkv.cli.flags import add_cache_flags, add_command, cache_settings, say, say_stage
 from radixkv.cli.model_flags import add_model_flags, worker_config
-from radixkv.core.errors import UnavailableError
+from radixkv.core.errors import InvalidArgumentError, UnavailableError
 from radixkv.net.addresses import parse_address
 from radixkv.net.signals import StopSignals, exit_at_interrupt
 
@@ -92,7 +92,10 @@ def _workers(text: str) -> int | tuple[int, int]:
 def _run(options: argparse.Namespace) -> int:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = parse_address(options.http)
+    if address.path:
+        raise InvalidArgumentError("--http", options.http, "host:port; Ray Serve has no unix sockets")
     address.require_free()
+    address = address.with_port()
     settings = _settings(options)
     from radixkv.ray.app import make_app
     from radixkv.worker.loading.default_model import resolve_model
@@ -121,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
                 serve.run(application, name="radixkv")
             except RuntimeError as error:
                 raise UnavailableError(f"workers or gateways did not start, see --log-requests: {error}") from None
-            say(f"OpenAI API on http://{options.http}/v1, chat page on http://{options.http}/")
+            say(f"OpenAI API on http://{address}/v1, chat page on http://{address}/")
             say(f"{options.workers} workers, {options.gateways} gateways; Ctrl-C stops them")
             signals.listen()
             signals.wait()
@@ -140,8 +143,8 @@ def _settings(options: argparse.Namespace) -> ClusterSettings:
     own_key = secrets.token_urlsafe()
     security = Security(keys_file=options.keys, own_key=own_key if options.keys else None)
     credentials = Credentials(token=own_key) if options.keys else None
-    service = f"127.0.0.1:{options.service_port}"
-    parse_address(service).require_free()
+    service = parse_address(f"127.0.0.1:{options.service_port}")
+    service.require_free()
     worker = worker_config(options, None, None, options.drain)
     from radixkv.ray.app import ClusterSettings
 
@@ -149,7 +152,7 @@ def _settings(options: argparse.Namespace) -> ClusterSettings:
         workers=options.workers,
         gateways=options.gateways,
         worker_resources={"num_cpus": 1, "num_gpus": options.gpus},
-        port=options.service_port,
+        port=service.with_port().port,
         worker=replace(worker, security=security, credentials=credentials),
         service=ServiceConfig(security=security, **cache_settings(options)),
         gateway=gateway_config(options, options.state, None, credentials),

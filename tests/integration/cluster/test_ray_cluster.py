@@ -215,7 +215,23 @@ def test_the_file_of_the_documentation_is_an_application() -> None:
     assert isinstance(app(told["args"]), serve.Application)
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"workers": (3, 1)}, {"gateways": 0}], ids=str)
+def test_the_command_takes_free_ports() -> None:
+    settings = _settings(_parse(["cluster", "up", "--service-port", "0"]))
+    assert settings.port > 0
+
+
+@pytest.mark.parametrize("wrong", ["--http unix:/tmp/radixkv.sock", "--gpus -1", "--gpus nan"])
+def test_a_flag_out_of_its_bound_is_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster", "up", *wrong.split(), "--service-port", "0"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert wrong.split()[1] in line
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"workers": 0}, {"workers": (3, 1)}, {"gateways": 0}, {"worker_resources": {"num_gpus": -1}}],
+    ids=str,
+)
 def test_a_cluster_of_nothing_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
         make_app(ClusterSettings(**wrong))

@@ -40,6 +40,14 @@ def test_looking_whether_an_address_is_free_takes_nothing_and_leaves_nothing(tmp
         taker.bind(("127.0.0.1", port))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_free_port_takes_the_place_of_port_0(host: str) -> None:
+    address = parse_address(f"{host}:0").with_port()
+    assert address.port > 0
+    address.require_free()
+    assert address.with_port() == address
+
+
 @pytest.mark.parametrize("shares_port", [False, True])
 def test_a_port_in_use_is_refused_by_name_even_if_its_owner_shares_it(shares_port: bool) -> None:
     with socket.socket() as owner:

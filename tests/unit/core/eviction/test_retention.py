@@ -22,10 +22,14 @@ class Clock:
         return self.now_s
 
 
-def serve(cache: PrefixCache, prompt: list[int], *ranges: Retention, namespace: str = "default") -> None:
+def use(cache: PrefixCache, prompt: list[int], *ranges: Retention, namespace: str = "default") -> None:
     seq = cache.acquire(prompt, namespace=namespace, retention=ranges)
     cache.insert(seq.seq_id, len(prompt))
     cache.release(seq.seq_id)
+
+
+def serve(cache: PrefixCache, prompt: list[int], *ranges: Retention, namespace: str = "default") -> None:
+    use(cache, prompt, *ranges, namespace=namespace)
     cache.check()
 
 
@@ -293,9 +297,10 @@ def warm_turns(eviction: str, worth: tuple[Retention, ...], prompt_blocks: int, 
         cache.release(seq.seq_id)
         chat += [next(fresh) for _ in range(4)]
         for _ in range(2):
-            serve(cache, [next(fresh) for _ in range(4 * prompt_blocks)], *worth, namespace="a")
+            use(cache, [next(fresh) for _ in range(4 * prompt_blocks)], *worth, namespace="a")
         for _ in range(small):
-            serve(cache, [next(fresh) for _ in range(4)], *(Retention(priority=0) for _ in worth), namespace="a")
+            use(cache, [next(fresh) for _ in range(4)], *(Retention(priority=0) for _ in worth), namespace="a")
+        cache.check()
     return num_warm
 
 
@@ -330,7 +335,8 @@ def test_nodes_that_were_evicted_are_not_watched_for_ever() -> None:
     cache = PrefixCache(8, BLOCK, clock=clock)
     for first in range(3000):
         clock.now_s += 0.001
-        serve(cache, [first % 97 + 1] * 4, Retention(priority=30, duration_s=86400))
+        use(cache, [first % 97 + 1] * 4, Retention(priority=30, duration_s=86400))
+    cache.check()
     assert len(cache._forest.retentions.entries) < 200
 
 

@@ -44,7 +44,7 @@ def tokens_per_s(
     now_s, num_tokens, began_s = 0.0, 0, 0.0
     rng = random.Random(5)
     truth = rng.choices(range(1000), k=30_000)
-    source = LyingSource(lambda branch: truth[len(branch.tokens) :][:20], lies, 1000, seed=3)
+    source = LyingSource(lambda branch: truth[len(branch.tokens) : len(branch.tokens) + 20], lies, 1000, seed=3)
     drafter = Drafter(
         settings or SpeculationSettings(),
         vocab_size=1000,
@@ -65,7 +65,7 @@ def tokens_per_s(
         drafter.plan(rows, 320)
         now_s += cost(num_rows + sum(len(branch.draft) for branch in branches))
         for branch in branches:
-            after = truth[len(branch.tokens) :]
+            after = truth[len(branch.tokens) : len(branch.tokens) + 20]
             num_drawn = 1 + sum(
                 1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(branch.draft, after, strict=False))
             )
@@ -88,7 +88,7 @@ def test_where_every_position_costs_as_much_nothing_is_drafted() -> None:
 
 
 @pytest.mark.parametrize("lies", [0.05, 0.2, 0.4, 0.7, 0.9])
-@pytest.mark.parametrize("num_rows", [1, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("num_rows", [1, 4])
 def test_the_choice_is_about_as_good_as_the_best_fixed_length_in_hindsight(lies: float, num_rows: int) -> None:
     fixed = [tokens_per_s(lies, small_model, num_rows)]
     for length in (1, 2, 4, 8, 15 if num_rows == 1 else 12):
