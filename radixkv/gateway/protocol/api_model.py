@@ -80,7 +80,7 @@ class ApiModel(BaseModel):
 def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
     """Return the fields of a body, nested objects included, that its model does not have and that say something. O(fields).
 
-    A value that equals leaving the field out says nothing.
+    A value that equals leaving the field out is not returned.
 
     Of members of lists (messages, tools), the first place of each name is returned.
 
