@@ -134,9 +134,9 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
         app.include_router(router)
     state.post_paths = _post_paths()
     app.add_api_route("/openapi.json", _openapi, include_in_schema=False)
-    app.add_api_route("/health", _health, include_in_schema=False)
-    app.add_api_route("/ping", _health, methods=["GET", "POST"], include_in_schema=False)
-    app.add_api_route("/metrics", _metrics, include_in_schema=False)
+    app.add_api_route("/health", _health, methods=["GET", "HEAD"], include_in_schema=False)
+    app.add_api_route("/ping", _health, methods=["GET", "HEAD", "POST"], include_in_schema=False)
+    app.add_api_route("/metrics", _metrics, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_middleware(
         GatewayMiddleware,
         config=config,

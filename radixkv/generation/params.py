@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from radixkv.core.errors import InvalidArgumentError
 
 __all__ = [
+    "JSON_WHITESPACE",
     "MAX_LOGPROBS",
     "MAX_PREDICTION_CHARACTERS",
     "SPECULATION",
@@ -38,6 +39,8 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_ALLOWED_IDS = 262_144
 MAX_PREDICTION_CHARACTERS = 1 << 20
+JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
+"""Between the parts of a constrained JSON text. Without a bound a small model may write blanks up to its token limit."""
 SPECULATION = ("none", "own", "all")
 """Sources of guesses; each has those before it."""
 

@@ -44,11 +44,28 @@ CLIENTS = (
     Client("litellm", "litellm_sdk.py", ("litellm==1.110.2",)),
     Client("instructor", "instructor_modes.py", ("instructor[anthropic]==1.17.0",)),
     Client("langchain", "langchain_chat.py", ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10")),
+    Client(
+        "langchain (npm)",
+        "langchain_node.mjs",
+        (
+            "langchain@1.5.14",
+            "@langchain/core@1.4.0",
+            "@langchain/openai@1.5.8",
+            "@langchain/anthropic@1.5.11",
+            "zod@4.6.7",
+        ),
+    ),
     Client("openai-agents", "openai_agents.py", ("openai-agents==0.24.0",)),
     Client("pydantic-ai", "pydantic_ai_agent.py", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
     Client("outlines", "outlines_backends.py", ("outlines[openai]==1.3.3",)),
     Client("llm", "llm_command.py", ("llm==0.36",)),
     Client("inspect-ai", "inspect_evaluation.py", ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.13.0")),
+    Client(
+        "Microsoft Agent Framework",
+        "agent_framework_agents.py",
+        ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0"),
+    ),
+    Client("strands", "strands_agent.py", ("strands-agents[openai,anthropic]==1.62.0",)),
     Client("smg", "smg_router.py", ("smg==1.13.0",)),
 )
 

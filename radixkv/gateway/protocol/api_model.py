@@ -80,6 +80,8 @@ class ApiModel(BaseModel):
 def unknown_fields(model: ApiModel, told: Mapping[str, Any]) -> list[str]:
     """Return the fields of a body, nested objects included, that its model does not have and that say something. O(fields).
 
+    A value that equals leaving the field out is not returned.
+
     Of members of lists (messages, tools), the first place of each name is returned.
 
     Raises:
@@ -106,8 +108,9 @@ def _look(
         if name not in fields:
             if takes_all or value is None or (in_list and not value):
                 continue
-            matters = not in_list and (draws or name in _PROMPT)
-            if matters and value not in CHANGES_THE_ANSWER.get(name, (value,)):
+            if not in_list and value in CHANGES_THE_ANSWER.get(name, ()):
+                continue
+            if not in_list and name in CHANGES_THE_ANSWER and (draws or name in _PROMPT):
                 message = f"{place}{name} is not supported here; leave it out"
                 raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
             found.setdefault(f"{path}{name}", f"{place}{name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from radixkv.gateway.protocol.errors import invalid
 from radixkv.gateway.protocol.fields import FAIL_FAST, Name, Plain
 from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
 from radixkv.gateway.turns.response_format import MAX_TOLD, looser, require_all
-from radixkv.generation.params import Grammar
+from radixkv.generation.params import JSON_WHITESPACE, Grammar
 
 __all__ = [
     "MAX_NAME_CHARACTERS",
@@ -100,12 +100,28 @@ class ToolPlan:
         names: functions whose calls are parsed in the reply.
         constraint: the output constraint where a call is required.
         takes_one_call: whether everything after a reply's first call is dropped.
+        functions: that may be called, by name.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     names: frozenset[str] = frozenset()
     constraint: Constraint | None = None
     takes_one_call: bool = False
+    functions: Mapping[str, _Function] = field(default_factory=dict)
+
+    def hold(self, answer: Constraint | None) -> Constraint | None:
+        """Return the constraint of the reply: to a required call, else to the answer or calls instead of it.
+
+        Calls fit next to an answer in JSON only. With any other the tools are noted as left out.
+
+        Raises:
+            ApiError: 400: the schema of a tool is invalid.
+        """
+        if self.constraint is not None or answer is None or not self.functions:
+            return self.constraint or answer
+        if answer.grammar.kind not in ("json_object", "json_schema"):
+            return replace(answer, left_out=(*answer.left_out, "tools"))
+        return _call_or_answer(_call_constraint(self.functions), answer, takes_one=self.takes_one_call)
 
     @property
     def reading(self) -> dict[str, bool]:
@@ -143,7 +159,7 @@ def plan_tools(
         allowed = choice.allowed_tools
         functions, is_required = _named(functions, allowed.tools), allowed.mode == "required"
     constraint = _call_constraint(functions) if is_required else None
-    return ToolPlan(described, frozenset(functions), constraint, takes_one_call)
+    return ToolPlan(described, frozenset(functions), constraint, takes_one_call, functions)
 
 
 class _Function(NamedTuple):
@@ -187,3 +203,31 @@ def _call_constraint(functions: Mapping[str, _Function], detail: Detail = Detail
         tuple(left_out),
         looser(partial(_call_constraint, functions), detail) if may_loosen else None,
     )
+
+
+def _call_or_answer(call: Constraint, answer: Constraint, *, takes_one: bool) -> Constraint:
+    """Return the constraint to an answer in JSON, a bare call, or one call or more in tags, as models write them."""
+
+    def loosened() -> Constraint:
+        looser_call, looser_answer = (each.looser() if each.looser else each for each in (call, answer))
+        return _call_or_answer(looser_call, looser_answer, takes_one=takes_one)
+
+    source = (
+        f"start: answer | call | tagged {'' if takes_one else '(BLANK? tagged)*'}\n"
+        'tagged: "<tool_call>" BLANK? call BLANK? "</tool_call>"\n'
+        f"answer: %json {_bounded(answer.grammar)}\n"
+        f"call: %json {_bounded(call.grammar)}\n"
+        f"BLANK: /{JSON_WHITESPACE}/\n"
+    )
+    return replace(
+        answer,
+        grammar=Grammar("lark", source),
+        left_out=(*answer.left_out, *call.left_out),
+        looser=loosened if call.looser or answer.looser else None,
+    )
+
+
+def _bounded(grammar: Grammar) -> str:
+    """Return the schema of a JSON grammar, with the bound on its blanks."""
+    schema = json.loads(grammar.text) if grammar.text else {"type": "object"}
+    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": True, "whitespace_pattern": JSON_WHITESPACE}})

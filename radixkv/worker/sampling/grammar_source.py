@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.generation.params import Grammar
+from radixkv.generation.params import JSON_WHITESPACE, Grammar
 from radixkv.util.json_text import read_json
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ MAX_LEXER_STATES = 50_000
 """Lexer states that the replies to one grammar may reach, some 700 bytes each: about 1 per character."""
 
 _ANY_OBJECT = {"type": "object"}
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
-"""Between the parts of a JSON text. Without a bound a small model may write blanks up to its token limit."""
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 """Appended: the last such line wins."""
 
@@ -45,7 +43,7 @@ def grammar_source(grammar: Grammar) -> str:
         lark = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"][0]["lark_grammar"]
         return json.dumps({"grammars": [{"lark_grammar": lark + _UNFORCED}]})
     try:
-        overrides: Any = {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
+        overrides: Any = {"whitespace_flexible": True, "whitespace_pattern": JSON_WHITESPACE}
         told = LLMatcher.grammar_from_json_schema(json.dumps(_schema(grammar)), overrides=overrides)
     except ValueError as error:
         raise InvalidArgumentError("grammar.text", grammar.text[:200], f"a schema: {first_line(str(error))}") from None

@@ -104,7 +104,7 @@ async def _make_plan(body: MessagesRequest, request: Request, context: RequestCo
     arguments = await _keep_readable(body, model, request, context)
     context.choose_sharing(body.sharing)
     tools = await off_loop(request, body.tool_plan)
-    grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
+    grammar = context.hold(await off_loop(request, lambda: tools.hold(body.constraint())))
     sampling = body.sampling(model.info, grammar)
     breakpoints = await off_loop(request, partial(find_breakpoints, body, tools.tools))
     transcript = await _read_transcript(body, tools, arguments, request, context)

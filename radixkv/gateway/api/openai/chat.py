@@ -165,7 +165,7 @@ async def _make_plan(body: ChatRequest, request: Request, context: RequestContex
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
     arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
     context.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
-    grammar = context.hold(tools.constraint or await off_loop(request, body.constraint))
+    grammar = context.hold(await off_loop(request, lambda: tools.hold(body.constraint())))
     context.choose_sharing(body.sharing)
     context.leave_out(leave_noise_out(body.messages))
     context.leave_out(left_out_thoughts(body.messages, model.info))

@@ -39,26 +39,15 @@ class ChatChunks(Chunks):
     def grown(self, index: int, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
         """Growth of a choice; no bytes where there is nothing to send."""
         self._grow(index, len(growth.token_ids))
-        if growth.calls:
-            return self._called(index, growth, logprobs)
         tells_tokens = self._tells_token_ids or self._running is not None
-        if logprobs or growth.thinking or (tells_tokens and growth.token_ids):
-            return self._choice(index, _told(growth) or {"content": ""}, logprobs, None, growth.token_ids)
+        calls = _called(growth)
+        if logprobs or growth.thinking or calls or (tells_tokens and growth.token_ids):
+            delta = {**_told(growth), **({"tool_calls": calls} if calls else {})}
+            return self._choice(index, delta or {"content": ""}, logprobs, None, growth.token_ids)
         if not growth.text:
             return b""
         text = encode_basestring(growth.text)
         return f'{self._head},"choices":[{{"index":{index},"delta":{{"content":{text}{self._text_tail}'.encode()
-
-    def _called(self, index: int, growth: Growth, logprobs: list[dict[str, Any]] | None) -> bytes:
-        calls: list[dict[str, Any]] = []
-        for piece in growth.calls:
-            function = {"arguments": piece.arguments}
-            if piece.begins:
-                head = {"id": piece.call.call_id, "type": "function"}
-                calls.append({"index": piece.number, **head, "function": {"name": piece.call.name, **function}})
-            elif piece.arguments:
-                calls.append({"index": piece.number, "function": function})
-        return self._choice(index, {**_told(growth), "tool_calls": calls}, logprobs, None, growth.token_ids)
 
     def finished(self, reply: Reply) -> bytes:
         """The end of a choice."""
@@ -88,3 +77,16 @@ def _told(growth: Growth) -> dict[str, str]:
     """Return the text fields of a choice's growth."""
     told = {"reasoning_content": growth.thinking, "content": growth.text}
     return {name: text for name, text in told.items() if text}
+
+
+def _called(growth: Growth) -> list[dict[str, Any]]:
+    """Return the growth of a choice's calls; empty where a call only ends."""
+    calls: list[dict[str, Any]] = []
+    for piece in growth.calls:
+        function = {"arguments": piece.arguments}
+        if piece.begins:
+            head = {"id": piece.call.call_id, "type": "function"}
+            calls.append({"index": piece.number, **head, "function": {"name": piece.call.name, **function}})
+        elif piece.arguments:
+            calls.append({"index": piece.number, "function": function})
+    return calls

@@ -62,6 +62,10 @@ Prompt = Annotated[
 ]
 
 
+def _number(logprobs: Any) -> Any:
+    return (1 if logprobs else None) if isinstance(logprobs, bool) else logprobs
+
+
 class CompletionRequest(ConstrainedOptions):
     """Body of a completion."""
 
@@ -69,7 +73,9 @@ class CompletionRequest(ConstrainedOptions):
     max_tokens: MaxTokens = None
     echo: bool | None = None
     suffix: str | None = Field(None, description="Not supported.")
-    logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_number)] = Field(
+        None, description="Also a flag, as in vLLM: true is 1, false is none."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ async def make_plan(request: ResponseRequest, http: Request, context: RequestCon
         said, request.instructions = request.instructions, without_noise(request.instructions)
         context.leave_out(["instructions"] if said != request.instructions else ())
     tools = await off_loop(http, request.tool_plan)
-    grammar = context.hold(tools.constraint or await off_loop(http, request.constraint))
+    grammar = context.hold(await off_loop(http, lambda: tools.hold(request.constraint())))
     max_tokens = request.max_output_tokens or min(state.config.max_tokens, model.info.max_length)
     sampling = request.sampling(model.info, max_tokens, grammar)
     space = derived_namespace(namespace, salt=request.cache_salt or "")

@@ -12,6 +12,8 @@ from anthropic import Anthropic
 from chat_stack import Stack, chat_stack
 from openai import OpenAI
 
+from radixkv.gateway.http.request_context import LEFT_OUT
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -166,6 +168,91 @@ def test_a_schema_that_cannot_be_kept_to_is_refused(client: OpenAI) -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_value", "response_format.json_schema.schema")
 
 
+BARE = '{"name": "weather", "arguments": {"city": "Paris", "days": 2}}'
+ANSWER = '{"name": "Ann", "age": 3}'
+
+
+@pytest.mark.parametrize(
+    ("reply", "num_calls"),
+    [(CALL, 1), (f"{CALL}\n{CALL}", 2), (BARE, 1), (ANSWER, 0)],
+    ids=["tagged", "twice", "bare", "answer"],
+)
+def test_an_agent_with_a_format_may_call_before_it_answers_on_every_api(
+    stack: Stack, client: OpenAI, reply: str, num_calls: int
+) -> None:
+    def check(text: str, calls: list[tuple[str, Any]]) -> None:
+        assert bool(text) is not bool(calls)
+        if text:
+            assert set(json.loads(text)) == {"name", "age"}
+        for name, arguments in calls:
+            assert (name, set(arguments)) == ("weather", {"city", "days"})
+        assert len(calls) == num_calls
+
+    held = {"name": "person", "schema": SCHEMA}
+    stack.dictate(reply)
+    wanted = {"type": "json_schema", "json_schema": held}
+    message = chat(client, tools=[WEATHER], response_format=wanted).choices[0].message
+    check(
+        message.content or "", [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls or ()]
+    )
+    stack.dictate(reply)
+    text, calls, _, _ = joined(chat(client, tools=[WEATHER], response_format=wanted, stream=True))
+    check(text, calls)
+    stack.dictate(reply)
+    asked = {
+        "tools": [{"type": "function", **WEATHER["function"]}],
+        "text": {"format": {"type": "json_schema", **held}},
+    }
+    response = client.responses.create(model="gibberish", input="Rain?", max_output_tokens=200, **asked)
+    found = [(item.name, json.loads(item.arguments)) for item in response.output if item.type == "function_call"]
+    check(response.output_text, found)
+    stack.dictate(reply)
+    tool = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+    schema = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    with Anthropic(base_url=f"http://{stack.server.address}", api_key="none") as other:
+        said = other.messages.create(
+            model="gibberish", messages=QUESTION, max_tokens=200, tools=[tool], extra_body=schema
+        ).content
+    found = [(block.name, block.input) for block in said if block.type == "tool_use"]
+    check("".join(block.text for block in said if block.type == "text"), found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reply_that_may_be_a_call_is_no_other_text(client: OpenAI, seed: int) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    asked = {"tools": [WEATHER], "response_format": wanted, "parallel_tool_calls": False, "seed": seed}
+    message = chat(client, **asked, max_tokens=400).choices[0].message
+    if message.tool_calls:
+        assert not message.content
+        assert set(json.loads(message.tool_calls[0].function.arguments)) == {"city", "days"}
+    else:
+        assert set(json.loads(message.content)) == {"name", "age"}
+
+
+def test_a_reply_that_may_hold_one_call_ends_after_it(stack: Stack, client: OpenAI) -> None:
+    stack.dictate(f"{CALL}\n{CALL}")
+    answer = chat(client, tools=[WEATHER], response_format={"type": "json_object"}, parallel_tool_calls=False)
+    assert len(answer.choices[0].message.tool_calls) == 1
+    assert answer.usage.completion_tokens == len(stack.text.encode(CALL, special=False))
+
+
+@pytest.mark.parametrize(
+    ("fields", "left_out"),
+    [
+        ({"guided_choice": ["yes", "no"]}, "tools"),
+        ({"guided_regex": "yes|no"}, "tools"),
+        ({"guided_regex": "yes|no", "tool_choice": "none"}, None),
+        ({"response_format": {"type": "json_object"}}, None),
+    ],
+)
+def test_tools_next_to_a_grammar_that_no_call_fits_are_named(
+    client: OpenAI, fields: dict[str, Any], left_out: str | None
+) -> None:
+    asked = {"model": "gibberish", "messages": QUESTION, "max_tokens": 5, "tools": [WEATHER]}
+    answer = client.chat.completions.with_raw_response.create(**asked, extra_body=fields)
+    assert answer.headers.get(LEFT_OUT) == left_out
+
+
 def test_variables_reach_the_template_and_our_own_arguments_do_not(stack: Stack, client: OpenAI) -> None:
     chat(client, max_tokens=1)
     plain = stack.engine.shown()
@@ -232,6 +319,7 @@ def test_a_call_that_is_cut_is_a_call_and_no_text(stack: Stack, client: OpenAI, 
     stack.dictate(reply)
     chunks = list(chat(client, tools=[tool], tool_choice=choice, max_tokens=num_tokens, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
+    assert not any(chunk.choices[0].delta.tool_calls == [] for chunk in chunks)
     stack.dictate(reply)
     inner = {"type": "function", **tool["function"]}
     asked = {"model": "gibberish", "input": "Write", "tools": [inner], "tool_choice": choice}

@@ -64,7 +64,8 @@ LEGAL: list[tuple[str, dict[str, Any]]] = [
             ]
         },
     ),
-    ("completions", {"suffix": "", "stop": [], "logit_bias": {}, "best_of": 1, "n": 1}),
+    ("chat/completions", {"store": False, "use_beam_search": False, "xtc_probability": 0, "tfs": 1, "n_predict": -1}),
+    ("completions", {"suffix": "", "stop": [], "logit_bias": {}, "best_of": 1, "n": 1, "logprobs": False}),
     ("responses", {"tools": [], "stop": "", "include": [], "reasoning": {}, "text": {"format": {"type": "text"}}}),
     ("responses", {"max_output_tokens": 1.0, "top_k": 4.0, "seed": 5.0, "stop": "x"}),
     ("messages", {"tools": [], "stop_sequences": [], "system": [], "metadata": {}, "thinking": {"type": "disabled"}}),

@@ -184,3 +184,17 @@ def test_a_chat_that_is_to_be_stored_is_refused(http: httpx.Client) -> None:
     answer = http.post("/v1/chat/completions", json={**CHAT, "store": True})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "store")
     assert http.post("/v1/chat/completions", json={**CHAT, "store": False}).status_code == 200
+
+
+def test_probes_may_ask_by_head(http: httpx.Client) -> None:
+    for path in ("/health", "/ping", "/metrics"):
+        assert (http.head(path).status_code, http.head(path).content) == (200, b"")
+
+
+def test_a_completion_takes_its_log_probabilities_as_a_flag_too(http: httpx.Client) -> None:
+    asked = {"model": "gibberish", "prompt": "Hi", "max_tokens": 3, "seed": 1}
+    as_flag, as_number, without = (
+        http.post("/v1/completions", json={**asked, "logprobs": each}).json()["choices"][0] for each in (True, 1, False)
+    )
+    assert as_flag["logprobs"] == as_number["logprobs"] != without["logprobs"]
+    assert without["logprobs"] is None

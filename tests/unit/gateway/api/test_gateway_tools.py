@@ -10,19 +10,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 from pydantic import TypeAdapter, ValidationError
 
 from radixkv.gateway.api.anthropic import routes as anthropic_routes
 from radixkv.gateway.api.openai import chat
 from radixkv.gateway.api.responses.plan import Plan
 from radixkv.gateway.api.responses.tools import ResponseTool, SpacedTool, offers_of
+from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece
 from radixkv.gateway.turns.replies import Reply
+from radixkv.gateway.turns.response_format import json_object, schema_constraint
 from radixkv.gateway.turns.tools import MAX_NAME_CHARACTERS, ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
+from radixkv.worker.sampling.grammar_source import grammar_source, new_matcher
 
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 LLAMA = '{"name": "weather", "parameters": {"city": "Paris"}}'
@@ -281,3 +285,36 @@ def test_a_name_and_its_namespace_are_offered_up_to_their_bound() -> None:
     assert offered(longest) == ["n." + "f" * longest]
     with pytest.raises(ApiError, match=f"at most {MAX_NAME_CHARACTERS} may be"):
         offered(longest + 1)
+
+
+def fits(constraint: Constraint, text: str) -> bool:
+    matcher = new_matcher(grammar_source(constraint.grammar), LLTokenizer("byte"))
+    assert not matcher.is_error(), matcher.get_error()
+    return all(map(matcher.consume_token, text.encode())) and matcher.is_accepting()
+
+
+def test_a_held_answer_and_the_calls_that_may_come_before_it_are_loosened_together() -> None:
+    answer = schema_constraint({"properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}, "format")
+    days = {"days": {"type": "integer", "maximum": 9}}
+    plan = plan_tools([tool("weather", type="object", properties=days, required=["days"])], "auto")
+    exact = plan.hold(answer)
+    assert exact is not None
+    loosest = exact
+    while loosest.looser is not None:
+        loosest = loosest.looser()
+    for text in ('{"n": 9}', '<tool_call>\n{"name": "weather", "arguments": {"days": 9}}\n</tool_call>'):
+        wrong = text.replace("9", "true")
+        assert [fits(exact, text), fits(exact, wrong)] == [True, False]
+        assert [fits(loosest, text), fits(loosest, wrong)] == [True, True]
+    assert not fits(loosest, "n is 9")
+    assert {"format", "tools.0.function.parameters"} <= set(loosest.left_out)
+
+
+def test_only_tools_that_may_be_called_change_what_an_answer_is_held_to() -> None:
+    answer = json_object("response_format")
+    tools = [tool(type="object")]
+    assert plan_tools(None, None).hold(answer) is answer
+    assert plan_tools(tools, "none").hold(answer) is answer
+    assert plan_tools(tools, "auto").hold(None) is None
+    required = plan_tools(tools, "required")
+    assert required.hold(answer) is required.constraint
