@@ -132,7 +132,7 @@ async def _share(app: FastAPI) -> None:
             await state.store.fail_lost()
             await state.conversations.store.leases.fail_lost()
             if tasks.stored_ids:
-                tasks.stop(await state.store.taken(tasks.stored_ids))
+                tasks.lose(await state.store.taken(tasks.stored_ids))
         except RadixKVError as error:
             _LOG.error("what other gateways left unfinished waits: %s", error)
         await asyncio.sleep(BEAT_S)

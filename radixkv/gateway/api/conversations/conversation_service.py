@@ -250,9 +250,8 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             for message in await self.store.trash.below(namespace, conversation_id, message_id):
                 growing = live.growing.get(message.id)
-                if growing is not None:
-                    await growing.stop()
-                elif message.status == "running" and live.is_shared:
+                is_stopped = growing is not None and await growing.stop()
+                if not is_stopped and message.status == "running" and live.is_shared:
                     await self.store.stop(namespace, conversation_id, message.id, live.version)
             return live.tell_removed(
                 await self.store.trash.throw_branch(namespace, conversation_id, message_id, live.version)
@@ -290,13 +289,12 @@ class ConversationService:
         async with self.lives.changing(conversation_id) as live:
             message = live.current(await self.store.message(namespace, conversation_id, message_id))
             growing = live.growing.get(message_id)
-            if growing is None and message.status == "running":
+            if growing is None and message.status != "running":
+                return message
+            if growing is None or not await growing.stop():
                 change = await self.store.stop(namespace, conversation_id, message_id, live.version)
                 live.tell_change(change)
                 return change.messages[0]
-            if growing is None:
-                return message
-            await growing.stop()
         await growing.remember()
         return growing.message
 

@@ -10,11 +10,11 @@ response.completed | incomplete | failed
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.gateway.api.responses.items import new_id
 from radixkv.gateway.api.responses.tools import Offer
 from radixkv.gateway.turns.call_parser import CallPiece, FunctionCalled
 
@@ -51,15 +51,17 @@ class Output:
     Args:
         emit: receives every event; None where no client follows.
         offers: the tools, by their names in the prompt.
+        response_id: the items' ids follow from it, so that a gateway that takes over gives them the same ones.
 
     Attributes:
         items: the closed items so far.
     """
 
-    def __init__(self, emit: Emit | None, offers: Mapping[str, Offer]) -> None:
+    def __init__(self, emit: Emit | None, offers: Mapping[str, Offer], response_id: str) -> None:
         self.items: list[dict[str, Any]] = []
         self._emit = emit
         self._offers = offers
+        self._response_id = response_id
         self._open: _Open | None = None
         self._blank = ""
 
@@ -86,8 +88,8 @@ class Output:
             self._blank = ""
             kind, said = ("custom_tool_call", "input") if offer.is_custom else ("function_call", "arguments")
             spaced = {"namespace": offer.namespace} if offer.namespace else {}
-            item = {"id": new_id("ctc" if offer.is_custom else "fc"), "type": kind, "status": "in_progress"}
-            item |= {"call_id": piece.call.call_id, "name": offer.tool.name or "", **spaced, said: ""}
+            item = {"id": self._new_id("ctc" if offer.is_custom else "fc"), "type": kind, "status": "in_progress"}
+            item |= {"call_id": self._new_id("call"), "name": offer.tool.name or "", **spaced, said: ""}
             self._begin(_Open(item, piece.call))
         if piece.arguments and not offer.is_custom:  # text within JSON is emitted once complete
             self._tell("response.function_call_arguments.delta", self._place | {"delta": piece.arguments})
@@ -101,7 +103,7 @@ class Output:
             status: of the open item, if any: ``"completed"`` or ``"incomplete"``.
         """
         if not self.items and self._open is None:
-            self._begin(_Open(_new_item("message")))
+            self._begin(_Open(self._new_item("message")))
             self.add_text("")
         self.close(status)
 
@@ -118,7 +120,7 @@ class Output:
     def _add(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
         """Append to the open item of this kind, or to a new one."""
         if self._open is None or self._open.item["type"] != kind:
-            self._begin(_Open(_new_item(kind)))
+            self._begin(_Open(self._new_item(kind)))
         assert self._open is not None, "it has begun"
         self._open.texts.append(text)
         self._open.logprobs += logprobs
@@ -162,9 +164,13 @@ class Output:
         if self._emit is not None:
             self._emit(kind, fields)
 
+    def _new_item(self, kind: str) -> dict[str, Any]:
+        """Return a message, or an item of thoughts, without its content."""
+        if kind == "reasoning":
+            return {"id": self._new_id("rs"), "type": kind, "status": "in_progress", "summary": [], "content": []}
+        return {"id": self._new_id("msg"), "type": kind, "status": "in_progress", "role": "assistant", "content": []}
 
-def _new_item(kind: str) -> dict[str, Any]:
-    """Return a message, or an item of thoughts, without its content."""
-    if kind == "reasoning":
-        return {"id": new_id("rs"), "type": kind, "status": "in_progress", "summary": [], "content": []}
-    return {"id": new_id("msg"), "type": kind, "status": "in_progress", "role": "assistant", "content": []}
+    def _new_id(self, kind: str) -> str:
+        """Return the id of the item that begins next: as hard to guess as the response's."""
+        index = len(self.items) + (self._open is not None)
+        return f"{kind}_{uuid.uuid5(uuid.NAMESPACE_OID, f'{self._response_id} {kind} {index}').hex}"

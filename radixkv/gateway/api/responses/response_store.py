@@ -121,8 +121,10 @@ class ResponseStore:
 
         await self._database.run(insert, namespace)
 
-    async def finish(self, body: Mapping[str, Any], tokens: bytes = b"", model: bytes = b"") -> None:
+    async def finish(self, body: Mapping[str, Any], tokens: bytes = b"", model: bytes = b"") -> bool:
         """Store the end of a response: its body with the output, and the token ids of the conversation up to its end.
+
+        False where it is not this gateway's any more; nothing is stored then.
 
         `model`: identifies the model, tokenizer and template of the ids.
 
@@ -133,10 +135,10 @@ class ResponseStore:
             UnavailableError: the database is away.
         """
 
-        def update(connection: Connection) -> None:
+        def update(connection: Connection) -> bool:
             row = connection.execute("SELECT * FROM responses WHERE id = ?", (body["id"],)).fetchone()
             if row is None or row["is_hidden"] or row["owner"] != self._database.owner:
-                return
+                return False
             kept = _tokens(connection, row["parent"])
             shared = len(kept) if kept and tokens.startswith(kept) else 0
             text, output = _split(body)
@@ -144,8 +146,9 @@ class ResponseStore:
             values = (body["status"], text, output, shared, tokens[shared:], model, size, body["id"])
             connection.execute(_UPDATE, values)
             self._make_room(connection, row["namespace"], body["id"])
+            return True
 
-        await self._database.keep(update)
+        return await self._database.keep(update)
 
     async def get(self, namespace: str, response_id: str) -> dict[str, Any]:
         """Return a stored response, the object of the API.

@@ -49,6 +49,7 @@ class ResponseTask(ReplyTask):
     Attributes:
         failure: its error, if it failed.
         is_stored: whether the store has it.
+        is_lost: whether another gateway writes it, or has ended it; only the store knows its state then.
     """
 
     def __init__(self, plan: Plan, turn: TurnReader, store: ResponseStore, lists: ItemLists) -> None:
@@ -58,23 +59,29 @@ class ResponseTask(ReplyTask):
         self.is_background = bool(self.body["background"])
         self.keeps_events = bool(plan.request.stream)
         self.is_stored = plan.request.stores
+        self.is_lost = False
         self.failure: ApiError | None = None
         self._plan = plan
         self._store = store
         self._lists = lists
         self._frames: list[bytes] = []
         self._followers = Followers()
-        self._output = Output(self._emit if self.keeps_events else None, offers_of(plan.request.tools))
+        self._output = Output(self._emit if self.keeps_events else None, offers_of(plan.request.tools), self.task_id)
         self._is_stopped = False
         self._emit_body("created")
         if self.is_background:
             self._emit_body("queued")
 
-    async def current(self) -> dict[str, Any]:
-        """Return the body so far; a final one only after it is stored and no longer counts as running."""
+    async def current(self) -> dict[str, Any] | None:
+        """Return the body so far; a final one only after it is stored and no longer counts as running. None: it is lost."""
         if self.body["status"] not in ("queued", "in_progress"):
             await self.wait()
-        return self.body
+        return None if self.is_lost else self.body
+
+    def lose(self) -> None:
+        """End it soon and store nothing: it is another gateway's. Harmless at the end."""
+        self.is_lost = True
+        self.turn.stream.close()
 
     def stop(self) -> None:
         """End it soon; its output so far stays. Harmless at the end."""
@@ -116,6 +123,9 @@ class ResponseTask(ReplyTask):
             self._output.add_call(piece._replace(ends=piece.ends and not is_cut))
 
     async def _end(self, failure: ApiError | None) -> None:
+        if self.is_lost:
+            await self._let_go()
+            return
         if failure is not None and self.is_handed_on:
             await self._hand_on()
             return
@@ -133,26 +143,39 @@ class ResponseTask(ReplyTask):
             self.body["completed_at"] = int(time.time())
             self._finish("completed")
         try:
-            await self._keep()
+            self.is_lost = not await self._keep()
         except RadixKVError as error:
             _LOG.error("response %s is not stored: %s", self.task_id, error)
             if self.is_stored and self.failure is None:  # another gateway would not have it
                 if self.can_be_handed_on:
-                    self.body |= {
-                        "status": "in_progress",
-                        "output": [],
-                        "completed_at": None,
-                        "incomplete_details": None,
-                    }
                     await self._hand_on()
                     return
                 self._fail(ApiError.of(error))
+        if self.is_lost:
+            await self._let_go()
+            return
+        self._emit_end()
+        self._followers.end()
+
+    def _emit_end(self) -> None:
         status = self.body["status"]
         # The protocol has no event for a cancelled response: its follower cancelled it, or sees the status.
         self._emit_body("incomplete" if status == "cancelled" else status)
+
+    async def _let_go(self) -> None:
+        """End the followers of a lost response; those of one that has ended elsewhere are told its stored end."""
+        try:
+            stored = await self._store.get(self.namespace, self.task_id)
+        except (ApiError, RadixKVError) as error:
+            _LOG.info("the end of response %s is not known: %s", self.task_id, error)
+        else:
+            self.body = stored
+            if stored["status"] not in ("queued", "in_progress"):
+                self._emit_end()
         self._followers.end()
 
     async def _hand_on(self) -> None:
+        self.is_lost = True
         try:
             await self._store.release(self.task_id)
         except RadixKVError as error:
@@ -171,8 +194,11 @@ class ResponseTask(ReplyTask):
         ended = {"output": self._output.items, "completed_at": None, "incomplete_details": None}
         self.body |= {"status": "failed", "error": told, **ended}
 
-    async def _keep(self) -> None:
-        """Store the finished response and cache its exact ids, so that responses and chats can continue it."""
+    async def _keep(self) -> bool:
+        """Store the finished response and cache its exact ids, so that responses and chats can continue it.
+
+        False where it is lost.
+        """
         plan, body, reply, tokens = self._plan, self.body, self._reply, b""
         has_output = body["status"] in ("completed", "incomplete")
         if has_output and reply.is_exact:
@@ -182,14 +208,15 @@ class ResponseTask(ReplyTask):
                 tokens = self.turn.prompt + exact
                 if turn is not None:
                     await self.turn.transcripts.remember(plan.transcript, turn, self.turn.prompt, exact, text=reply.raw)
-        if plan.request.stores:
-            await self._store.finish(body, tokens, plan.transcript.model)
+        if plan.request.stores and not await self._store.finish(body, tokens, plan.transcript.model):
+            return False
         if has_output and plan.request.conversation_id is not None:
             try:
                 items = [*plan.items, *body["output"]]
                 await self._lists.add(self.namespace, plan.request.conversation_id, items)
             except ApiError as refusal:  # deleted or full by now; the response itself is complete
                 _LOG.warning("response %s is not added to its conversation: %s", self.task_id, refusal)
+        return True
 
     def _emit_body(self, kind: str) -> None:
         self._emit(f"response.{kind}", {"response": self.body})
@@ -225,11 +252,11 @@ class ResponseTasks(ReplyTasks[ResponseTask]):
         task = self._running.get(response_id) or (self._finished.get(response_id) if finished else None)
         return task if task is not None and task.namespace == namespace else None
 
-    def stop(self, ids: Collection[str]) -> None:
-        """End the tasks of these responses soon; their output so far stays."""
+    def lose(self, ids: Collection[str]) -> None:
+        """End the tasks of these responses soon: they are other gateways'."""
         for response_id in ids:
             if response_id in self._running:
-                self._running[response_id].stop()
+                self._running[response_id].lose()
 
     @property
     def stored_ids(self) -> list[str]:
@@ -242,7 +269,7 @@ class ResponseTasks(ReplyTasks[ResponseTask]):
 
     def _remove(self, task: ResponseTask) -> None:
         super()._remove(task)
-        if task.is_background and task.keeps_events:
+        if task.is_background and task.keeps_events and not task.is_lost:
             self._finished[task.task_id] = task
             while len(self._finished) > MAX_FINISHED:
                 self._finished.popitem(last=False)

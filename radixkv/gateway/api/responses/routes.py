@@ -131,9 +131,11 @@ async def retrieve_response(
     """A stored response, or one under way."""
     state = request.app.state
     task: ResponseTask | None = state.response_tasks.find(tenant.namespace, response_id, finished=stream)
-    stored = await state.store.get(tenant.namespace, response_id) if task is None else None
+    if not stream or task is None:
+        current = await task.current() if task is not None else None
+        stored = current if current is not None else await state.store.get(tenant.namespace, response_id)
     if not stream:
-        return JSONResponse(stored if task is None else await task.current())
+        return JSONResponse(stored)
     if task is None or not (task.is_background and task.keeps_events):
         message = "its events are not kept; stream a response made with background and stream, while it is recent"
         raise ApiError(400, message, code="not_streamable", param="stream")
@@ -147,6 +149,7 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
     if task is not None:
         task.stop()
         await task.wait()
+    if task is not None and not task.is_lost:
         return JSONResponse(task.body)
     stored = await request.app.state.store.get(tenant.namespace, response_id)
     if stored["status"] in ("queued", "in_progress"):  # another gateway writes it

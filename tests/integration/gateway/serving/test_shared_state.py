@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import signal
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +44,13 @@ class Pair(NamedTuple):
         assert answer.status_code == status, answer.text
         told: dict = answer.json()  # type: ignore[type-arg]
         return told
+
+    def events(self, side: int, method: str, path: str, body: object = None) -> Iterator[dict]:  # type: ignore[type-arg]
+        with self.http[side].stream(method, path, json=body) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
 
     def wait_stored(self, side: int) -> None:
         """Until the ids of every reply that has ended are in the database: their text is decoded before."""
@@ -213,6 +223,110 @@ def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gon
     ended = pair.told(1, "GET", f"/responses/{begun['id']}")
     assert ended["created_at"] == begun["created_at"]
     assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+
+async def none_taken(_: object) -> set[str]:
+    """What a gateway finds that does not look whether a response is still its own."""
+    return set()
+
+
+def item_ids(events: Iterable[dict]) -> set[str]:  # type: ignore[type-arg]
+    return {event["item_id"] for event in events if "item_id" in event}
+
+
+@pytest.mark.parametrize("finds_out", ["as it looks", "as it stores the end"])
+def test_a_response_is_the_same_at_the_gateway_that_lost_it(
+    pair: Pair, finds_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = pair.gateways[0].app.state
+    tasks, finish, find = state.response_tasks, state.store.finish, state.response_tasks.find
+    may_store, is_ending, is_asked = threading.Event(), threading.Event(), threading.Event()
+
+    async def slow_finish(*ended: object) -> object:
+        is_ending.set()
+        while not may_store.is_set():
+            await asyncio.sleep(0.01)
+        return await finish(*ended)
+
+    def watched_find(*wanted: object, **how: object) -> object:
+        is_asked.set()
+        return find(*wanted, **how)
+
+    ask = {"input": "a long story", "max_output_tokens": 40, "seed": 7, "background": True, "stream": True}
+    told: list[dict] = []  # type: ignore[type-arg]
+    pair.runner.gate.close_after(6)
+    with ThreadPoolExecutor(2) as threads:
+        following = threads.submit(lambda: told.extend(pair.events(0, "POST", "/responses", ask)))
+        wait_until(lambda: tasks.stored_ids)
+        (response_id,) = tasks.stored_ids
+        path = f"/responses/{response_id}"
+        if finds_out == "as it stores the end":
+            monkeypatch.setattr(state.store, "taken", none_taken)
+            monkeypatch.setattr(state.store, "finish", slow_finish)
+        lose(pair, 0, "responses", response_id)
+        if finds_out == "as it looks":
+            wait_until(lambda: not tasks.stored_ids)
+            assert pair.told(0, "GET", path)["status"] in ("queued", "in_progress")
+        pair.runner.gate.open()
+        wait_until(lambda: pair.told(1, "GET", path)["status"] == "incomplete")
+        stored = pair.told(1, "GET", path)
+        if finds_out == "as it stores the end":
+            wait_until(is_ending.is_set)
+            monkeypatch.setattr(tasks, "find", watched_find)
+            asked = threads.submit(pair.told, 0, "GET", path)
+            wait_until(is_asked.is_set)
+            may_store.set()
+            assert asked.result() == stored
+        following.result()
+    assert pair.told(0, "GET", path) == stored
+    ends = [event["response"] for event in told if event["type"] in ENDS]
+    assert ends == ([stored] if finds_out == "as it stores the end" else [])
+    replayed = [*pair.events(1, "GET", f"{path}?stream=true")]
+    assert replayed[-1]["response"] == stored
+    assert [*pair.events(1, "GET", f"{path}?stream=true&starting_after=4")] == replayed[5:]
+    assert item_ids(told) == item_ids(replayed) == {item["id"] for item in stored["output"]}
+    for query in ("?stream=true", "?stream=true&starting_after=4"):
+        pair.told(0, "GET", path + query, status=400)
+
+
+@pytest.mark.parametrize(("method", "rest"), [("POST", "/cancel"), ("DELETE", "")])
+def test_a_response_is_ended_at_the_gateway_that_lost_it(
+    pair: Pair, method: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.runner.gate.close_after(6)
+    ask = {"input": "a long story", "max_output_tokens": 400, "background": True}
+    path = f"/responses/{pair.told(0, 'POST', '/responses', body=ask)['id']}"
+    monkeypatch.setattr(pair.gateways[0].app.state.store, "taken", none_taken)
+    lose(pair, 0, "responses", path.removeprefix("/responses/"))
+    told = pair.told(0, method, path + rest)
+    for server in pair.gateways:
+        wait_until(lambda server=server: not server.app.state.response_tasks.stored_ids)  # type: ignore[misc]
+    pair.runner.gate.open()
+    for side in (0, 1):
+        if method == "DELETE":
+            pair.told(side, "GET", path, status=404)
+        else:
+            assert pair.told(side, "GET", path) == told
+            assert told["status"] == "cancelled"
+
+
+def test_a_reply_is_stopped_at_the_gateway_that_lost_it(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation = here.begin()
+    pair.runner.gate.close_after(4)
+    _, begun = here.say(conversation, "Count", max_tokens=200)
+    wait_until(lambda: there.message(conversation, begun["id"])["text"] != "")
+    lose(pair, 0, "messages", begun["id"])
+    stopped = here.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
+    assert stopped["status"] == "stopped"
+    assert there.call("POST", f"/{conversation}/messages/{begun['id']}/stop")["status"] == "stopped"
+    pair.runner.gate.open()
+    for side in (0, 1):
+        wait_until(lambda side=side: not pair.gateways[side].app.state.conversations.message_tasks.written)  # type: ignore[misc]
+    assert here.message(conversation, begun["id"]) == there.message(conversation, begun["id"]) == stopped
 
 
 def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair) -> None:

@@ -14,7 +14,9 @@ SCORED = [{"token": "x", "logprob": -1.0, "bytes": [120], "top_logprobs": []}]
 def test_the_scores_of_a_calls_tokens_open_no_message_within_it() -> None:
     events: list[tuple[str, dict[str, Any]]] = []
     output = Output(
-        lambda kind, fields: events.append((kind, fields)), offers_of([ResponseTool(type="function", name="f")])
+        lambda kind, fields: events.append((kind, fields)),
+        offers_of([ResponseTool(type="function", name="f")]),
+        "resp_1",
     )
     parser = CallParser(["f"])
     for piece in ('Hm. <tool_call>{"name": "f", "arguments": {"a":', ' "b"', "}}</tool_call>"):

@@ -37,7 +37,7 @@ class Growing(Protocol):
 
     message: Message
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """End it; its text so far stays. The caller holds the lock `changing`."""
 
     async def remember(self) -> None:

@@ -77,11 +77,12 @@ class Branch:
         """Whether it is still being written."""
         return self.ended_s is None
 
-    async def stop(self) -> None:
-        """End it; its text so far stays. The caller holds the lock `changing`."""
+    async def stop(self) -> bool:
+        """End it; its text so far stays. False: another gateway writes it by now. The caller holds the lock `changing`."""
         self._task.finish(self, "stopped")
-        await self._task.store_end([self])
+        is_own = await self._task.store_end([self])
         self._task.close_if_idle()
+        return is_own
 
     async def remember(self) -> None:
         """Cache the token ids of a stopped reply, if they spell exactly its text, for the next turn."""
@@ -267,14 +268,16 @@ class MessageTask(ReplyTask):
     def _since_start_ms(self, at_s: float | None) -> float | None:
         return None if at_s is None else round((at_s - self._origin.started_s) * 1000, 1)
 
-    async def store_end(self, ended: Sequence[Branch]) -> None:
-        """Store the end of replies, then send it."""
+    async def store_end(self, ended: Sequence[Branch]) -> bool:
+        """Store the end of replies, then send it. False: none is this gateway's any more."""
         if not ended:
-            return
+            return True
         messages = [branch.message for branch in ended]
         try:
             change = await self._store.finish(self.live.conversation_id, messages, self.live.version)
+            is_own = change is not None
         except RadixKVError as error:
+            is_own = True
             _LOG.error("the end of %d replies in %s is not stored: %s", len(ended), self.live.conversation_id, error)
             for message in messages:
                 message.status, message.error = "failed", f"it could not be stored: {error}"
@@ -285,6 +288,7 @@ class MessageTask(ReplyTask):
                 self.live.tell_change(change)
         for message in messages:
             self.live.growing.pop(message.id, None)
+        return is_own
 
     def close_if_idle(self) -> None:
         """Close the stream once all replies have ended."""
