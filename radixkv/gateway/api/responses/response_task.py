@@ -163,7 +163,7 @@ class ResponseTask(ReplyTask):
         self._emit_body("incomplete" if status == "cancelled" else status)
 
     async def _let_go(self) -> None:
-        """End the followers of a lost response; those of one that has ended elsewhere are told its stored end."""
+        """End the followers of a lost response; those of one that has ended elsewhere get its stored end."""
         try:
             stored = await self._store.get(self.namespace, self.task_id)
         except (ApiError, RadixKVError) as error:
