@@ -97,17 +97,15 @@ class ToolPlan:
 
     Attributes:
         tools: in the chat template's form; empty where the prompt describes none.
-        names: functions whose calls are parsed in the reply.
+        functions: that may be called, by name; their calls are parsed in the reply.
         constraint: the output constraint where a call is required.
         takes_one_call: whether everything after a reply's first call is dropped.
-        functions: that may be called, by name.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    names: frozenset[str] = frozenset()
+    functions: Mapping[str, _Function] = field(default_factory=dict)
     constraint: Constraint | None = None
     takes_one_call: bool = False
-    functions: Mapping[str, _Function] = field(default_factory=dict)
 
     def hold(self, answer: Constraint | None) -> Constraint | None:
         """Return the constraint of the reply: to a required call, else to the answer or calls instead of it.
@@ -122,6 +120,11 @@ class ToolPlan:
         if answer.grammar.kind not in ("json_object", "json_schema"):
             return replace(answer, left_out=(*answer.left_out, "tools"))
         return _call_or_answer(_call_constraint(self.functions), answer, takes_one=self.takes_one_call)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the functions."""
+        return frozenset(self.functions)
 
     @property
     def reading(self) -> dict[str, bool]:
@@ -159,7 +162,7 @@ def plan_tools(
         allowed = choice.allowed_tools
         functions, is_required = _named(functions, allowed.tools), allowed.mode == "required"
     constraint = _call_constraint(functions) if is_required else None
-    return ToolPlan(described, frozenset(functions), constraint, takes_one_call, functions)
+    return ToolPlan(described, functions, constraint, takes_one_call)
 
 
 class _Function(NamedTuple):

@@ -243,9 +243,9 @@ class Pool:
         response = workers.AttachResponse()
         answer = response.step_answer
         answer.number = step.number
-        told = answer.results
+        written = answer.results
         for op, result in zip(ops, results, strict=True):
-            result_to_proto(op, result, told.add())
+            result_to_proto(op, result, written.add())
             if isinstance(op, SetQuotaOp) and not isinstance(result, RadixKVError):
                 self.quotas.keep(self.shape.name, op)
         if self.follows_freed:

@@ -20,7 +20,7 @@ import pytest
 from chat_stack import GibberishRunner, Watched, gateway, gibberish_engine
 from postgres_server import PostgresServer
 from resp_servers import RedisServer, needs_redis
-from talk import Talk
+from talk import Body, Talk
 from waiting import wait_until
 
 from radixkv.gateway import state as state_module
@@ -167,12 +167,19 @@ def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(pair: Pa
             assert far.wait_end(begun["id"])["text"] == here.ended(conversation, begun["id"])["text"]
 
 
-def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> None:
+def running_reply(pair: Pair) -> tuple[str, Body]:
+    """A conversation, and a reply in it that the first gateway writes: the other tells its beginning, and the gate holds it."""
     here, there = pair.talks
     conversation = here.begin()
     pair.runner.gate.close_after(4)
     _, begun = here.say(conversation, "Count", max_tokens=200)
     wait_until(lambda: there.message(conversation, begun["id"])["text"] != "")
+    return conversation, begun
+
+
+def test_a_reply_that_one_gateway_writes_is_stopped_at_the_other(pair: Pair) -> None:
+    here, there = pair.talks
+    conversation, begun = running_reply(pair)
     assert there.message(conversation, begun["id"])["status"] == "running"
     there.refused(409, "POST", f"/{conversation}/messages", {"parent": begun["id"], "role": "user", "text": "x"})
     stopped = there.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
@@ -315,10 +322,7 @@ def test_a_response_is_ended_at_the_gateway_that_lost_it(
 
 def test_a_reply_is_stopped_at_the_gateway_that_lost_it(pair: Pair) -> None:
     here, there = pair.talks
-    conversation = here.begin()
-    pair.runner.gate.close_after(4)
-    _, begun = here.say(conversation, "Count", max_tokens=200)
-    wait_until(lambda: there.message(conversation, begun["id"])["text"] != "")
+    conversation, begun = running_reply(pair)
     lose(pair, 0, "messages", begun["id"])
     stopped = here.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
     assert stopped["status"] == "stopped"

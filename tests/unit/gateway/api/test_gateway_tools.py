@@ -168,7 +168,7 @@ def test_every_api_leaves_out_what_is_behind_the_first_call_where_it_is_asked_to
 ) -> None:
     said = dict.fromkeys(field.name for field in fields(plan))
     named = {
-        "tools": ToolPlan(names=frozenset({"weather"}), takes_one_call=takes_one_call),
+        "tools": ToolPlan(functions=dict.fromkeys(["weather"]), takes_one_call=takes_one_call),
         "model": SimpleNamespace(info=SimpleNamespace(eos_token_ids=(), thinking=None)),
         "sampling": SamplingParams(),
     }
