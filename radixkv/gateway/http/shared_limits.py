@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from radixkv.core.errors import LimitError, RateLimit
-from radixkv.gateway.storage.shared_server import connect
+from radixkv.gateway.storage.shared_server import connect, stop
 from radixkv.net.limits import Limiter, Slot, Standing, duration
 from radixkv.net.tenants import LIMITS, Tenant
 
@@ -181,9 +181,7 @@ class SharedLimiter:
 
     async def aclose(self) -> None:
         """Give everything back."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(self._tasks)
         if self._redis is not None:
             with suppress(*self._failures):
                 await self._flush()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["connect"]
+__all__ = ["connect", "stop"]
 
 _SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
+_LOST_S = 0.1  # a task that has not ended by then is cancelled again
 
 
 def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...]]:
@@ -42,3 +45,15 @@ def connect(url: str, timeout_s: float) -> tuple[Any, tuple[type[Exception], ...
         bound = "redis://user:password@host:port/db with options of redis, each part percent-encoded"
         raise InvalidArgumentError("shared", f"{url.partition('://')[0]}://…", bound) from None
     return client, (OSError, TimeoutError, RedisError)
+
+
+async def stop(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks that send commands, and wait until they have ended.
+
+    A cancellation that comes as a command has just been written is lost on Python 3.11, by its `asyncio.wait_for`.
+    """
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=_LOST_S)
+    await asyncio.gather(*tasks, return_exceptions=True)

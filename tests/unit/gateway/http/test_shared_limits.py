@@ -82,6 +82,21 @@ def test_four_gateways_admit_as_many_requests_as_one(server: RedisServer) -> Non
     with_gateways(server, story)
 
 
+def test_a_gateway_closes_whatever_it_is_sending(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_limits, "BEAT_S", 0.0)
+
+    async def story(gateways: list[SharedLimiter]) -> None:
+        source = random.Random(0)
+        for gateway in gateways:
+            for _ in range(source.randrange(60)):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(300):
+                await gateway.aclose()
+            assert all(task.done() for task in gateway._tasks)
+
+    with_gateways(server, story, 16)
+
+
 @pytest.mark.parametrize(
     ("takes_s", "num_tokens", "limit"),
     [(0.02, 10, "600 requests per minute"), (0.05, 400, "200000 tokens per minute"), (1.0, 100, "8 requests at once")],

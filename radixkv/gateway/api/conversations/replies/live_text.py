@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.replies.live import Lives, Piece
-from radixkv.gateway.storage.shared_server import connect
+from radixkv.gateway.storage.shared_server import connect, stop
 
 __all__ = ["LiveText"]
 
@@ -60,9 +60,7 @@ class LiveText:
 
     async def aclose(self) -> None:
         """Stop."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(self._tasks)
         with suppress(*self._failures):
             await self._redis.aclose()
 
