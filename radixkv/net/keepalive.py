@@ -9,12 +9,12 @@ from __future__ import annotations
 
 __all__ = ["client_keepalive", "server_keepalive"]
 
-CLIENT_S = 20.0
+CLIENT_S = 5.0
 """Silence before a client pings; shorter than the server's, so that the waiting client detects the loss first."""
 
 SERVER_S = 60.0
-ANSWER_S = 20.0
-"""How long the answer may take before the connection is closed."""
+ANSWER_S = 5.0
+"""How long the answer, or the other end's word that it got what was sent, may take before the connection is closed."""
 
 IDLE_S = 300.0
 """How long a connection may stay without a call."""
