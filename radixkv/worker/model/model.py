@@ -6,6 +6,7 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from ctypes import c_int32
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -331,16 +332,24 @@ class ModelRunner:
             logits = steps.run(inputs, self._plan(rows, None), kept, drawn_ids)
         return self._step(rows, drawn_ids) if logits is None else logits
 
+    def forward_unless(
+        self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
+    ) -> Tensor | None:
+        """See `Interruptible`: the native decoder gives up, other code goes on to the end."""
+        if self._may_decode(rows):
+            return self._decode(rows, drawn_ids, is_unwanted)
+        return self.forward(rows, drawn_ids)
+
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
+        if self._may_decode(rows):
+            logits = self._decode(rows, drawn_ids)
+            assert logits is not None
+            return logits
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
         kept = kept_tokens(rows)
         row_adapters = [row.adapter for row in rows]
-        if self._native is not None and not any(row_adapters):  # it has no adapters
-            if drawn_ids is not None:
-                inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
-            return self._native.forward(inputs, kept, self.pool, batch)
         ids, at, written = upload(inputs, self.device)
         if drawn_ids is not None:
             ids = with_drawn(ids, drawn_ids)
@@ -352,6 +361,21 @@ class ModelRunner:
         everything = torch.arange(batch.num_tokens, device=self.device)
         with self._adapters.step(row_adapters, row_lens, range(batch.num_tokens), self.device):
             return self._run(ids, at, everything, site)[wanted]
+
+    def _may_decode(self, rows: Sequence[ForwardRow]) -> bool:
+        """Whether the native decoder runs the rows: it has no adapters."""
+        return self._native is not None and not any(row.adapter for row in rows)
+
+    def _decode(
+        self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None, is_unwanted: c_int32 | None = None
+    ) -> Tensor | None:
+        """As `_step`, by the native decoder; None if given up."""
+        assert self._native is not None
+        inputs = step_inputs(rows, self.pool.block_size)
+        self._batch = batch = self._plan(rows, self._batch)
+        if drawn_ids is not None:
+            inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
+        return self._native.forward(inputs, kept_tokens(rows), self.pool, batch, is_unwanted)
 
     def _plan(self, rows: Sequence[ForwardRow], before: AttentionBatch | None) -> AttentionBatch:
         query_lens = [len(row.token_ids) for row in rows]

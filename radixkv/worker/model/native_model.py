@@ -10,6 +10,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import c_int32
 from itertools import takewhile
 from typing import Any
 
@@ -54,12 +55,19 @@ class NativeModel:
         self.dtype = decoder.dtype
 
     def forward(
-        self, inputs: npt.NDArray[np.int64], kept: Sequence[int], pool: KVPool, batch: AttentionBatch
-    ) -> Tensor:
-        """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V."""
+        self,
+        inputs: npt.NDArray[np.int64],
+        kept: Sequence[int],
+        pool: KVPool,
+        batch: AttentionBatch,
+        is_unwanted: c_int32 | None = None,
+    ) -> Tensor | None:
+        """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V.
+        None if given up, see `NativeDecoder.run`.
+        """
         cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
-            return self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch)
+            return self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch, is_unwanted)
 
 
 class _Angles:
@@ -225,4 +233,5 @@ def _compare(
     with _float32_between_matrices(model):
         expected = run(ids, at, at, StepAttention(own, batch, at))
     found = native.forward(np.stack([token_ids, positions, positions]), range(_NUM_COMPARED), pool, batch)
+    assert found is not None
     return float((found - expected).norm() / expected.norm())
