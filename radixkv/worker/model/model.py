@@ -24,7 +24,7 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_weights import has_index
 from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears, takes_grouped
 from radixkv.worker.model.adapters.lora import load_adapters
-from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention
+from radixkv.worker.model.attention import AttentionSite, GivenUpError, ShapeProbe, StepAttention
 from radixkv.worker.model.batch_invariant import (
     CHECK_BLOCK_SIZE,
     CHECK_BLOCKS,
@@ -137,6 +137,7 @@ class ModelRunner:
         self._scratch = Scratch()
         self._steady: BatchInvariantModel | None = None
         self._native: NativeModel | None = None
+        self._is_unwanted: c_int32 | None = None  # of the forward that runs
         folder, known = None, None
         may_be_known = rounds and not takes_grouped(self.device) and not self._adapters.names
         if isinstance(model, str) and may_be_known and can_be_known(Path(model)):
@@ -335,47 +336,39 @@ class ModelRunner:
     def forward_unless(
         self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
     ) -> Tensor | None:
-        """See `Interruptible`: the native decoder gives up, other code goes on to the end."""
-        if self._may_decode(rows):
-            return self._decode(rows, drawn_ids, is_unwanted)
-        return self.forward(rows, drawn_ids)
+        """See `Interruptible`; given up between two layers. Ranks that share the model go on to the end."""
+        self._is_unwanted = is_unwanted if self._num_ranks == 1 else None
+        try:
+            return self.forward(rows, drawn_ids)
+        except GivenUpError:
+            return None
+        finally:
+            self._is_unwanted = None
 
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
-        if self._may_decode(rows):
-            logits = self._decode(rows, drawn_ids)
-            assert logits is not None
-            return logits
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
         kept = kept_tokens(rows)
         row_adapters = [row.adapter for row in rows]
+        if self._native is not None and not any(row_adapters):  # it has no adapters
+            if drawn_ids is not None:
+                inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
+            return self._native.forward(inputs, kept, self.pool, batch, self._is_unwanted)
         ids, at, written = upload(inputs, self.device)
         if drawn_ids is not None:
             ids = with_drawn(ids, drawn_ids)
         wanted = upload(kept, self.device, torch.int64)
-        site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
+        site, row_lens = (
+            StepAttention(self.pool, batch, written, self._is_unwanted),
+            [len(row.token_ids) for row in rows],
+        )
         if self._steady is None or not kept:
             with self._adapters.step(row_adapters, row_lens, kept, self.device):
                 return self._run(ids, at, wanted, site)
         everything = torch.arange(batch.num_tokens, device=self.device)
         with self._adapters.step(row_adapters, row_lens, range(batch.num_tokens), self.device):
             return self._run(ids, at, everything, site)[wanted]
-
-    def _may_decode(self, rows: Sequence[ForwardRow]) -> bool:
-        """Whether the native decoder runs the rows: it has no adapters."""
-        return self._native is not None and not any(row.adapter for row in rows)
-
-    def _decode(
-        self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None, is_unwanted: c_int32 | None = None
-    ) -> Tensor | None:
-        """As `_step`, by the native decoder; None if given up."""
-        assert self._native is not None
-        inputs = step_inputs(rows, self.pool.block_size)
-        self._batch = batch = self._plan(rows, self._batch)
-        if drawn_ids is not None:
-            inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
-        return self._native.forward(inputs, kept_tokens(rows), self.pool, batch, is_unwanted)
 
     def _plan(self, rows: Sequence[ForwardRow], before: AttentionBatch | None) -> AttentionBatch:
         query_lens = [len(row.token_ids) for row in rows]

@@ -27,7 +27,7 @@ from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.huge_pages import HugePages
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.loading.packed_linear import RoundedLinear
-from radixkv.worker.model.attention import StepAttention
+from radixkv.worker.model.attention import GivenUpError, StepAttention
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 
 __all__ = ["NativeModel", "find_native_model", "make_native_model"]
@@ -61,13 +61,18 @@ class NativeModel:
         pool: KVPool,
         batch: AttentionBatch,
         is_unwanted: c_int32 | None = None,
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V.
-        None if given up, see `NativeDecoder.run`.
+
+        Raises:
+            GivenUpError: `is_unwanted` became 1.
         """
         cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
-            return self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch, is_unwanted)
+            logits = self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch, is_unwanted)
+        if logits is None:
+            raise GivenUpError
+        return logits
 
 
 class _Angles:
@@ -233,5 +238,4 @@ def _compare(
     with _float32_between_matrices(model):
         expected = run(ids, at, at, StepAttention(own, batch, at))
     found = native.forward(np.stack([token_ids, positions, positions]), range(_NUM_COMPARED), pool, batch)
-    assert found is not None
     return float((found - expected).norm() / expected.norm())
