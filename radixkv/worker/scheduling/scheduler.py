@@ -305,7 +305,7 @@ class Scheduler:
         return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order), drawing)
 
     def are_background(self, rows: Iterable[Row]) -> bool:
-        """Whether all rows are of the background, and nobody else waits for them."""
+        """Whether all rows are of the background, and no other request waits for them."""
         return all(is_background(row.branch, self._priority) for row in rows)
 
     def _priority(self, branch: Branch) -> int:
