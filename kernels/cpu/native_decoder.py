@@ -117,7 +117,7 @@ class _Decoder(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("token_ids", "positions", "slots", "kept", "cosines", "sines")),
-        *((name, _Pointer) for name in ("attention", "works", "caches", "logits", "seconds")),
+        *((name, _Pointer) for name in ("attention", "works", "caches", "logits", "seconds", "is_unwanted")),
         *((name, _Pointer) for name in ("rounded", "q", "attended", "hidden", "qkv", "gate_up")),
         ("num_tokens", ctypes.c_int64),
         ("num_kept", ctypes.c_int64),
@@ -153,7 +153,7 @@ class NativeDecoder:
         _check(weights, self._hidden_size, intermediate_size)
         self._function: Any = library[_FUNCTIONS[self.dtype]]
         self._function.argtypes = (_Pointer, _Pointer)
-        self._function.restype = None
+        self._function.restype = ctypes.c_bool
         self._kept: list[NativeWeight] = []  # structures point to them
         layers = (_Layer * len(weights.layers))(*(_native_layer(layer, self._kept) for layer in weights.layers))
         self._decoder = _Decoder(
@@ -190,7 +190,8 @@ class NativeDecoder:
         sines: Tensor,
         caches: Sequence[KVCache],
         batch: AttentionBatch,
-    ) -> Tensor:
+        is_unwanted: ctypes.c_int32 | None = None,
+    ) -> Tensor | None:
         """Compute T tokens: write their K and V, and return the logits of those in `kept`.
 
         Args:
@@ -199,9 +200,10 @@ class NativeDecoder:
             cosines, sines: [positions, D] float32, of the rotary angles of all positions up to the last.
             caches: per layer, from `allocate_kv`, in `dtype` and one format; referenced until the next ones are given.
             batch: the step's sequences, T rows.
+            is_unwanted: another thread may set it to 1: the step is then given up after the layer that runs.
 
         Returns:
-            [K, vocabulary] float32.
+            [K, vocabulary] float32; None if the step was given up: some K and V are written, to be written again.
 
         Raises:
             InvalidArgumentError: a mismatched length, shape, dtype, token, position, slot or block id.
@@ -229,13 +231,13 @@ class NativeDecoder:
             *map(ctypes.addressof, (attention, works, native_caches)),
             logits.data_ptr(),
             None if self.seconds is None else self.seconds.ctypes.data,
+            None if is_unwanted is None else ctypes.addressof(is_unwanted),
             *self._buffers(num_tokens, len(kept), batch.scratch),
             num_tokens,
             len(kept),
             torch.get_num_threads(),
         )
-        self._function(ctypes.addressof(self._decoder), ctypes.addressof(step))
-        return logits
+        return logits if self._function(ctypes.addressof(self._decoder), ctypes.addressof(step)) else None
 
     def _check_step(
         self,

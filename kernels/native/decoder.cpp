@@ -13,6 +13,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct DecoderStep {
   const KvCache* caches;      // per layer, of numbers of type T or of codes
   float* logits;              // [num_kept, vocabulary]
   double* seconds;            // [3] of matrices, attention, the rest: times are added; or null
+  const std::atomic<int32_t>* is_unwanted;  // not 0: the step is given up after the layer that runs; or null
   // Between the kernels of a layer, a row per token. `rounded` holds inputs of the next matrix, and has a row per kept token as well;
   // q and attended [num_heads * D] are of type T; the others fp32.
   RoundedGroup* rounded;
@@ -121,15 +123,22 @@ class Step {
       : decoder_(decoder), step_(step), num_tokens_(step.num_tokens), rounded_(step.rounded), q_(static_cast<T*>(step.q)),
         attended_(static_cast<T*>(step.attended)) {}
 
-  void run() const {
+  // Whether the step was completed: without, there are no logits.
+  bool run() {
 #pragma omp parallel num_threads(step_.num_threads) if (step_.num_threads > 1)
     run_in_team();
+    return !is_given_up_;
   }
 
  private:
-  void run_in_team() const {
+  void run_in_team() {
     timed(kRest, [&] { each_token([&](int64_t token) { embed(token); }); });
     for (int number = 0; number < decoder_.num_layers; ++number) {
+      if (step_.is_unwanted) {
+#pragma omp single
+        is_given_up_ = step_.is_unwanted->load(std::memory_order_relaxed) != 0;
+        if (is_given_up_) return;
+      }
       const DecoderLayer& layer = decoder_.layers[number];
       const KvCache& cache = step_.caches[number];
       const int64_t q_size = int64_t(decoder_.num_heads) * decoder_.head_dim;
@@ -265,15 +274,16 @@ class Step {
   const int64_t num_tokens_;
   RoundedGroup* const rounded_;
   T *const q_, *const attended_;
+  bool is_given_up_ = false;  // written by one thread of the team, between barriers
 };
 
 }  // namespace
 
 extern "C" {
 
-void radixkv_decode_float32(const Decoder* decoder, const DecoderStep* step) { Step<float>(*decoder, *step).run(); }
+bool radixkv_decode_float32(const Decoder* decoder, const DecoderStep* step) { return Step<float>(*decoder, *step).run(); }
 
-void radixkv_decode_bfloat16(const Decoder* decoder, const DecoderStep* step) { Step<Bfloat16>(*decoder, *step).run(); }
+bool radixkv_decode_bfloat16(const Decoder* decoder, const DecoderStep* step) { return Step<Bfloat16>(*decoder, *step).run(); }
 
 }  // extern "C"
 }  // namespace radixkv

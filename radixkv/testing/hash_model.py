@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+import time
 from array import array
 from collections.abc import Callable, Sequence
+from ctypes import c_int32
 from dataclasses import dataclass, field
 
 import torch
@@ -121,14 +123,19 @@ class Gate:
         with self._lock:
             self._num_until_closed = num_forwards
 
-    def enter(self) -> None:
-        """Begin a forward: wait until the gate is open."""
-        assert self._is_open.wait(600)
+    def enter(self, is_unwanted: c_int32 | None = None) -> bool:
+        """Begin a forward: wait until the gate is open. Returns False if it became unwanted meanwhile."""
+        until_s = time.monotonic() + 600
+        while not self._is_open.wait(600 if is_unwanted is None else 0.001):
+            assert time.monotonic() < until_s
+            if is_unwanted is not None and is_unwanted.value:
+                return False
         with self._lock:
             if self._num_until_closed:
                 self._num_until_closed -= 1
                 if not self._num_until_closed:
                     self._is_open.clear()
+        return True
 
 
 class HashRunner:
@@ -152,8 +159,23 @@ class HashRunner:
             assert 0 < num_tokens <= size
             self._slots[dst * size : dst * size + num_tokens] = self._slots[src * size : src * size + num_tokens]
 
+    def forward_unless(
+        self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
+    ) -> Tensor | None:
+        """See `Interruptible`. A forward that is given up leaves something else where it would have written."""
+        if self.gate.enter(is_unwanted) and not is_unwanted.value:
+            return self._run(rows, drawn_ids)
+        size = self.pool.block_size
+        for row in rows:
+            for position in range(max(row.start, row.num_stored), row.start + len(row.token_ids)):
+                self._slots[row.block_table[position // size] * size + position % size] = _GARBAGE
+        return None
+
     def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         self.gate.enter()
+        return self._run(rows, drawn_ids)
+
+    def _run(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None) -> Tensor:
         logits: list[Tensor] = []
         size = self.pool.block_size
         written: set[int] = set()

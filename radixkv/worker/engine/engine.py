@@ -479,6 +479,8 @@ class Engine(Closing):
         items.put(Started(generation.generation_id, tokens, sharing))
         self._loop.meter.accepted(1, num_tokens(tokens))
         self._post(partial(self._loop.add, generation, max_length, origin))
+        if params.priority != BACKGROUND_PRIORITY:
+            self._loop.has_arrival.value = 1
         return GenerationStream(generation.generation_id, items, partial(self._post_cancel, generation))
 
     def _check_worst_case(self, max_length: int, sampling: SamplingParams) -> None:
@@ -536,6 +538,7 @@ class Engine(Closing):
         try:
             has_more = False
             while not self._is_closing:
+                self._loop.has_arrival.value = 0
                 self._take_messages(has_more)
                 has_more = self._loop.run()
         except Exception as fault:

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from ctypes import c_int32
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -175,6 +176,10 @@ class EngineLoop:
         self._overlaps = overlaps
         self._batch_s = 0.0  # time of the last batch
         self._batch_start_s = 0.0
+        self.has_arrival = (
+            c_int32()
+        )  # 1: a request that is not of the background came after the last messages were read
+        self._has_given_up = False  # the last batch
         self._leaves_queue = False  # whether branches were queued when the last round ended
 
     # -- commands
@@ -293,13 +298,16 @@ class EngineLoop:
         return bool(rows or failures or has_news or (ops and not self._answers))
 
     def _launch(self) -> list[Row]:
-        """Launch the next batch, and finish it unless it is left running. Returns its rows."""
+        """Launch the next batch, and finish it unless it is left running. Returns its rows, also of one that was given up."""
         rows = self._scheduler.plan_batch()
         if rows:
             self._batch_start_s = self._clock()
             if self._drafter:
                 self._drafter.plan(rows, self._max_batch_tokens)
-            self._batch_step.launch(rows)
+            may_give_up = not self._has_given_up and not self._overlaps and self._scheduler.are_background(rows)
+            self._has_given_up = not self._batch_step.launch(rows, self.has_arrival if may_give_up else None)
+            if self._has_given_up:
+                return rows
             if self.stored:
                 self.stored.ran(rows)
             if not self._overlaps:

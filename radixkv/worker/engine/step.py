@@ -21,6 +21,8 @@ words) are launched then, while its forward runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from ctypes import c_int32
+from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
@@ -38,7 +40,7 @@ from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.stop_rules import Taken
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.rows import drawn_id
-from radixkv.worker.model.runner import Runner
+from radixkv.worker.model.runner import Runner, forward_unless
 from radixkv.worker.sampling.device_sampler import LaunchedDraws
 from radixkv.worker.sampling.sampler import Sampler, SamplerRow
 from radixkv.worker.sampling.score_logits import launch_scores
@@ -145,11 +147,15 @@ class BatchStep:
             return None
         return {draw.branch for draw in batch.drawing}
 
-    def launch(self, rows: Sequence[Row]) -> None:
-        """Run the rows, and start to choose for every branch whose history they complete."""
+    def launch(self, rows: Sequence[Row], is_unwanted: c_int32 | None = None) -> bool:
+        """Run the rows, and start to choose for every branch whose history they complete. Returns False if `is_unwanted` became
+        1 meanwhile and the runner has given up: then nothing has happened.
+        """
         assert self._batch is None, "one batch at a time"
-        self._batch = self._launch(rows, {}, None)
-        self._ran(rows)
+        self._batch = self._launch(rows, {}, None, is_unwanted)
+        if self._batch is not None:
+            self._ran(rows)
+        return self._batch is not None
 
     def launch_ahead(self, rows: Sequence[Row]) -> None:
         """Launch the batch after the running one: `finish` that one and `adopt` this one next. The position after the history
@@ -194,10 +200,19 @@ class BatchStep:
             self._ran(rows)
         return rows
 
-    def _launch(self, rows: Sequence[Row], places: Mapping[Branch, int], drawn_ids: Tensor | None) -> _Batch:
+    def _launch(
+        self,
+        rows: Sequence[Row],
+        places: Mapping[Branch, int],
+        drawn_ids: Tensor | None,
+        is_unwanted: c_int32 | None = None,
+    ) -> _Batch | None:
         """`places` in `drawn_ids` of the tokens that branches run after their histories."""
         began_s, num_prefilled = self._clock(), _num_prefilled(rows)
-        logits = self._runner.forward([_forward_row(row, places) for row in rows], drawn_ids)
+        run = self._runner.forward if is_unwanted is None else partial(forward_unless, self._runner, is_unwanted)
+        logits = run([_forward_row(row, places) for row in rows], drawn_ids)
+        if logits is None:
+            return None
         self._counters.num_forwards += 1
         drawing: list[_Draw] = []
         given: list[_Draw] = []

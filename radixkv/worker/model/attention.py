@@ -8,6 +8,7 @@ which does the work: the probe learns a model's shapes, the step works on the po
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_int32
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,15 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 from radixkv.worker.model.mla import latent_heads_of
 
-__all__ = ["ATTENTION_NAME", "AttentionSite", "EmbeddingSite", "ShapeProbe", "StepAttention", "register_attention"]
+__all__ = [
+    "ATTENTION_NAME",
+    "AttentionSite",
+    "EmbeddingSite",
+    "GivenUpError",
+    "ShapeProbe",
+    "StepAttention",
+    "register_attention",
+]
 
 ATTENTION_NAME = "radixkv"
 """No mask function is registered under this name, so models build no mask."""
@@ -132,13 +141,23 @@ class ShapeProbe:
         return [shape for _, shape in sorted(self.calls)]
 
 
-class StepAttention:
-    """One step's writes and reads on the pool. `slot_mapping` [T] int64 on the pool's device, -1 for tokens already stored."""
+class GivenUpError(Exception):
+    """The step became unwanted, and was given up between two layers."""
 
-    def __init__(self, pool: KVPool, batch: AttentionBatch, slot_mapping: Tensor) -> None:
+
+class StepAttention:
+    """One step's writes and reads on the pool. `slot_mapping` [T] int64 on the pool's device, -1 for tokens already stored.
+
+    `is_unwanted`: another thread may set it to 1; the next layer then raises `GivenUpError`.
+    """
+
+    def __init__(
+        self, pool: KVPool, batch: AttentionBatch, slot_mapping: Tensor, is_unwanted: c_int32 | None = None
+    ) -> None:
         self._pool = pool
         self._batch = batch
         self._slot_mapping = slot_mapping
+        self._is_unwanted = is_unwanted
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         cache = self._pool.caches[layer]
@@ -158,6 +177,8 @@ class StepAttention:
         return self._attend(query, cache, spec)
 
     def _attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
+        if self._is_unwanted is not None and self._is_unwanted.value:
+            raise GivenUpError
         return paged_attention(
             query,
             cache,

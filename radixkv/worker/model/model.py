@@ -6,6 +6,7 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from ctypes import c_int32
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from radixkv.worker.errors import ModelError
 from radixkv.worker.loading.gguf_weights import has_index
 from radixkv.worker.loading.packed_linear import RoundedLinear, pack_linears, takes_grouped
 from radixkv.worker.model.adapters.lora import load_adapters
-from radixkv.worker.model.attention import AttentionSite, ShapeProbe, StepAttention
+from radixkv.worker.model.attention import AttentionSite, GivenUpError, ShapeProbe, StepAttention
 from radixkv.worker.model.batch_invariant import (
     CHECK_BLOCK_SIZE,
     CHECK_BLOCKS,
@@ -136,6 +137,7 @@ class ModelRunner:
         self._scratch = Scratch()
         self._steady: BatchInvariantModel | None = None
         self._native: NativeModel | None = None
+        self._is_unwanted: c_int32 | None = None  # of the forward that runs
         folder, known = None, None
         may_be_known = rounds and not takes_grouped(self.device) and not self._adapters.names
         if isinstance(model, str) and may_be_known and can_be_known(Path(model)):
@@ -331,6 +333,18 @@ class ModelRunner:
             logits = steps.run(inputs, self._plan(rows, None), kept, drawn_ids)
         return self._step(rows, drawn_ids) if logits is None else logits
 
+    def forward_unless(
+        self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
+    ) -> Tensor | None:
+        """See `Interruptible`; given up between two layers. Ranks that share the model go on to the end."""
+        self._is_unwanted = is_unwanted if self._num_ranks == 1 else None
+        try:
+            return self.forward(rows, drawn_ids)
+        except GivenUpError:
+            return None
+        finally:
+            self._is_unwanted = None
+
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
         inputs = step_inputs(rows, self.pool.block_size)
@@ -340,12 +354,15 @@ class ModelRunner:
         if self._native is not None and not any(row_adapters):  # it has no adapters
             if drawn_ids is not None:
                 inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
-            return self._native.forward(inputs, kept, self.pool, batch)
+            return self._native.forward(inputs, kept, self.pool, batch, self._is_unwanted)
         ids, at, written = upload(inputs, self.device)
         if drawn_ids is not None:
             ids = with_drawn(ids, drawn_ids)
         wanted = upload(kept, self.device, torch.int64)
-        site, row_lens = StepAttention(self.pool, batch, written), [len(row.token_ids) for row in rows]
+        site, row_lens = (
+            StepAttention(self.pool, batch, written, self._is_unwanted),
+            [len(row.token_ids) for row in rows],
+        )
         if self._steady is None or not kept:
             with self._adapters.step(row_adapters, row_lens, kept, self.device):
                 return self._run(ids, at, wanted, site)

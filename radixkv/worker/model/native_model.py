@@ -10,6 +10,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import c_int32
 from itertools import takewhile
 from typing import Any
 
@@ -26,7 +27,7 @@ from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.runtime.huge_pages import HugePages
 from radixkv.kernels.spec import AttentionSpec
 from radixkv.worker.loading.packed_linear import RoundedLinear
-from radixkv.worker.model.attention import StepAttention
+from radixkv.worker.model.attention import GivenUpError, StepAttention
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
 
 __all__ = ["NativeModel", "find_native_model", "make_native_model"]
@@ -54,12 +55,24 @@ class NativeModel:
         self.dtype = decoder.dtype
 
     def forward(
-        self, inputs: npt.NDArray[np.int64], kept: Sequence[int], pool: KVPool, batch: AttentionBatch
+        self,
+        inputs: npt.NDArray[np.int64],
+        kept: Sequence[int],
+        pool: KVPool,
+        batch: AttentionBatch,
+        is_unwanted: c_int32 | None = None,
     ) -> Tensor:
-        """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V."""
+        """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V.
+
+        Raises:
+            GivenUpError: `is_unwanted` became 1.
+        """
         cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
-            return self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch)
+            logits = self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch, is_unwanted)
+        if logits is None:
+            raise GivenUpError
+        return logits
 
 
 class _Angles:

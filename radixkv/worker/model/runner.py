@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from ctypes import c_int32
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from radixkv.core.api import Copy
 from radixkv.generation.verification import BlockDifference
 from radixkv.worker.model.model import ForwardRow
 
-__all__ = ["Pool", "Runner"]
+__all__ = ["Interruptible", "Pool", "Runner", "forward_unless"]
 
 
 class Pool(Protocol):
@@ -48,3 +49,22 @@ class Runner(Protocol):
     def carry_out(self, ops: Sequence[Copy]) -> None: ...
 
     def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor: ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """A runner that can give up a forward."""
+
+    def forward_unless(
+        self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
+    ) -> Tensor | None:
+        """As `forward`; None if `is_unwanted` became 1 meanwhile and it was given up: then its rows count as not run."""
+
+
+def forward_unless(
+    runner: Runner, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
+) -> Tensor | None:
+    """As `Interruptible`, of any runner: one that is none goes on to the end."""
+    if isinstance(runner, Interruptible):
+        return runner.forward_unless(is_unwanted, rows, drawn_ids)
+    return runner.forward(rows, drawn_ids)

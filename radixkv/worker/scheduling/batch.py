@@ -10,7 +10,7 @@ from radixkv.generation.request import BACKGROUND_PRIORITY
 from radixkv.worker.generations.branch import Branch
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
-__all__ = ["Row", "choose_rows", "without_background"]
+__all__ = ["Row", "choose_rows", "is_background", "without_background"]
 
 
 class Row(NamedTuple):
@@ -37,13 +37,18 @@ class Row(NamedTuple):
         return max(0, end - max(self.start, self.branch.first_logit))
 
 
+def is_background(branch: Branch, priority: Callable[[Branch], int]) -> bool:
+    """Whether a branch is of the background, and nobody else waits for its prefix. `priority`: as in `without_background`."""
+    return branch.is_background and priority(branch) == BACKGROUND_PRIORITY
+
+
 def without_background(branches: Iterable[Branch], priority: Callable[[Branch], int]) -> list[Branch]:
     """The branches that may run: background branches rest while another branch's prompt is run. O(n).
 
     `priority`: of a branch, or of those that wait for its prefix.
     """
     running = list(branches)
-    background = {b for b in running if b.is_background and priority(b) == BACKGROUND_PRIORITY}
+    background = {branch for branch in running if is_background(branch, priority)}
     others = [branch for branch in running if branch not in background] if background else running
     return others if background and any(branch.awaits_first_token for branch in others) else running
 

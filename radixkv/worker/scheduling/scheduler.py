@@ -22,7 +22,8 @@ Rules:
 - Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share the rest, owners in turn, and end at absolute
   multiples of the chunk size, whatever was cached. So between two tokens of a branch lies at most one batch of that size, if no
   more branches decode than it holds.
-- The background, of the lowest priority, rests while another branch's prompt is run, and takes 3/4 of the places at most.
+- The background, of the lowest priority, rests while another branch's prompt is run, and takes 3/4 of the places at most. A
+  batch of it alone is given up when another request comes, but not twice in a row: see `runner`.
 - Priorities, due times and long prompts order and delay requests of the same owner; between owners turns decide.
 """
 
@@ -65,7 +66,7 @@ from radixkv.stores.host import HostLevel
 from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
-from radixkv.worker.scheduling.batch import Row, choose_rows, without_background
+from radixkv.worker.scheduling.batch import Row, choose_rows, is_background, without_background
 from radixkv.worker.scheduling.length_estimate import LongestOutput, OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.preemption import Preemptor
@@ -300,8 +301,15 @@ class Scheduler:
     def _choose_rows(self, drawing: Container[Branch]) -> list[Row]:
         now_s = self._clock()
         urgency = self._admission.pending.urgency
-        running = without_background(self._running_set, lambda branch: urgency(branch).priority)
+        running = without_background(self._running_set, self._priority)
         return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order), drawing)
+
+    def are_background(self, rows: Iterable[Row]) -> bool:
+        """Whether all rows are of the background, and nobody else waits for them."""
+        return all(is_background(row.branch, self._priority) for row in rows)
+
+    def _priority(self, branch: Branch) -> int:
+        return self._admission.pending.urgency(branch).priority
 
     def ran(self, rows: Sequence[Row]) -> None:
         """The forward of these rows has been launched: their positions count as computed."""

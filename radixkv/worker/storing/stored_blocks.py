@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_int32
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ from radixkv.stores.secrets.names import names_of
 from radixkv.stores.store import BlockStore
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.model.model import ForwardRow
-from radixkv.worker.model.runner import Runner
+from radixkv.worker.model.runner import Runner, forward_unless
 from radixkv.worker.scheduling.batch import Row as BatchRow
 
 __all__ = ["StoredBlocks"]
@@ -122,11 +123,21 @@ class StoringRunner:
 
     def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """Compute all rows."""
+        self._will_write(rows)
+        return self._runner.forward(rows, drawn_ids)
+
+    def forward_unless(
+        self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
+    ) -> Tensor | None:
+        """See `Interruptible`."""
+        self._will_write(rows)
+        return forward_unless(self._runner, is_unwanted, rows, drawn_ids)
+
+    def _will_write(self, rows: Sequence[ForwardRow]) -> None:
         size = self.pool.block_size
         for row in rows:
             end = row.start + len(row.token_ids)
             self._overwritten(row.block_table[max(row.start, row.num_stored) // size : -(-end // size)])
-        return self._runner.forward(rows, drawn_ids)
 
 
 class StoredBlocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
@@ -19,7 +20,7 @@ from radixkv import (
 )
 from radixkv.core.api import CacheStats, StepOp, StepResult
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import ForkParams, GenerateParams, Prompt, UnknownGenerationError
+from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams, Prompt, UnknownGenerationError
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
 from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine.engine import Engine
@@ -105,6 +106,17 @@ def test_a_stop_token_ends_a_branch_and_is_its_last_token(engine: Engine) -> Non
     drawn = [token for event in events if isinstance(event, Delta) for token in event.token_ids]
     assert drawn == expected[: expected.index(stop) + 1]
     assert BranchFinished(0, FinishReason.STOP, stop) in events
+
+
+def test_a_request_goes_before_the_background_that_runs_already(engine: Engine, runner: HashRunner) -> None:
+    runner.gate.close()
+    background = engine.generate(GenerateParams(token_ids=[1] * 10, sampling=_greedy(20), priority=BACKGROUND_PRIORITY))
+    time.sleep(0.05)  # mostly it waits at the gate by now
+    person = _start(engine, [2] * 7, _greedy(5))
+    runner.gate.open()
+    assert _tokens(person) == generate([2] * 7, 5)
+    assert _tokens(background) == generate([1] * 10, 20)
+    assert runner.rows[0] == (0, 7)
 
 
 def test_closing_a_stream_frees_its_blocks_within_a_step(engine: Engine, runner: HashRunner) -> None:

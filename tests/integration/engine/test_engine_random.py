@@ -13,7 +13,7 @@ from drafts import LyingSource
 from radixkv import PrefixCache, unpack_tokens
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.params import SamplingParams
-from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.request import BACKGROUND_PRIORITY, ForkParams, GenerateParams
 from radixkv.generation.stream import BranchFinished, Completed, Delta, FinishReason, GenerationStream, Started
 from radixkv.testing.hash_model import EOS, VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine.engine import Engine
@@ -150,7 +150,7 @@ def _play(
                 params = GenerateParams(
                     token_ids=prompt,
                     sampling=sampling,
-                    priority=rng.choice([0, 0, -1, 5]),
+                    priority=rng.choice([0, BACKGROUND_PRIORITY, -1, 5]),
                     sharing=None if rng.random() < 0.8 else "off",
                 )
                 stream = engine.generate(params)

@@ -16,7 +16,7 @@ from torch import Tensor
 from radixkv import PrefixCache, UnavailableError, pack_tokens
 from radixkv.core.api import AcquireOp, InsertOp, StepOp, StepResult
 from radixkv.core.errors import StaleIncarnationError
-from radixkv.generation.request import UnknownGenerationError
+from radixkv.generation.request import BACKGROUND_PRIORITY, UnknownGenerationError
 from radixkv.testing.hash_model import VOCAB_SIZE, HashRunner, generate
 from radixkv.worker.engine import loop
 from radixkv.worker.generations.generation import Generation
@@ -112,6 +112,31 @@ def test_a_new_request_begins_in_its_first_round_if_the_answer_comes_within_a_fi
         assert desk.loop.run()
     assert len(waited) == 1  # steps that let nobody in are not waited for
     assert 0 < waited[0] < 10
+
+
+def test_a_batch_of_the_background_is_given_up_for_a_request_but_not_twice_in_a_row() -> None:
+    desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits())
+    background = desk.put([1, 2, 3], greedy(20), priority=BACKGROUND_PRIORITY)
+    desk.loop.has_arrival.value = 1  # and stays so: requests come faster than a batch runs
+    rounds = []
+    while desk.loop.generations:
+        num_before = len(desk.runner.rows)
+        assert desk.loop.run(), "it sleeps, and no message will come"
+        rounds.append(len(desk.runner.rows) - num_before)
+    assert rounds[:6] == [0, 1, 0, 1, 0, 1]
+    assert take(background) == {0: generate([1, 2, 3], 20)}
+    assert desk.loop.stats().num_computed_tokens == 3 + 19
+
+
+def test_a_batch_that_somebody_else_waits_for_is_not_given_up() -> None:
+    desk = Desk(PrefixCache(64, 8), HashRunner(64, 8), SchedulerLimits())
+    desk.put([1, 2, 3], greedy(4))
+    desk.put([4, 5, 6], greedy(4), priority=BACKGROUND_PRIORITY)
+    desk.loop.has_arrival.value = 1
+    while desk.loop.generations:
+        num_before = len(desk.runner.rows)
+        assert desk.loop.run()
+        assert len(desk.runner.rows) > num_before or len(desk.loop.generations) == 1
 
 
 def test_a_round_waits_for_callers_who_ask_again_at_once_unless_somebody_is_queued() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -213,6 +215,17 @@ class Served:
         self, parts: list[tuple[list[int], int, array[int]]], num_stored: int = 0, kept: list[int] | None = None
     ) -> Tensor:
         """Each part: token ids, their first position, a block table. Logits of the tokens in `kept`, or of all."""
+        logits = self.run_unless(None, parts, num_stored, kept)
+        assert logits is not None
+        return logits
+
+    def run_unless(
+        self,
+        is_unwanted: ctypes.c_int32 | None,
+        parts: list[tuple[list[int], int, array[int]]],
+        num_stored: int = 0,
+        kept: list[int] | None = None,
+    ) -> Tensor | None:
         lengths = [len(tokens) for tokens, _, _ in parts]
         ends = [start + len(tokens) for tokens, start, _ in parts]
         batch = plan_attention(lengths, ends, [table for _, _, table in parts], BLOCK_SIZE, "cpu")
@@ -225,7 +238,8 @@ class Served:
         token_ids = [token for tokens, _, _ in parts for token in tokens]
         wanted = range(len(positions)) if kept is None else kept
         angles = self.toy.angles(max(ends))
-        return self.decoder.run(np.array([token_ids, positions, slots]), wanted, *angles, self.caches, batch)
+        inputs = np.array([token_ids, positions, slots])
+        return self.decoder.run(inputs, wanted, *angles, self.caches, batch, is_unwanted)
 
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -325,6 +339,28 @@ def test_a_token_does_not_depend_on_what_else_is_in_the_step() -> None:
     alone = served.run([(one, 0, served.take(6))])
     together = served.run([(other, 0, served.take(6)), (one, 0, served.take(6))])
     assert torch.equal(together[6:], alone)
+
+
+def test_a_step_that_became_unwanted_is_given_up_and_can_be_run_again() -> None:
+    toy = Toy(torch.float32)
+    served = Served(toy)
+    tokens = toy.draw(21)
+    expected = served.run([(tokens, 0, served.take(21))])
+    table = served.take(21)
+    assert served.run_unless(ctypes.c_int32(1), [(tokens, 0, table)]) is None
+    for delay in range(40):
+        is_unwanted = ctypes.c_int32()
+
+        def tell(delay: int = delay, flag: ctypes.c_int32 = is_unwanted) -> None:
+            time.sleep(delay * 1e-5)
+            flag.value = 1
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        found = served.run_unless(is_unwanted, [(tokens, 0, table)])
+        teller.join()
+        assert found is None or torch.equal(found, expected)
+        assert torch.equal(served.run([(tokens, 0, table)]), expected)
 
 
 def test_a_step_of_no_tokens_of_no_logits_and_of_one_tokens_logits_many_times() -> None:

@@ -96,6 +96,7 @@ class Desk:
         *,
         namespace: str = "default",
         pins: tuple[PrefixPin, ...] = (),
+        priority: int = 0,
         **rules: Any,
     ) -> Generation:
         """`rules`: further ones of `ReplyRules`."""
@@ -114,7 +115,7 @@ class Desk:
             ),
             items=items,
             submitted_s=self._clock(),
-            terms=Terms(due_s=self.max_wait_s, pins=pins),
+            terms=Terms(priority, self.max_wait_s, pins=pins),
         )
         self.generations.append(generation)
         self.loop.add(generation, len(prompt) + sampling.max_tokens, origin)

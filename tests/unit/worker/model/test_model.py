@@ -84,6 +84,39 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(pair: tuple[ModelRunner
     torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
+class Late:
+    """Becomes 1 as a step asks for the `number`th time."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @property
+    def value(self) -> int:
+        self.number -= 1
+        return int(self.number < 0)
+
+
+def test_a_step_given_up_at_any_layer_leaves_its_sequence_and_others_as_they_were(
+    pair: tuple[ModelRunner, Any],
+) -> None:
+    runner, reference = pair
+    lines = Lines(runner)
+    histories = [random_ids(count, seed=count) for count in (18, 30)]
+    tables = [lines.table(len(history)) for history in histories]
+    rows = [ForwardRow(history[9:], 9, table, 0, 1) for history, table in zip(histories, tables, strict=True)]
+    runner.forward([ForwardRow(history[:9], 0, table, 0, 0) for history, table in zip(histories, tables, strict=True)])
+    expected = torch.stack([reference_logits(reference, history)[-1] for history in histories])
+    for layer in range(runner.num_layers):
+        late: Any = Late(layer)
+        assert runner.forward_unless(late, rows[:1]) is None
+        assert late.number == -1, "a layer ran on"
+        torch.testing.assert_close(runner.forward(rows), expected, atol=TOLERANCE, rtol=0)
+    wanted: Any = Late(runner.num_layers)
+    found = runner.forward_unless(wanted, rows)
+    assert found is not None
+    torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
+
+
 def test_a_step_in_which_no_row_wants_logits_answers_none(pair: tuple[ModelRunner, Any]) -> None:
     runner, _ = pair
     table = Lines(runner).table(3)

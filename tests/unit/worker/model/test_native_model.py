@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from array import array
+from ctypes import c_int32
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,16 @@ def test_every_step_of_a_branching_run_has_the_same_logits_and_kv(
 ) -> None:
     native, own = both(save_wide(family, tmp_path, **changes), dtype, monkeypatch)
     assert_branches_agree(native, own, RELATIVE_ERRORS[dtype])
+
+
+def test_a_step_that_became_unwanted_is_given_up(tmp_path: Path) -> None:
+    runner = load(save_wide("llama", tmp_path), "float32")
+    assert runner.is_native
+    row = ForwardRow([5, 6, 7], 0, array("i", [3]), 0, 1)
+    assert runner.forward_unless(c_int32(1), [row]) is None
+    logits = runner.forward_unless(c_int32(), [row])
+    assert logits is not None
+    assert torch.equal(runner.forward([row]), logits)
 
 
 @pytest.mark.parametrize(("dtype", "kv_dtype"), CODED_RELATIVE_ERRORS)
