@@ -37,7 +37,7 @@ TRY_S = 10.0
 
 _OPTIONS = {
     "enable_seqscan": "off",  # a scan of a small table would conflict with every change of it
-    "jit": "off",  # what must be scanned all the same counts as costly: each look would be compiled, in tenths of a second
+    "jit": "off",  # an unavoidable scan has a cost of 1e10, for which the server would compile the query each time
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",  # a gateway that was stopped holds no lock for longer
