@@ -27,7 +27,14 @@ from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.runtime.native_build import build_native, usable_levels
 from radixkv.kernels.spec import AttentionSpec
 
-CPU_PATHS = ("torch", *usable_levels())
+_BEST, *_REST = usable_levels()
+NATIVE_LEVELS = [
+    _BEST,
+    *(pytest.param(level, marks=() if level == _REST[-1] else pytest.mark.thorough) for level in _REST),
+]
+"""The levels that this machine can run. Those between the best and the portable one are thorough: each compiles a library."""
+
+CPU_PATHS = ["torch", *NATIVE_LEVELS]
 """Ways in which this machine can compute attention on its CPU."""
 
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}

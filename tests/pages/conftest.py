@@ -11,14 +11,14 @@ from chat_site import Site
 from patience import wait_for_all
 from playwright.sync_api import Browser, Page
 
-FOLDER = Path(__file__).parent
+FOLDER = f"{Path(__file__).parent}/"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of a page is thorough: a browser takes seconds for each."""
     for item in items:
-        if FOLDER in item.path.parents:
+        if str(item.path).startswith(FOLDER):
             item.add_marker(pytest.mark.thorough)
 
 

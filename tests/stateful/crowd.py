@@ -7,6 +7,7 @@ queued ──acquire──> running ──all computed──> done
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,10 @@ __all__ = ["Crowd", "Request"]
 
 @dataclass(slots=True, order=True)
 class Request:
-    """A prompt, and how many tokens are decoded after it (all of them token 1). Sorted by `order`."""
+    """A prompt, an array of uint32, and how many tokens are decoded after it (all of them token 1). Sorted by `order`."""
 
     order: int
-    tokens: list[int] = field(compare=False)
+    tokens: array[int] = field(compare=False)
     num_to_decode: int = field(default=0, compare=False)
     seq_id: int = field(default=0, compare=False)
     num_computed: int = field(default=0, compare=False)

@@ -189,11 +189,21 @@ def kept_record(wire: Wire, block_id: int) -> BlockRecord:
     return record
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in (1, 2, 3))])
+HISTORIES_PER_PART = 20
+
+
+def parts(number: int) -> pytest.MarkDecorator:
+    """The first part of the histories; the others are thorough."""
+    return pytest.mark.parametrize(
+        "part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in range(1, number))]
+    )
+
+
+@parts(8)
 @pytest.mark.parametrize("is_alike", [False, True])
 def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: int, is_alike: bool) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(part * 40, part * 40 + 40):
+    for seed in range(part * HISTORIES_PER_PART, (part + 1) * HISTORIES_PER_PART):
         drive = Drive(seed, is_alike=is_alike)
         for _ in range(120):
             drive.step()
@@ -204,9 +214,9 @@ def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: in
         assert drive.wire.pool.cache.stats().num_sequences == len(open_ids)
         assert not drive.counts["not taken on"]
         counts += drive.counts
-    assert counts["restarts"] > 100
-    assert counts["lost"] > 50
-    assert counts["cleared early"] > 30
+    assert counts["restarts"] > 50
+    assert counts["lost"] > 25
+    assert counts["cleared early"] > 15
 
 
 @pytest.mark.slow
@@ -253,10 +263,11 @@ def test_a_copy_that_is_promised_stays_so_though_the_block_was_the_sequence_s_ow
         drive.check()
 
 
+@parts(2)
 @pytest.mark.parametrize("is_alike", [False, True])
-def test_a_sequence_that_is_not_taken_on_is_lost_alone(is_alike: bool) -> None:
+def test_a_sequence_that_is_not_taken_on_is_lost_alone(is_alike: bool, part: int) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(part * HISTORIES_PER_PART, (part + 1) * HISTORIES_PER_PART):
         drive = Drive(seed, is_alike=is_alike, spoils=True)
         for _ in range(120):
             drive.step()
@@ -266,7 +277,7 @@ def test_a_sequence_that_is_not_taken_on_is_lost_alone(is_alike: bool) -> None:
         open_ids = {seq_id for seq_id, one in drive.worker.sequences.items() if one.is_open}
         assert drive.wire.pool.cache.stats().num_sequences == len(open_ids)
         counts += drive.counts
-    assert counts["not taken on"] > 50
+    assert counts["not taken on"] > 25
 
 
 def test_who_stands_in_a_block_that_another_has_computed_beside_the_tree_goes_on_after_a_restart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Callable, Iterator
 from random import Random
@@ -29,7 +30,7 @@ PATIENCE_S = 300.0
 
 def questions(number: int) -> list[Request]:
     """Requests of one prefix, each with a question of its own below it."""
-    return [Request(order, [*range(PREFIX), *[1_000_000 + order] * QUESTION]) for order in range(number)]
+    return [Request(order, array("I", [*range(PREFIX), *[1_000_000 + order] * QUESTION])) for order in range(number)]
 
 
 def computing(crowd: Crowd) -> list[Request]:
@@ -129,7 +130,7 @@ def test_everyone_comes_to_an_end_in_a_pool_of_a_few_blocks(
     capacity = num_blocks * block_size
     requests = []
     for order, (tokens, num_to_decode) in enumerate(crowd_of):
-        prompt = (tokens * 3)[: capacity - 1 - order % 3]
+        prompt = array("I", (tokens * 3)[: capacity - 1 - order % 3])
         requests.append(Request(order, prompt, min(num_to_decode, capacity - len(prompt))))
     cache = PrefixCache(num_blocks, block_size)
     crowd = Crowd(cache, requests, chunk)

@@ -72,12 +72,12 @@ def examples(quick: int, thorough: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("max_examples", [quick, pytest.param(thorough, marks=pytest.mark.thorough)])
 
 
-@examples(200, 500)
+@examples(100, 500)
 def test_every_call_keeps_the_contracts(max_examples: int) -> None:
     run_machine(InProcessMachine, max_examples)
 
 
-@examples(40, 150)
+@examples(20, 150)
 @pytest.mark.parametrize("eviction", sorted(set(POLICIES) - {"lru"}))
 def test_every_policy_keeps_the_contracts(eviction: str, max_examples: int) -> None:
     run_machine(type("EvictionMachine", (CacheMachine,), {"backend": InProcess(eviction)}), max_examples)

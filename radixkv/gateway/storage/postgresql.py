@@ -37,6 +37,7 @@ TRY_S = 10.0
 
 _OPTIONS = {
     "enable_seqscan": "off",  # a scan of a small table would conflict with every change of it
+    "jit": "off",  # an unavoidable scan has a cost of 1e10, for which the server would compile the query each time
     "statement_timeout": "30s",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10s",  # a gateway that was stopped holds no lock for longer

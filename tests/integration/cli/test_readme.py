@@ -71,11 +71,22 @@ def run_to_its_end(command: str) -> str:
     return output
 
 
-def test_the_python_example_does_what_its_asserts_say() -> None:
-    blocks = [block for block in fenced("python") if HTTP not in block]
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+EXAMPLES = [block for block in fenced("python") if HTTP not in block]
+assert any("LLM(" in block for block in EXAMPLES)
+
+
+def is_thorough(block: str) -> bool:
+    """Whether it loads the default model another time: the first example, `LLM`, does by default."""
+    return "load(" in block or "Worker(" in block
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=[pytest.mark.thorough] if is_thorough(block) else []) for block in EXAMPLES],
+    ids=map(str, range(len(EXAMPLES))),
+)
+def test_the_python_example_does_what_its_asserts_say(block: str) -> None:
+    exec(compile(block, "README.md", "exec"), {})
 
 
 def holder_page() -> str:
@@ -142,6 +153,7 @@ def up(default_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert status == 0
 
 
+@pytest.mark.thorough
 def test_chat_reaches_what_up_serves(up: str) -> None:
     address = re.search(r"generation\s+(\S+)", up)
     assert address, up

@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_cases import NATIVE_LEVELS
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.cpu import rounded_linear
 from radixkv.kernels.cpu.int4_weight import INT4_KINDS, Q4_0, Q4_1, Q4_K, empty_int4, fill_int4, unpack_int4
 from radixkv.kernels.cpu.rounded_linear import RoundedWeight, concatenate_rounded, linear_rounded, rounded_activations
 from radixkv.kernels.runtime.huge_pages import HugePages
-from radixkv.kernels.runtime.native_build import build_native, usable_levels
+from radixkv.kernels.runtime.native_build import build_native
 
 RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 """Of an output: bfloat16 is rounded to at the end."""
@@ -25,7 +26,7 @@ PARTS_OF_SUM = {Q4_0: 2e-6, Q4_1: 2e-6, Q4_K: 1e-3}
 """Of the sum of a row's products without their signs: in fp32, and of Q4_K with scales in float16."""
 
 
-@pytest.fixture(params=usable_levels(), autouse=True)
+@pytest.fixture(params=NATIVE_LEVELS, autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ctypes.CDLL(str(build_native(request.param)))
     monkeypatch.setattr(rounded_linear, "native_library", lambda: library)

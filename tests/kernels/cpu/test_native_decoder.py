@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paged_cases import NATIVE_LEVELS
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
@@ -24,7 +25,7 @@ from radixkv.kernels.cpu.rounded_linear import Linear, concatenate_rounded, line
 from radixkv.kernels.kv.kv_format import KVFormat
 from radixkv.kernels.kv.rotation import rotate
 from radixkv.kernels.runtime.huge_pages import HugePages
-from radixkv.kernels.runtime.native_build import build_native, usable_levels
+from radixkv.kernels.runtime.native_build import build_native
 from radixkv.kernels.spec import AttentionSpec
 
 RELATIVE_ERRORS = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
@@ -37,7 +38,7 @@ Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """What attention reads of a layer, of K and V [Hkv, T, D] in float64."""
 
 
-@pytest.fixture(params=usable_levels(), autouse=True)
+@pytest.fixture(params=NATIVE_LEVELS, autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ctypes.CDLL(str(build_native(request.param)))
     for module in (rounded_linear, native_decoder):

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from paged_cases import NATIVE_LEVELS
 from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.cpu.native_draw import DrawRow, draw_natively
-from radixkv.kernels.runtime.native_build import build_native, usable_levels
+from radixkv.kernels.runtime.native_build import build_native
 
 
-@pytest.fixture(params=usable_levels())
+@pytest.fixture(params=NATIVE_LEVELS)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return ctypes.CDLL(str(build_native(request.param)))
 

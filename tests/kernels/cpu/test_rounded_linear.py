@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged_cases import NATIVE_LEVELS
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.cpu import rounded_linear
@@ -20,7 +21,7 @@ from radixkv.kernels.cpu.rounded_linear import (
     quantise_int8,
 )
 from radixkv.kernels.runtime.huge_pages import HugePages
-from radixkv.kernels.runtime.native_build import build_native, usable_levels
+from radixkv.kernels.runtime.native_build import build_native
 
 RELATIVE_ERRORS = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 """Of an output: bfloat16 is rounded to at the end."""
@@ -29,7 +30,7 @@ PART_OF_SUM = 1e-6
 """Of the sum of a row's products without their signs, in fp32."""
 
 
-@pytest.fixture(params=usable_levels(), autouse=True)
+@pytest.fixture(params=NATIVE_LEVELS, autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ctypes.CDLL(str(build_native(request.param)))
     monkeypatch.setattr(rounded_linear, "native_library", lambda: library)

@@ -139,12 +139,16 @@ def test_a_tile_that_is_too_large_or_too_small_is_found_out(
 @pytest.mark.parametrize(
     ("configuration", "target"),
     [
-        (Configuration("D 64", "bf16", SMALL, "narrow", cache="fp8", has_variants=True), "sm_80"),
         (Configuration("D 64", "fp32", SMALL, "narrow"), "gfx1201"),
         (MERGE, "sm_90"),
         (LinearConfiguration(8, 1), "sm_90"),
         (LINEAR, "sm_90"),
-        (LinearConfiguration(4, 1, is_stacked=True), "sm_90"),
+        pytest.param(
+            Configuration("D 64", "bf16", SMALL, "narrow", cache="fp8", has_variants=True),
+            "sm_80",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(LinearConfiguration(4, 1, is_stacked=True), "sm_90", marks=pytest.mark.thorough),
         pytest.param(LinearConfiguration(4, 1), "sm_120", marks=pytest.mark.thorough),
         pytest.param(LinearConfiguration(4, 1, "fp16"), "gfx942", marks=pytest.mark.thorough),
         pytest.param(WIDE, "sm_90", marks=pytest.mark.thorough),

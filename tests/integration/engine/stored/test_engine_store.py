@@ -342,7 +342,11 @@ def test_a_block_that_a_verification_overwrites_is_not_saved_under_its_old_name(
             assert ask(engine, prompt, 4).usage.num_cached_tokens == 79, "it is saved first"
 
 
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 12 else []) for seed in range(400)]
+SEEDS = [
+    *range(6),
+    *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(6, 12)),
+    *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 400)),
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

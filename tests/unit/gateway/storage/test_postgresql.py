@@ -302,3 +302,10 @@ def test_what_the_server_refuses_of_a_job_is_an_error_that_may_pass(two: Two) ->
             two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(300)
     only_reads("off")
     two.a.submit(lambda connection: connection.execute("DELETE FROM transcripts")).result(300)
+
+
+def test_no_query_is_compiled_though_a_scan_that_cannot_be_avoided_counts_as_costly(two: Two) -> None:
+    query = "EXPLAIN ANALYZE SELECT count(*) FROM gateways WHERE seen_s > epoch_s()"
+    plan = [row[0] for row in two.a.submit(lambda connection: connection.execute(query).fetchall()).result()]
+    assert any("Seq Scan on gateways" in line for line in plan), plan
+    assert not any("JIT" in line for line in plan), plan
