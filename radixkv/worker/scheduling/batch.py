@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 def is_background(branch: Branch, priority: Callable[[Branch], int]) -> bool:
-    """Whether a branch is of the background, and no other request waits for its prefix. `priority`: as in `without_background`."""
+    """Whether a branch is of the background, and no other request waits for its prefix. `priority`: of a branch, as below."""
     return branch.is_background and priority(branch) == BACKGROUND_PRIORITY
 
 
