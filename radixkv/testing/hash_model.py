@@ -21,6 +21,7 @@ from torch import Tensor
 
 from radixkv.core.api import Copy
 from radixkv.generation.verification import BlockDifference
+from radixkv.worker.model.attention import GivenUpError
 from radixkv.worker.model.model import ForwardRow
 from radixkv.worker.model.rows import with_drawn
 
@@ -123,19 +124,19 @@ class Gate:
         with self._lock:
             self._num_until_closed = num_forwards
 
-    def enter(self, is_unwanted: c_int32 | None = None) -> bool:
-        """Begin a forward: wait until the gate is open. Returns False if it became unwanted meanwhile."""
+    def enter(self, is_unwanted: c_int32 | None = None) -> None:
+        """Begin a forward: wait until the gate is open. Raises `GivenUpError` if it became unwanted meanwhile."""
         until_s = time.monotonic() + 600
-        while not self._is_open.wait(600 if is_unwanted is None else 0.001):
+        flag, pause_s = (c_int32(), 600.0) if is_unwanted is None else (is_unwanted, 0.001)
+        while not flag.value and not self._is_open.wait(pause_s):
             assert time.monotonic() < until_s
-            if is_unwanted is not None and is_unwanted.value:
-                return False
+        if flag.value:
+            raise GivenUpError
         with self._lock:
             if self._num_until_closed:
                 self._num_until_closed -= 1
                 if not self._num_until_closed:
                     self._is_open.clear()
-        return True
 
 
 class HashRunner:
@@ -151,6 +152,7 @@ class HashRunner:
         self.gate = Gate()
         self.rows: list[tuple[int, int]] = []
         self.num_uncaptured_sizes = 0
+        self._is_unwanted: c_int32 | None = None  # of the forward that runs
         self._slots = self.pool.slots
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
@@ -163,19 +165,20 @@ class HashRunner:
         self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
     ) -> Tensor | None:
         """See `Interruptible`. A forward that is given up leaves something else where it would have written."""
-        if self.gate.enter(is_unwanted) and not is_unwanted.value:
-            return self._run(rows, drawn_ids)
-        size = self.pool.block_size
-        for row in rows:
-            for position in range(max(row.start, row.num_stored), row.start + len(row.token_ids)):
-                self._slots[row.block_table[position // size] * size + position % size] = _GARBAGE
-        return None
+        self._is_unwanted = is_unwanted
+        try:
+            return self.forward(rows, drawn_ids)
+        except GivenUpError:
+            size = self.pool.block_size
+            for row in rows:
+                for position in range(max(row.start, row.num_stored), row.start + len(row.token_ids)):
+                    self._slots[row.block_table[position // size] * size + position % size] = _GARBAGE
+            return None
+        finally:
+            self._is_unwanted = None
 
     def forward(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
-        self.gate.enter()
-        return self._run(rows, drawn_ids)
-
-    def _run(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None) -> Tensor:
+        self.gate.enter(self._is_unwanted)
         logits: list[Tensor] = []
         size = self.pool.block_size
         written: set[int] = set()
