@@ -176,9 +176,7 @@ class EngineLoop:
         self._overlaps = overlaps
         self._batch_s = 0.0  # time of the last batch
         self._batch_start_s = 0.0
-        self.has_arrival = (
-            c_int32()
-        )  # 1: a request that is not of the background came after the last messages were read
+        self.has_arrival = c_int32()  # 1: a request came, not of the background, since messages were read
         self._has_given_up = False  # the last batch
         self._leaves_queue = False  # whether branches were queued when the last round ended
 

@@ -359,10 +359,8 @@ class ModelRunner:
         if drawn_ids is not None:
             ids = with_drawn(ids, drawn_ids)
         wanted = upload(kept, self.device, torch.int64)
-        site, row_lens = (
-            StepAttention(self.pool, batch, written, self._is_unwanted),
-            [len(row.token_ids) for row in rows],
-        )
+        site = StepAttention(self.pool, batch, written, self._is_unwanted)
+        row_lens = [len(row.token_ids) for row in rows]
         if self._steady is None or not kept:
             with self._adapters.step(row_adapters, row_lens, kept, self.device):
                 return self._run(ids, at, wanted, site)
