@@ -175,6 +175,7 @@ def test_a_body_in_small_chunks_is_read(server: GatewayServer) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_head_that_does_not_come_is_not_waited_for(server: GatewayServer, sent: bytes) -> None:
+    wait_until(lambda: num_open(server) == 0)  # those of earlier tests may still be closing
     with dial(server, sent) as connection:
         wait_until(lambda: num_open(server) == 1)
         pass_time(server, connections.HEAD_S / 2)
