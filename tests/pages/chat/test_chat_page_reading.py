@@ -292,6 +292,7 @@ def test_what_is_open_stays_open_while_the_text_grows(site: Site, page: Page) ->
     say(page, "Fold it")
     growing = page.locator("article .markdown").last
     growing.get_by_text("Steps").click()
+    expect(growing.locator("math")).to_be_visible()
     growing.get_by_text("First").evaluate(
         "step => { getSelection().selectAllChildren(step); window.formula = step.querySelector('math'); }"
     )
