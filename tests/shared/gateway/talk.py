@@ -166,6 +166,8 @@ class Follower:
                 self.conversation = data["conversation"]
                 self.messages = {message["id"]: dict(message) for message in data["messages"]}
             case "message":
+                before = self.messages.get(data["id"], {"text": ""})["text"]
+                assert data["status"] != "running" or data["text"].startswith(before), "text that was told is gone"
                 self.messages[data["id"]] = dict(data)
             case "delta":
                 message = self.messages[data["id"]]

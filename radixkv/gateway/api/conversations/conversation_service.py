@@ -252,7 +252,8 @@ class ConversationService:
                 growing = live.growing.get(message.id)
                 is_stopped = growing is not None and await growing.stop()
                 if not is_stopped and message.status == "running" and live.is_shared:
-                    await self.store.stop(namespace, conversation_id, message.id, live.version)
+                    seen = live.as_followed(message).text
+                    await self.store.stop(namespace, conversation_id, message.id, live.version, seen)
             return live.tell_removed(
                 await self.store.trash.throw_branch(namespace, conversation_id, message_id, live.version)
             )
@@ -292,7 +293,7 @@ class ConversationService:
             if growing is None and message.status != "running":
                 return message
             if growing is None or not await growing.stop():
-                change = await self.store.stop(namespace, conversation_id, message_id, live.version)
+                change = await self.store.stop(namespace, conversation_id, message_id, live.version, message.text)
                 live.tell_change(change)
                 return change.messages[0]
         await growing.remember()

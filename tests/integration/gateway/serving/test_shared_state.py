@@ -74,6 +74,25 @@ def pair(default_model: str, postgres: PostgresServer) -> Iterator[Pair]:
         runner.gate.open()
 
 
+LONG = {"max_tokens": 40, "seed": 7}
+
+
+def lose(lost: GatewayServer, taker: GatewayServer, table: str, key: str) -> None:
+    """Have the lease of a gateway end, and not be renewed, until another one has taken over."""
+    database, other = lost.app.state.database, taker.app.state.database
+    gone = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
+    owner = f"SELECT owner FROM {table} WHERE id = ?"
+
+    def is_taken() -> bool:
+        time.sleep(0.3)  # each look conflicts with those of the gateways
+        return other.submit(lambda c: c.execute(owner, (key,)).fetchone()[0]).result() == other.owner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_module, "beat", lambda c, name: None if name == database.owner else beat(c, name))
+        database.submit(lambda c: c.execute(gone, (database.owner,)).rowcount).result()
+        wait_until(is_taken)
+
+
 def test_a_response_is_continued_from_its_exact_ids_at_the_other_gateway(pair: Pair) -> None:
     ask = {"input": "hello", "max_output_tokens": 8, "seed": 1}
     first = pair.told(0, "POST", "/responses", body=ask)
@@ -145,26 +164,74 @@ def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
             follower.wait(lambda follower=follower: follower.has_ended)  # type: ignore[misc]
 
 
-@needs_redis
-def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(pair: Pair) -> None:
+class Relayed(NamedTuple):
+    """Two gateways over another database that send each other what replies grow by, and the server between them."""
+
+    gateways: list[GatewayServer]
+    talks: list[Talk]
+    server: RedisServer
+
+    def begin(self, pair: Pair) -> tuple[str, Body]:
+        """A conversation, and a reply to it that the first gateway writes, as far as the gate lets it."""
+        conversation = self.talks[0].begin()
+        pair.runner.gate.close_after(6)
+        return conversation, self.talks[0].say(conversation, "Count", **LONG)[1]
+
+
+@pytest.fixture
+def relayed(pair: Pair, postgres: PostgresServer) -> Iterator[Relayed]:
     with tempfile.TemporaryDirectory(prefix="radixkv-redis-") as folder, ExitStack() as stack:
+        stack.callback(pair.runner.gate.open)
         server = RedisServer(Path(folder))
         stack.callback(server.stop)
-        config = GatewayConfig(listen="127.0.0.1:0", drain_s=1.0, state_file=pair.state, shared_url=server.url)
+        config = GatewayConfig(
+            listen="127.0.0.1:0", drain_s=1.0, state_file=postgres.new_database(), shared_url=server.url
+        )
         gateways = [stack.enter_context(gateway(pair.engine, config)) for _ in range(2)]
-        here, there = (stack.enter_context(Talk(each.url)) for each in gateways)
-        conversation = here.begin()
-        with there.following(conversation) as far:
-            pair.runner.gate.close_after(6)
-            _, begun = here.say(conversation, "Count", max_tokens=60)
-            far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
-            assert server.command("XLEN", f"radixkv:live:{conversation}")[:2] != b":0"
-            server.command("FLUSHALL")
-            pair.runner.gate.open()
-            whole = here.ended(conversation, begun["id"])
-            assert far.wait_end(begun["id"])["text"] == whole["text"]
-            _, begun = here.say(conversation, "Again", begun["id"], max_tokens=60)
-            assert far.wait_end(begun["id"])["text"] == here.ended(conversation, begun["id"])["text"]
+        yield Relayed(gateways, [stack.enter_context(Talk(each.url)) for each in gateways], server)
+
+
+@needs_redis
+def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(pair: Pair, relayed: Relayed) -> None:
+    here, there = relayed.talks
+    conversation, begun = relayed.begin(pair)
+    with there.following(conversation) as far:
+        far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
+        assert relayed.server.command("XLEN", f"radixkv:live:{conversation}")[:2] != b":0"
+        relayed.server.command("FLUSHALL")
+        pair.runner.gate.open()
+        whole = here.ended(conversation, begun["id"])
+        assert far.wait_end(begun["id"])["text"] == whole["text"]
+        _, begun = here.say(conversation, "Again", begun["id"], max_tokens=60)
+        assert far.wait_end(begun["id"])["text"] == here.ended(conversation, begun["id"])["text"]
+
+
+@needs_redis
+@pytest.mark.parametrize("then", ["its gateway is lost", "it is stopped"])
+def test_what_was_told_of_a_reply_before_it_was_stored_stays(
+    then: str, pair: Pair, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixkv.gateway.api.conversations.replies.message_task.SAVE_S", 600.0)
+    there = relayed.talks[1]
+    conversation, begun = relayed.begin(pair)
+    with there.following(conversation) as far:
+        far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
+        seen = far.messages[begun["id"]]["text"]
+        there.call("PATCH", f"/{conversation}/messages/{begun['id']}", {"starred": True})
+        with there.following(conversation) as late:
+            late.wait(lambda: begun["id"] in late.messages)
+            assert late.messages[begun["id"]]["text"].startswith(seen)
+            if then == "it is stopped":
+                stopped = there.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
+                assert stopped["text"].startswith(seen)
+            else:
+                lose(relayed.gateways[0], relayed.gateways[1], "messages", begun["id"])
+                pair.runner.gate.open()
+            whole = far.wait_end(begun["id"])
+            assert late.wait_end(begun["id"]) == whole == there.message(conversation, begun["id"])
+        if then == "its gateway is lost":
+            again = there.call("POST", f"/{conversation}/messages/{begun['parent']}/replies", LONG)["messages"][0]
+            assert there.ended(conversation, again["id"])["text"] == whole["text"]
 
 
 def running_reply(pair: Pair) -> tuple[str, Body]:
@@ -199,32 +266,12 @@ def test_a_background_response_is_cancelled_at_the_other_gateway(pair: Pair) -> 
     wait_until(lambda: pair.told(0, "GET", f"/responses/{begun['id']}")["status"] == "cancelled")
 
 
-LONG = {"max_tokens": 40, "seed": 7}
-
-
-def lose(pair: Pair, side: int, table: str, key: str) -> None:
-    """Have the lease of a gateway end, and not be renewed, until another one has taken over."""
-    database = pair.gateways[side].app.state.database
-    gone = "UPDATE gateways SET seen_s = seen_s - 60 WHERE id = ?"
-    owner = f"SELECT owner FROM {table} WHERE id = ?"
-    other = pair.gateways[1 - side].app.state.database
-
-    def is_taken() -> bool:
-        time.sleep(0.3)  # each look conflicts with those of the gateways
-        return other.submit(lambda c: c.execute(owner, (key,)).fetchone()[0]).result() == other.owner
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_module, "beat", lambda c, name: None if name == database.owner else beat(c, name))
-        database.submit(lambda c: c.execute(gone, (database.owner,)).rowcount).result()
-        wait_until(is_taken)
-
-
 def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gone(pair: Pair) -> None:
     ask = {"input": "a long story", "max_output_tokens": 40, "seed": 7}
     undisturbed = pair.told(0, "POST", "/responses", body=ask)
     pair.runner.gate.close_after(6)
     begun = pair.told(0, "POST", "/responses", body=ask | {"background": True})
-    lose(pair, 0, "responses", begun["id"])
+    lose(*pair.gateways, "responses", begun["id"])
     pair.runner.gate.open()
     wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
     ended = pair.told(1, "GET", f"/responses/{begun['id']}")
@@ -273,7 +320,7 @@ def test_a_response_is_the_same_at_the_gateway_that_lost_it(
         if finds_out == "as it stores the end":
             monkeypatch.setattr(state.store, "taken", none_taken)
             monkeypatch.setattr(state.store, "finish", slow_finish)
-        lose(pair, 0, "responses", response_id)
+        lose(*pair.gateways, "responses", response_id)
         if finds_out == "as it looks":
             wait_until(lambda: not tasks.stored_ids)
             assert pair.told(0, "GET", path)["status"] in ("queued", "in_progress")
@@ -307,7 +354,7 @@ def test_a_response_is_ended_at_the_gateway_that_lost_it(
     ask = {"input": "a long story", "max_output_tokens": 400, "background": True}
     path = f"/responses/{pair.told(0, 'POST', '/responses', body=ask)['id']}"
     monkeypatch.setattr(pair.gateways[0].app.state.store, "taken", none_taken)
-    lose(pair, 0, "responses", path.removeprefix("/responses/"))
+    lose(*pair.gateways, "responses", path.removeprefix("/responses/"))
     told = pair.told(0, method, path + rest)
     for server in pair.gateways:
         wait_until(lambda server=server: not server.app.state.response_tasks.stored_ids)  # type: ignore[misc]
@@ -323,7 +370,7 @@ def test_a_response_is_ended_at_the_gateway_that_lost_it(
 def test_a_reply_is_stopped_at_the_gateway_that_lost_it(pair: Pair) -> None:
     here, there = pair.talks
     conversation, begun = running_reply(pair)
-    lose(pair, 0, "messages", begun["id"])
+    lose(*pair.gateways, "messages", begun["id"])
     stopped = here.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
     assert stopped["status"] == "stopped"
     assert there.call("POST", f"/{conversation}/messages/{begun['id']}/stop")["status"] == "stopped"
@@ -341,7 +388,7 @@ def test_replies_end_with_the_same_text_though_their_gateway_is_gone(pair: Pair)
     pair.runner.gate.close_after(8)
     again = here.call("POST", f"/{conversation}/messages/{asked['id']}/replies", {"n": 2, **LONG})["messages"]
     with there.following(conversation) as follower:
-        lose(pair, 0, "messages", again[0]["id"])
+        lose(*pair.gateways, "messages", again[0]["id"])
         pair.runner.gate.open()
         for before, reply in zip(whole, again, strict=True):
             assert follower.wait_end(reply["id"])["text"] == before["text"]

@@ -51,11 +51,10 @@ class Growing(Protocol):
 
 
 class Sent(NamedTuple):
-    """What followers have of a message: its version, the characters of its text, whether it grows."""
+    """What followers have of a message: its version, and its text while it grows; None: it has ended."""
 
     seq: int
-    num_characters: int
-    is_running: bool
+    text: str | None
 
 
 class Piece(NamedTuple):
@@ -112,11 +111,9 @@ class Live:
     def _note(self, kind: str, data: Any) -> None:
         match kind:
             case "message":
-                self.sent[data["id"]] = Sent(data["seq"], len(data["text"]), data["status"] == "running")
+                self.sent[data["id"]] = Sent(data["seq"], data["text"] if data["status"] == "running" else None)
             case "delta":
-                self.sent[data["id"]] = Sent(
-                    data["seq"], self.sent[data["id"]].num_characters + len(data["text"]), is_running=True
-                )
+                self.sent[data["id"]] = Sent(data["seq"], (self.sent[data["id"]].text or "") + data["text"])
             case "removed":
                 for message_id in data["ids"]:
                     self.sent.pop(message_id, None)
@@ -134,12 +131,12 @@ class Live:
     def grow(self, piece: Piece) -> None:
         """Send what followers lack of a piece of a reply that another gateway writes, if nothing before it is missing."""
         told = self.sent.get(piece.message_id)
-        if told is None or not told.is_running or piece.message_id in self.growing:
+        if told is None or told.text is None or piece.message_id in self.growing:
             return
-        num_known = told.num_characters - piece.position
+        num_known = len(told.text) - piece.position
         if 0 <= num_known < len(piece.text):
-            self.version = max(self.version, piece.seq)
             seq = max(piece.seq, told.seq + 1)
+            self.version = max(self.version, seq)
             self.tell("delta", {"id": piece.message_id, "text": piece.text[num_known:], "seq": seq})
 
     def unlike(self, messages: Sequence[Message]) -> list[Message]:
@@ -157,10 +154,9 @@ class Live:
             before = self.sent.get(message.id)
             if message.id in self.growing:
                 continue  # its stored text is older
-            if before is None or message.status != "running":
+            if before is None or before.text is None or message.status != "running":
                 self.tell("message", message.body())
-            elif len(message.text) > before.num_characters:
-                grown = message.text[before.num_characters :]
+            elif grown := message.text[len(before.text) :]:
                 self.tell("delta", {"id": message.id, "text": grown, "seq": message.seq})
         if gone:
             self.tell("removed", {"ids": list(gone)})
@@ -172,7 +168,7 @@ class Live:
         """Send new or changed messages."""
         self.version = max(self.version, change.conversation.version)
         for message in change.messages:
-            self.tell("message", message.body())
+            self.tell("message", self.as_followed(message).body())
         self.tell("conversation", change.conversation.body())
 
     def tell_removed(self, change: Change) -> list[str]:
@@ -199,7 +195,14 @@ class Live:
             return replace(growing.message, status="running", error=None)
         if message.status == "running" and not self.is_shared:  # its end could not be stored
             return replace(message, status="failed", error=CUT_SHORT)
-        return message
+        return self.as_followed(message)
+
+    def as_followed(self, message: Message) -> Message:
+        """Return a stored message with the text that followers have, where it runs and its stored text is older."""
+        told = self.sent.get(message.id) if self.followers else None
+        if told is None or told.text is None or message.status != "running" or len(told.text) <= len(message.text):
+            return message
+        return replace(message, text=told.text, seq=max(told.seq, message.seq))
 
 
 class Lives:

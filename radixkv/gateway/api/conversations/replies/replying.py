@@ -133,7 +133,8 @@ async def _begin(
     is_taken_over = TAKEN_OVER in request.scope
     async with live.changing:
         if is_taken_over:
-            change = await conversations.store.leases.claim(origin.namespace, asked.conversation_id, ids)
+            claimed = await conversations.store.leases.claim(origin.namespace, asked.conversation_id, ids)
+            change = claimed._replace(messages=[live.as_followed(each) for each in claimed.messages])
         else:
             begin = origin.namespace, asked.conversation_id, replies, live.version, stored
             change = await conversations.store.begin(*begin)

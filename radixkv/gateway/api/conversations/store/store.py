@@ -307,8 +307,10 @@ class ConversationStore:
 
         return await self._database.keep(update)
 
-    async def stop(self, namespace: str, conversation_id: str, message_id: str, told: int) -> Change:
-        """End a reply that another gateway writes; its stored text stays. No effect on a finished reply."""
+    async def stop(self, namespace: str, conversation_id: str, message_id: str, told: int, seen: str = "") -> Change:
+        """End a reply that another gateway writes; its text stays, as stored or, if longer, as `seen`. No effect on a
+        finished reply.
+        """
 
         def update(connection: Connection) -> Change:
             row = find(connection, namespace, conversation_id)
@@ -316,8 +318,13 @@ class ConversationStore:
             if message.status != "running":
                 return Change(read_conversation(row), [message], is_repeat=True)
             message.status, message.seq = "stopped", max(row["version"], told) + 1
-            query = "UPDATE messages SET status = ?, seq = ?, owner = NULL, request = NULL WHERE conversation = ? AND id = ?"
-            connection.execute(query, (message.status, message.seq, conversation_id, message_id))
+            message.text = max(message.text, seen, key=len)
+            query = (
+                "UPDATE messages SET status = ?, seq = ?, text = ?, size_bytes = ?, owner = NULL, request = NULL "
+                "WHERE conversation = ? AND id = ?"
+            )
+            written = message.status, message.seq, message.text, size_of(message.text)
+            connection.execute(query, (*written, conversation_id, message_id))
             return Change(self._writer.touch(connection, row, message.seq, message_id), [message])
 
         return await self._database.run(update, namespace)
