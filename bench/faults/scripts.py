@@ -106,12 +106,17 @@ def _output(answer: dict[str, Any]) -> str:
 
 def _play_background(asker: Asker, number: int) -> list[str]:
     """A response in the background that ends whatever becomes of its gateway; each gateway has it, and then none has."""
-    place, _ = _ask(asker, number, _text(number), None, background=True, max_output_tokens=160)
+    if asker.num_gateways > 1 and number % 2 == 0:
+        place, spoken = _begin_streamed(asker, number)
+    else:
+        place, spoken = _ask(asker, number, _text(number), None, background=True, max_output_tokens=160)[0], None
     path = f"/v1/responses/{place}"
     while (answer := asker.retry("http", partial(asker.call, "GET", path), counts=False))["status"] in _UNDER_WAY:
         time.sleep(_LOOK_S)
     if answer["status"] not in ("completed", "incomplete"):
         raise RuntimeError(f"a response in the background {answer['status']}: {answer['error']}")
+    if spoken not in (None, _output(answer)):
+        raise RuntimeError(f"the events of a response told {spoken!r}, it is {_output(answer)!r}")
     for _ in range(asker.num_gateways):
         again = asker.retry("http", partial(asker.call, "GET", path), counts=False)
         if again != answer:
@@ -122,6 +127,36 @@ def _play_background(asker: Asker, number: int) -> list[str]:
     for _ in range(asker.num_gateways):
         asker.retry("http", partial(asker.require_missing, path), counts=False)
     return [_output(answer), text]
+
+
+def _begin_streamed(asker: Asker, number: int) -> tuple[str, str | None]:
+    """The id of a response in the background, and its text by its events, which gateways tell in turn; None: with Redis, some
+    of them are lost.
+    """
+    body = {"model": _MODEL, "input": _text(number), "background": True, "max_output_tokens": 160, **_drawing(number)}
+    (begun,) = asker.retry("http", lambda: list(asker.stream("/v1/responses", body, leave_after=1)))
+    path = f"/v1/responses/{begun['response']['id']}"
+    told = [begun]
+
+    def follow() -> bool:
+        for _, event in asker.follow(f"{path}?stream=true&starting_after={len(told) - 1}"):
+            if "sequence_number" not in event:
+                return False
+            if event["sequence_number"] != len(told):
+                raise RuntimeError(f"event {len(told)} of a response is {event}")
+            told.append(event)
+            if "response" in event and event["response"]["status"] not in _UNDER_WAY:
+                return True
+        raise AssertionError("it ends by an error")
+
+    try:
+        is_whole = asker.retry("http", follow, counts=False)
+    except RuntimeError as error:
+        if "not_streamable" not in str(error):
+            raise
+        is_whole = False
+    spoken = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
+    return begun["response"]["id"], spoken if is_whole else None
 
 
 def _play_conversation(asker: Asker, number: int) -> list[str]:

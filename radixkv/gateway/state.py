@@ -21,10 +21,12 @@ from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.quotas import JobLimits
 from radixkv.gateway.api.jobs.running import JobRunner
 from radixkv.gateway.api.responses.item_lists import ItemLists
+from radixkv.gateway.api.responses.live_events import LiveEvents
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTasks
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import BEAT_S, beat, num_gateways
+from radixkv.gateway.storage.shared_streams import SharedStreams
 from radixkv.gateway.storage.transcript_cache import TranscriptCacheLimits
 from radixkv.gateway.storage.transcripts import Transcripts
 from radixkv.gateway.takeover import release_left, take_over
@@ -44,7 +46,7 @@ _LOG = logging.getLogger(__name__)
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
     `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.response_tasks`,
-    `state.files`, `state.batches` and `state.jobs`.
+    `state.live_events`, `state.files`, `state.batches` and `state.jobs`.
 
     At the end, everything under way is ended and stored.
 
@@ -93,9 +95,11 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         await state.limits.start()
         if state.clears is not None:
             await state.clears.open(database)
-        live_text = None
+        streams = state.live_events = None
         if config.shared_url is not None and database.is_shared:
-            live_text = LiveText(config.shared_url, state.conversations.lives, state.conversations.look_at)
+            streams = SharedStreams(config.shared_url)
+            state.live_events = LiveEvents(streams)
+            live_text = LiveText(streams, state.conversations.lives, state.conversations.look_at)
             state.conversations.lives.spread = live_text.send
         tasks = [asyncio.create_task(loop, name="radixkv-sweep") for loop in loops]
         try:
@@ -110,8 +114,8 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.jobs.aclose()
             await state.response_tasks.aclose()
             await state.conversations.aclose()
-            if live_text is not None:
-                await live_text.aclose()
+            if streams is not None:
+                await streams.aclose()
             await state.transcripts.aclose()
             await state.limits.aclose()
 

@@ -4,6 +4,7 @@ database          a SQLite file, or a PostgreSQL database of several gateways, u
 connection        what a job may do with either
 postgresql        transactions with a PostgreSQL server, repeated where another gateway's conflict
 shared_server     the Valkey or Redis server of several gateways
+shared_streams    what replies grow by, sent through it
 owners            leases of gateways; whose is what is under way
 database_schema   its tables, version by version
 transcripts       histories read as the token ids they were generated as

@@ -12,12 +12,12 @@ __all__ = ["wait_for_all"]
 PATIENCE_S = 20.0
 """Not without end: a call that a stopping server has rejected is now and then ended by its deadline alone."""
 _WAITS = (
-    "api.conversations.replies.live_text.TIMEOUT_S",
     "api.conversations.replies.pricing.ANSWER_S",
     "backend.clears.CLEAR_S",
     "backend.pools.ASK_S",
     "backend.pools._SLOW_S",
     "http.shared_limits.TIMEOUT_S",
+    "storage.shared_streams.TIMEOUT_S",
     "storage.transcript_cache.LOOK_UP_S",
 )
 

@@ -4,6 +4,7 @@ routes            requests
 schema            request fields
 plan              a parsed request
 response_task     one running response
+live_events       its events at other gateways
 response_store    stored responses
 items             items of the API
 output            output items and events as they grow

@@ -17,6 +17,7 @@ from typing import Any
 from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.items import assistant_turn
+from radixkv.gateway.api.responses.live_events import LiveEvents
 from radixkv.gateway.api.responses.output import Output
 from radixkv.gateway.api.responses.plan import Plan
 from radixkv.gateway.api.responses.response_store import ResponseStore
@@ -35,6 +36,7 @@ __all__ = ["ResponseTask", "ResponseTasks"]
 MAX_FINISHED = 64
 """Finished background responses whose events can still be followed."""
 
+_LAST = ("response.completed", "response.incomplete", "response.failed")
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,6 +47,7 @@ class ResponseTask(ReplyTask):
         plan: the parsed request; the task fills in its `body`.
         turn: source of the events; of one reply.
         store, lists: of the response, and of its conversation.
+        live_events: of followers at other gateways; None: there are none.
 
     Attributes:
         failure: its error, if it failed.
@@ -52,7 +55,14 @@ class ResponseTask(ReplyTask):
         is_lost: whether another gateway writes it, or has ended it; only the store knows its state then.
     """
 
-    def __init__(self, plan: Plan, turn: TurnReader, store: ResponseStore, lists: ItemLists) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        turn: TurnReader,
+        store: ResponseStore,
+        lists: ItemLists,
+        live_events: LiveEvents | None = None,
+    ) -> None:
         self.body = plan.body
         (self._reply,) = turn.replies
         super().__init__(self.body["id"], plan.namespace, turn)
@@ -64,6 +74,7 @@ class ResponseTask(ReplyTask):
         self._plan = plan
         self._store = store
         self._lists = lists
+        self._live_events = live_events if self.is_background else None
         self._frames: list[bytes] = []
         self._followers = Followers()
         self._output = Output(self._emit if self.keeps_events else None, offers_of(plan.request.tools), self.task_id)
@@ -223,9 +234,12 @@ class ResponseTask(ReplyTask):
 
     def _emit(self, kind: str, fields: dict[str, Any]) -> None:
         if self.keeps_events:
-            frame = sse({"type": kind, "sequence_number": len(self._frames), **fields}, kind)
+            number = len(self._frames)
+            frame = sse({"type": kind, "sequence_number": number, **fields}, kind)
             self._frames.append(frame)
             self._followers.put(frame)
+            if self._live_events is not None and not self.is_lost:
+                self._live_events.send(self.task_id, number, frame, is_last=kind in _LAST)
 
 
 def _usage(usage: Usage, num_thinking_tokens: int) -> dict[str, Any]:

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.datastructures import State
 
+from radixkv.core.errors import UnavailableError
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import conversation_of, space_of
 from radixkv.gateway.api.responses.items import page_of
+from radixkv.gateway.api.responses.live_events import LiveEvents
 from radixkv.gateway.api.responses.openapi import DeletedResponse, InputTokens, ItemList, ResponseObject
 from radixkv.gateway.api.responses.plan import Plan, make_plan, start
 from radixkv.gateway.api.responses.response_store import ResponseStore
@@ -38,6 +42,8 @@ __all__ = ["router"]
 
 Caller = Annotated[Tenant, Depends(current_tenant)]
 Admitted = Annotated[RequestContext, Depends(current_context)]
+
+_UNDER_WAY = ("queued", "in_progress")
 
 router = APIRouter(tags=["responses"], route_class=JsonRoute)
 
@@ -87,7 +93,7 @@ async def _begin(plan: Plan, request: Request, context: RequestContext) -> Respo
         turn.stream.close()
         raise
 
-    task = ResponseTask(plan, turn, store, state.item_lists)
+    task = ResponseTask(plan, turn, store, state.item_lists, state.live_events)
     task.can_be_handed_on = stored is not None
     state.response_tasks.add(task)
     return task
@@ -131,15 +137,30 @@ async def retrieve_response(
     """A stored response, or one under way."""
     state = request.app.state
     task: ResponseTask | None = state.response_tasks.find(tenant.namespace, response_id, finished=stream)
-    if not stream or task is None:
-        current = await task.current() if task is not None else None
-        stored = current if current is not None else await state.store.get(tenant.namespace, response_id)
     if not stream:
-        return JSONResponse(stored)
-    if task is None or not (task.is_background and task.keeps_events):
-        message = "its events are not kept; stream a response made with background and stream, while it is recent"
-        raise ApiError(400, message, code="not_streamable", param="stream")
-    return EventStreamResponse(task.follow(0 if starting_after is None else starting_after + 1))
+        current = await task.current() if task is not None else None
+        return JSONResponse(current or await state.store.get(tenant.namespace, response_id))
+    if task is None or task.work.done():
+        await state.store.get(tenant.namespace, response_id)  # raises where another gateway has deleted it
+    first = 0 if starting_after is None else starting_after + 1
+    if task is not None and task.is_background and task.keeps_events:
+        return EventStreamResponse(task.follow(first))
+    live: LiveEvents | None = state.live_events
+    if task is None and live is not None and await live.has(response_id):
+        is_running = partial(_is_running, state, tenant.namespace, response_id)
+        return EventStreamResponse(live.follow(response_id, first, is_running))
+    message = "its events are not kept; stream a response made with background and stream, while it is recent"
+    raise ApiError(400, message, code="not_streamable", param="stream")
+
+
+async def _is_running(state: State, namespace: str, response_id: str) -> bool:
+    """Whether events of a response may come that another gateway writes; none is waited for where this one drains."""
+    if state.gate.is_draining:
+        return False
+    try:
+        return (await state.store.get(namespace, response_id))["status"] in _UNDER_WAY
+    except UnavailableError:  # the database is away
+        return True
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=answer_of(ResponseObject))
@@ -152,7 +173,7 @@ async def cancel_response(response_id: str, request: Request, tenant: Caller) ->
     if task is not None and not task.is_lost:
         return JSONResponse(task.body)
     stored = await request.app.state.store.get(tenant.namespace, response_id)
-    if stored["status"] in ("queued", "in_progress"):  # another gateway writes it
+    if stored["status"] in _UNDER_WAY:  # another gateway writes it
         stored = await request.app.state.store.cancel(tenant.namespace, response_id)
     if stored["status"] != "cancelled":
         raise invalid(f"the response is {stored['status']} already; it cannot be cancelled any more", "response_id")
@@ -170,6 +191,8 @@ async def delete_response(response_id: str, request: Request, tenant: Caller) ->
     context = await state.store.context(tenant.namespace, response_id)
     await state.store.delete(tenant.namespace, response_id)
     state.response_tasks.forget(response_id)
+    if state.live_events is not None:
+        await state.live_events.forget(response_id)
     info = await state.backend.model()
     await state.transcripts.forget(space_of(context, tenant.namespace), *conversation_of(context, info))
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

@@ -59,6 +59,13 @@ class Pair(NamedTuple):
         state.database.submit(lambda _: None).result()
 
 
+def pair_of(stack: ExitStack, engine: Watched, runner: GibberishRunner, config: GatewayConfig) -> Pair:
+    servers = stack.enter_context(gateway(engine, config)), stack.enter_context(gateway(engine, config))
+    clients = tuple(stack.enter_context(httpx.Client(base_url=server.url, timeout=300)) for server in servers)
+    talks = tuple(stack.enter_context(Talk(server.url)) for server in servers)
+    return Pair(engine, runner, servers, clients, talks, str(config.state_file))  # type: ignore[arg-type]  # two of each
+
+
 @pytest.fixture(scope="module")
 def pair(default_model: str, postgres: PostgresServer) -> Iterator[Pair]:
     state = postgres.new_database()
@@ -67,10 +74,7 @@ def pair(default_model: str, postgres: PostgresServer) -> Iterator[Pair]:
         patch.setattr("radixkv.gateway.state.BEAT_S", 0.7)  # how often they look for what another one has left
         engine, runner, _ = stack.enter_context(gibberish_engine(default_model))
         runner.ends = False  # whole and interrupted replies are compared
-        servers = stack.enter_context(gateway(engine, config)), stack.enter_context(gateway(engine, config))
-        clients = tuple(stack.enter_context(httpx.Client(base_url=server.url, timeout=300)) for server in servers)
-        talks = tuple(stack.enter_context(Talk(server.url)) for server in servers)
-        yield Pair(engine, runner, servers, clients, talks, state)  # type: ignore[arg-type]  # two of each
+        yield pair_of(stack, engine, runner, config)
         runner.gate.open()
 
 
@@ -164,42 +168,38 @@ def test_followers_at_both_gateways_are_told_the_same(pair: Pair) -> None:
             follower.wait(lambda follower=follower: follower.has_ended)  # type: ignore[misc]
 
 
-class Relayed(NamedTuple):
-    """Two gateways over another database that send each other what replies grow by, and the server between them."""
-
-    gateways: list[GatewayServer]
-    talks: list[Talk]
-    server: RedisServer
-
-    def begin(self, pair: Pair) -> tuple[str, Body]:
-        """A conversation, and a reply to it that the first gateway writes, as far as the gate lets it."""
-        conversation = self.talks[0].begin()
-        pair.runner.gate.close_after(6)
-        return conversation, self.talks[0].say(conversation, "Count", **LONG)[1]
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="radixkv-redis-") as folder:
+        server = RedisServer(Path(folder))
+        yield server
+        server.stop()
 
 
 @pytest.fixture
-def relayed(pair: Pair, postgres: PostgresServer) -> Iterator[Relayed]:
-    with tempfile.TemporaryDirectory(prefix="radixkv-redis-") as folder, ExitStack() as stack:
+def relayed(pair: Pair, postgres: PostgresServer, redis_server: RedisServer) -> Iterator[Pair]:
+    """Two gateways over another database, before the same engine, that send each other what replies grow by."""
+    config = GatewayConfig(
+        listen="127.0.0.1:0", drain_s=1.0, state_file=postgres.new_database(), shared_url=redis_server.url
+    )
+    with ExitStack() as stack:
         stack.callback(pair.runner.gate.open)
-        server = RedisServer(Path(folder))
-        stack.callback(server.stop)
-        config = GatewayConfig(
-            listen="127.0.0.1:0", drain_s=1.0, state_file=postgres.new_database(), shared_url=server.url
-        )
-        gateways = [stack.enter_context(gateway(pair.engine, config)) for _ in range(2)]
-        yield Relayed(gateways, [stack.enter_context(Talk(each.url)) for each in gateways], server)
+        yield pair_of(stack, pair.engine, pair.runner, config)
 
 
 @needs_redis
-def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(pair: Pair, relayed: Relayed) -> None:
+def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(
+    relayed: Pair, redis_server: RedisServer
+) -> None:
     here, there = relayed.talks
-    conversation, begun = relayed.begin(pair)
+    conversation = here.begin()
     with there.following(conversation) as far:
+        relayed.runner.gate.close_after(6)
+        _, begun = here.say(conversation, "Count", max_tokens=60)
         far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
-        assert relayed.server.command("XLEN", f"radixkv:live:{conversation}")[:2] != b":0"
-        relayed.server.command("FLUSHALL")
-        pair.runner.gate.open()
+        assert redis_server.command("XLEN", f"radixkv:live:{conversation}")[:2] != b":0"
+        redis_server.command("FLUSHALL")
+        relayed.runner.gate.open()
         whole = here.ended(conversation, begun["id"])
         assert far.wait_end(begun["id"])["text"] == whole["text"]
         _, begun = here.say(conversation, "Again", begun["id"], max_tokens=60)
@@ -209,11 +209,13 @@ def test_live_text_comes_at_once_and_is_whole_though_its_server_forgets(pair: Pa
 @needs_redis
 @pytest.mark.parametrize("then", ["its gateway is lost", "it is stopped"])
 def test_what_was_told_of_a_reply_before_it_was_stored_stays(
-    then: str, pair: Pair, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+    then: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("radixkv.gateway.api.conversations.replies.message_task.SAVE_S", 600.0)
-    there = relayed.talks[1]
-    conversation, begun = relayed.begin(pair)
+    here, there = relayed.talks
+    conversation = here.begin()
+    relayed.runner.gate.close_after(6)
+    _, begun = here.say(conversation, "Count", **LONG)
     with there.following(conversation) as far:
         far.wait(lambda: bool(far.messages.get(begun["id"], {}).get("text", "")))
         seen = far.messages[begun["id"]]["text"]
@@ -225,13 +227,61 @@ def test_what_was_told_of_a_reply_before_it_was_stored_stays(
                 stopped = there.call("POST", f"/{conversation}/messages/{begun['id']}/stop")
                 assert stopped["text"].startswith(seen)
             else:
-                lose(relayed.gateways[0], relayed.gateways[1], "messages", begun["id"])
-                pair.runner.gate.open()
+                lose(*relayed.gateways, "messages", begun["id"])
+                relayed.runner.gate.open()
             whole = far.wait_end(begun["id"])
             assert late.wait_end(begun["id"]) == whole == there.message(conversation, begun["id"])
         if then == "its gateway is lost":
             again = there.call("POST", f"/{conversation}/messages/{begun['parent']}/replies", LONG)["messages"][0]
             assert there.ended(conversation, again["id"])["text"] == whole["text"]
+
+
+STREAMED = {"input": "a long story", "max_output_tokens": 40, "seed": 7, "background": True, "stream": True}
+
+
+@needs_redis
+@pytest.mark.parametrize("then", ["it goes on", "its gateway is lost"])
+def test_the_events_of_a_response_are_followed_at_any_gateway(then: str, relayed: Pair) -> None:
+    relayed.runner.gate.close_after(6)
+    here = relayed.events(0, "POST", "/responses", STREAMED)
+    begun = [next(here) for _ in range(6)]
+    path = f"/responses/{begun[0]['response']['id']}"
+    there = relayed.events(1, "GET", f"{path}?stream=true")
+    followed = [next(there) for _ in range(6)]
+    if then == "its gateway is lost":
+        lose(*relayed.gateways, "responses", path.removeprefix("/responses/"))
+    relayed.runner.gate.open()
+    followed += there
+    assert followed[:6] == begun
+    assert [event["sequence_number"] for event in followed] == list(range(len(followed)))
+    stored = relayed.told(1, "GET", path)
+    assert followed[-1]["response"] == stored
+    spoken = "".join(event["delta"] for event in followed if event["type"] == "response.output_text.delta")
+    assert spoken == stored["output"][0]["content"][0]["text"]
+    if then == "it goes on":
+        assert begun + list(here) == followed
+        for after in (4, len(followed) - 1):
+            assert [*relayed.events(1, "GET", f"{path}?stream=true&starting_after={after}")] == followed[after + 1 :]
+    relayed.told(0, "DELETE", path)
+    relayed.told(1, "GET", f"{path}?stream=true", status=404)
+
+
+@needs_redis
+def test_events_that_their_server_forgot_are_an_error_and_not_left_out(
+    relayed: Pair, redis_server: RedisServer
+) -> None:
+    relayed.runner.gate.close_after(6)
+    here = relayed.events(0, "POST", "/responses", STREAMED)
+    path = f"/responses/{next(here)['response']['id']}"
+    there = relayed.events(1, "GET", f"{path}?stream=true")
+    next(there)
+    redis_server.command("FLUSHALL")
+    relayed.runner.gate.open()
+    ended = [*here][-1]
+    followed = list(there)
+    assert followed[-1] == ended or followed[-1]["error"]["code"] == "events_lost"
+    assert [*relayed.events(1, "GET", f"{path}?stream=true")][-1]["error"]["code"] == "events_lost"
+    assert relayed.told(1, "GET", path) == ended["response"]
 
 
 def running_reply(pair: Pair) -> tuple[str, Body]:

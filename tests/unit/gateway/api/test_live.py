@@ -13,10 +13,12 @@ from resp_servers import RedisServer, needs_redis
 
 from radixkv.core.errors import LimitError, UnavailableError
 from radixkv.gateway.api.conversations.messages import Conversation, Message
-from radixkv.gateway.api.conversations.replies import live, live_text
+from radixkv.gateway.api.conversations.replies import live
 from radixkv.gateway.api.conversations.replies.live import Growing, Lives, Piece
 from radixkv.gateway.api.conversations.replies.live_text import LiveText
 from radixkv.gateway.protocol.follower import Follower
+from radixkv.gateway.storage import shared_streams
+from radixkv.gateway.storage.shared_streams import SharedStreams
 
 SNAPSHOT = b"snapshot"
 
@@ -131,7 +133,7 @@ def test_a_reply_is_running_until_its_end_is_stored() -> None:
 def test_text_of_other_gateways_comes_again_after_the_database_was_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_text, "AWAY_S", 0.05)
+    monkeypatch.setattr(shared_streams, "AWAY_S", 0.05)
     server = RedisServer(tmp_path)
     seen: list[str] = []
 
@@ -144,11 +146,12 @@ def test_text_of_other_gateways_comes_again_after_the_database_was_away(
         lives = Lives()
         with lives.held("c") as held:
             follower = lives.join(held, "a", SNAPSHOT)
-        far = LiveText(server.url, lives, catch_up)
+        streams = SharedStreams(server.url)
+        far = LiveText(streams, lives, catch_up)
         while len(seen) < 2:
             far.send(Piece("c", "m", 0, "text", 1))
             await asyncio.sleep(0.05)
-        await far.aclose()
+        await streams.aclose()
         assert not follower.over.is_set()
 
     try:

@@ -10,86 +10,37 @@ nothing is missing and nothing comes twice whichever of the two is first.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
-from radixkv.core.errors import RadixKVError
 from radixkv.gateway.api.conversations.replies.live import Lives, Piece
-from radixkv.gateway.storage.shared_server import connect, stop
+from radixkv.gateway.storage.shared_streams import SharedStreams
 
 __all__ = ["LiveText"]
 
-MAX_ENTRIES = 5000
 KEPT_S = 60
-SEND_S = 0.02
 READ_MS = 100
-TIMEOUT_S = 2.0
-MAX_QUEUED = 20_000
-"""Pieces that wait to be sent; more are dropped."""
-
-AWAY_S = 1.0
-_LOG = logging.getLogger(__name__)
 
 
 class LiveText:
     """Sends and receives the text of replies. The event loop owns it.
 
     Args:
-        url: of the server.
+        streams: of the server.
         lives: the conversations that are followed here.
         catch_up: brings the followers of a conversation to what the database has.
     """
 
-    def __init__(self, url: str, lives: Lives, catch_up: Callable[[str], Awaitable[None]]) -> None:
-        self._redis, failures = connect(url, TIMEOUT_S)
-        self._failures: tuple[type[Exception], ...] = (*failures, RadixKVError)  # of the server, or of the database
+    def __init__(self, streams: SharedStreams, lives: Lives, catch_up: Callable[[str], Awaitable[None]]) -> None:
+        self._streams = streams
         self._lives = lives
         self._catch_up = catch_up
-        self._queued: deque[Piece] = deque(maxlen=MAX_QUEUED)
         self._read: dict[str, str] = {}  # the last entry, by key
-        self._tasks = [
-            asyncio.create_task(self._every(work), name="radixkv-live") for work in (self._send, self._receive)
-        ]
+        streams.repeat(self._receive)
 
     def send(self, piece: Piece) -> None:
         """Send a piece soon."""
-        self._queued.append(piece)
-
-    async def aclose(self) -> None:
-        """Stop."""
-        await stop(self._tasks)
-        with suppress(*self._failures):
-            await self._redis.aclose()
-
-    async def _every(self, work: Callable[[], Awaitable[None]]) -> None:
-        warned_s = -60.0
-        while True:
-            try:
-                await work()
-            except self._failures as error:
-                if time.monotonic() - warned_s > 60:
-                    warned_s = time.monotonic()
-                    _LOG.warning("followers at other gateways see replies grow twice a second: %s", error)
-                await asyncio.sleep(AWAY_S)
-
-    async def _send(self) -> None:
-        await asyncio.sleep(SEND_S)
-        if not self._queued:
-            return
-        batch = self._redis.pipeline(transaction=False)
-        keys: set[str] = set()
-        while self._queued:
-            piece = self._queued.popleft()
-            key = _key(piece.conversation_id)
-            entry = {"m": piece.message_id, "p": piece.position, "t": piece.text, "s": piece.seq}
-            batch.xadd(key, entry, maxlen=MAX_ENTRIES, approximate=True)
-            keys.add(key)
-        for key in keys:
-            batch.expire(key, KEPT_S)
-        await batch.execute()
+        entry = {"m": piece.message_id, "p": piece.position, "t": piece.text, "s": piece.seq}
+        self._streams.add(_key(piece.conversation_id), entry, KEPT_S)
 
     async def _receive(self) -> None:
         followed = {_key(each): each for each in self._lives.followed}
@@ -97,7 +48,7 @@ class LiveText:
         if not followed:
             await asyncio.sleep(READ_MS / 1000)
             return
-        for key, entries in await self._redis.xread(self._read, count=1000, block=READ_MS):
+        for key, entries in await self._streams.redis.xread(self._read, count=1000, block=READ_MS):
             name = key.decode()
             for number, fields in entries:
                 self._read[name] = number.decode()
