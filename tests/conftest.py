@@ -10,11 +10,12 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
-from httpx._config import DEFAULT_TIMEOUT_CONFIG
-from httpx._transports import default as httpx_transport
 from hypothesis import HealthCheck, settings
 from postgres_server import PostgresServer, has_postgres
 
@@ -28,10 +29,17 @@ configure_threads()  # before any test imports torch
 _state = tempfile.TemporaryDirectory(prefix="radixkv-state-")
 os.environ["RADIXKV_STATE"] = _state.name  # what tests start keeps nothing of the user's
 atexit.register(_state.cleanup)
-# HTTP without TLS, yet each client would read all authorities, in 23 ms
-httpx_transport.create_ssl_context = cache(httpx_transport.create_ssl_context)
-for wait in ("connect", "read", "write", "pool"):  # by default 5 s, which a busy machine may take for an honest answer
-    setattr(DEFAULT_TIMEOUT_CONFIG, wait, 300.0)
+for _package in filter(find_spec, ("httpx", "httpx2")):  # of the tests' clients, and of SDKs
+    # HTTP without TLS, yet each client would read all authorities, in 23 to 50 ms
+    _transport: Any = import_module(f"{_package}._transports.default")
+    _transport.create_ssl_context = cache(_transport.create_ssl_context)
+    for _wait in (
+        "connect",
+        "read",
+        "write",
+        "pool",
+    ):  # by default 5 s, which a busy machine may take for an honest answer
+        setattr(import_module(f"{_package}._config").DEFAULT_TIMEOUT_CONFIG, _wait, 300.0)
 _on_a_shared_machine = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # a slow example is no failure

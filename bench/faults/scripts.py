@@ -130,7 +130,7 @@ def _play_background(asker: Asker, number: int) -> list[str]:
 
 
 def _begin_streamed(asker: Asker, number: int) -> tuple[str, str | None]:
-    """The id of a response in the background, and its text by its events, which gateways tell in turn; None: with Redis, some
+    """The id of a response in the background, and its text by its events, which gateways replay in turn; None: with Redis, some
     of them are lost.
     """
     body = {"model": _MODEL, "input": _text(number), "background": True, "max_output_tokens": 160, **_drawing(number)}

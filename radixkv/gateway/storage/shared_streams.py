@@ -2,7 +2,7 @@
 
     the gateway that writes    XADD  -- at most some thousand entries, for minutes -->    gateways with followers    XREAD
 
-A stream may be lost at any moment; who reads it has to notice.
+A stream may be lost at any moment: its reader has to notice.
 """
 
 from __future__ import annotations
