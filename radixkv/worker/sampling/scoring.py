@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -57,13 +58,17 @@ class ScoreMemory:
     """
 
     def __init__(self, num_tokens: int = REMEMBERED_TOKENS) -> None:
-        self._cache = PrefixCache(num_tokens, block_size=1, eviction="lru")
+        self._num_tokens = num_tokens
         self._known = Scores(
             np.empty(num_tokens, np.float32),  # NaN: not known, but a token after it is
             np.empty(num_tokens, np.int32),
             np.empty((num_tokens, 1), np.int32),
             np.empty((num_tokens, 1), np.float32),
         )
+
+    @cached_property
+    def _cache(self) -> PrefixCache:
+        return PrefixCache(self._num_tokens, block_size=1, eviction="lru")
 
     def recall(self, namespace: str, tokens: bytes, start: int) -> Scores:
         """Scores of the tokens from position `start` on, up to the first that is not remembered. O(tokens)."""
