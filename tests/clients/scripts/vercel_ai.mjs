@@ -1,4 +1,4 @@
-// generateText, streamText and structured output over chat completions, responses and messages; a forced tool in two steps.
+// generateText, streamText and structured output over chat completions, responses and messages; a second turn; a forced tool in two steps.
 import assert from "node:assert/strict";
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
@@ -23,6 +23,10 @@ for (const [name, model] of Object.entries(models)) {
   const streamed = streamText({ ...asked, model });
   for await (const _ of streamed.textStream);
   assert.ok(await streamed.finishReason, name);
+  const messages = [{ role: "user", content: "hello" }];
+  messages.push(...(await generateText({ ...asked, prompt: undefined, model, messages })).response.messages);
+  messages.push({ role: "user", content: "and now?" });
+  await generateText({ ...asked, prompt: undefined, model, messages });
   let called = 0;
   const weather = tool({ inputSchema: city, execute: async () => ((called += 1), "sunny") });
   await generateText({ ...asked, model, tools: { weather }, toolChoice: "required", stopWhen: stepCountIs(2) });

@@ -21,7 +21,20 @@ from radixkv.gateway.turns.messages import ContentPart, check_arguments, placeho
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
 
-__all__ = ["Item", "assistant_turn", "left_out_items", "new_id", "page_of", "read_input", "to_messages"]
+__all__ = [
+    "MAX_REFERRED_CHARACTERS",
+    "Item",
+    "assistant_turn",
+    "left_out_items",
+    "new_id",
+    "num_characters",
+    "output_id",
+    "page_of",
+    "read_input",
+    "refers_to_too_much",
+    "response_id_of",
+    "to_messages",
+]
 
 Item = dict[str, Any]
 
@@ -38,6 +51,17 @@ _OF_SERVERS = ("reasoning", "mcp_", "compaction")
 def new_id(kind: str) -> str:
     """Return a random id that cannot be guessed: ``resp_...``, ``msg_...``, ``fc_...``."""
     return f"{kind}_{secrets.token_hex(16)}"
+
+
+def output_id(kind: str, response_id: str, index: int) -> str:
+    """Return the id of an output item: it names its response, so that a reference is found without the response's id."""
+    return f"{kind}_{response_id.removeprefix('resp_')}_{index}"
+
+
+def response_id_of(item_id: str) -> str | None:
+    """Return the response with this item in its output; None for an id of another kind."""
+    parts = item_id.split("_")
+    return f"resp_{parts[1]}" if len(parts) == 3 else None
 
 
 def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) -> dict[str, Any]:
@@ -60,7 +84,7 @@ def read_input(
 
     Args:
         given: the request's `input`.
-        earlier: items before it, to which an ``item_reference`` may point.
+        earlier: items to which an ``item_reference`` may point, apart from those of the input before it.
         field: of the request that holds them.
         thinks: whether the model has thinking, and so reads thoughts of earlier replies.
 
@@ -78,12 +102,9 @@ def read_input(
             continue
         if item.type == "item_reference":
             items.append(_referred(item, known, param))
-            num_left -= sum(map(len, _strings(items[-1])))
+            num_left -= num_characters(items[-1])
             if num_left < 0:
-                message = (
-                    f"{param}: what is referred to holds more than {MAX_REFERRED_CHARACTERS:,} characters together"
-                )
-                raise invalid(message, param)
+                raise refers_to_too_much(param)
         else:
             items.append(_read_item(item, param))
         known[items[-1]["id"]] = items[-1]
@@ -123,6 +144,17 @@ def _referred(item: InputItem, known: Mapping[str, Item], param: str) -> Item:
     if found is None:
         raise not_found("item", item.id, f"{param}.id")
     return found
+
+
+def num_characters(item: Item) -> int:
+    """Return the length of an item's texts."""
+    return sum(map(len, _strings(item)))
+
+
+def refers_to_too_much(param: str) -> ApiError:
+    """Return the error of references to more than `MAX_REFERRED_CHARACTERS`."""
+    message = f"{param}: what is referred to holds more than {MAX_REFERRED_CHARACTERS:,} characters together"
+    return invalid(message, param)
 
 
 def _strings(item: Item) -> list[str]:

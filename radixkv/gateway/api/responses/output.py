@@ -10,11 +10,11 @@ response.completed | incomplete | failed
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from radixkv.gateway.api.responses.items import output_id
 from radixkv.gateway.api.responses.tools import Offer
 from radixkv.gateway.turns.call_parser import CallPiece, FunctionCalled
 
@@ -173,4 +173,4 @@ class Output:
     def _new_id(self, kind: str) -> str:
         """Return the id of the item that begins next: as hard to guess as the response's."""
         index = len(self.items) + (self._open is not None)
-        return f"{kind}_{uuid.uuid5(uuid.NAMESPACE_OID, f'{self._response_id} {kind} {index}').hex}"
+        return output_id(kind, self._response_id, index)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +22,19 @@ from radixkv.core.errors import InvalidArgumentError
 from radixkv.core.namespaces import conversation_salt, derived_namespace
 from radixkv.core.tokens import num_tokens
 from radixkv.gateway.api.responses.cut import CONVERSATION, SPACE, cut_response, find_previous, space_of, told_of
-from radixkv.gateway.api.responses.items import Item, left_out_items, new_id, read_input, to_messages
-from radixkv.gateway.api.responses.response_store import Context
-from radixkv.gateway.api.responses.schema import ResponseRequest
+from radixkv.gateway.api.responses.items import (
+    MAX_REFERRED_CHARACTERS,
+    Item,
+    left_out_items,
+    new_id,
+    num_characters,
+    read_input,
+    refers_to_too_much,
+    response_id_of,
+    to_messages,
+)
+from radixkv.gateway.api.responses.response_store import Context, ResponseStore, UnknownResponseError
+from radixkv.gateway.api.responses.schema import InputItem, ResponseRequest
 from radixkv.gateway.api.responses.tools import ResponseTool, left_out_tools
 from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.bodies.json_body import off_loop
@@ -89,7 +100,8 @@ async def make_plan(request: ResponseRequest, http: Request, context: RequestCon
     space = derived_namespace(namespace, salt=request.cache_salt or "")
     previous, parent, before = await _read_before(http, request, namespace, space)
     earlier = parent.items if parent is not None else before
-    items = await off_loop(http, partial(read_input, request.input, earlier, thinks=thinks))
+    referable = [*await _read_referred(state.store, namespace, space, request.input, earlier), *earlier]
+    items = await off_loop(http, partial(read_input, request.input, referable, thinks=thinks))
     body = await off_loop(http, partial(_new_body, request, model, sampling))
     salt = request.cache_salt or ""
     if salt:
@@ -139,6 +151,33 @@ async def _read_before(
         message = f"previous response {response_id!r} is {status}; go on from one that is completed, or say a position"
         raise invalid(message, "previous_response_id")
     return parent, parent, []
+
+
+async def _read_referred(
+    store: ResponseStore, namespace: str, space: str, given: str | Sequence[InputItem], earlier: Sequence[Item]
+) -> list[Item]:
+    """Return the items of stored responses that the input refers to. O(their responses).
+
+    A response of another `cache_salt` has none, as does one that is not stored, or not yet.
+
+    Raises:
+        ApiError: 400: they are too long together.
+    """
+    known = {item["id"] for item in earlier}
+    references = [item.id or "" for item in given if not isinstance(item, str) and item.type == "item_reference"]
+    wanted = dict.fromkeys(each for each in references if each not in known)
+    found: list[Item] = []
+    num_left = MAX_REFERRED_CHARACTERS
+    for response_id in filter(None, dict.fromkeys(map(response_id_of, wanted))):
+        with suppress(UnknownResponseError):
+            body = await store.get(namespace, response_id)
+            if body.get(SPACE, namespace) == space:
+                referred = [item for item in body["output"] if item["id"] in wanted]
+                num_left -= sum(map(num_characters, referred))
+                if num_left < 0:
+                    raise refers_to_too_much("input")
+                found += referred
+    return found
 
 
 def _behind(parent: Context, body: dict[str, Any], items: Sequence[Item], transcript: Transcript) -> Transcript:

@@ -314,6 +314,40 @@ def test_an_item_is_referred_to_by_its_id(stack: Stack, client: OpenAI) -> None:
         create(client, [{"type": "item_reference", "id": "msg_none"}])
 
 
+def test_an_item_of_a_stored_reply_is_referred_to_without_its_response(stack: Stack, client: OpenAI) -> None:
+    hello = {"role": "user", "content": "Hello"}
+    said(stack, "Good day.")
+    first = create(client, [hello])
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    second = create(client, [hello, reference, {"role": "user", "content": "And you?"}])
+    assert "<|im_start|>assistant\nGood day.<|im_end|>\n<|im_start|>user\nAnd you?" in stack.engine.shown()
+    assert totals(second)[1] >= totals(first)[2] - 1
+    listed = client.responses.input_items.list(second.id, order="asc").data
+    assert listed[1] == first.output[0]
+    hidden = create(client, store=False).output[0].id
+    of_none = f"msg_{'0' * 32}_0"
+    for item_id, salt in ((hidden, {}), (of_none, {}), (first.output[0].id, {"cache_salt": "other"})):
+        with pytest.raises(openai.NotFoundError, match=item_id):
+            create(client, [hello, reference | {"id": item_id}], extra_body=salt)
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match=first.output[0].id):
+        create(client, [hello, reference])
+
+
+def test_a_call_is_referred_to_by_its_id(stack: Stack, client: OpenAI) -> None:
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    said(stack, '<tool_call>{"name": "look", "arguments": {"at": "moon"}}</tool_call>')
+    first = create(client, tools=tools, max_output_tokens=60)
+    called = first.output[0]
+    assert called.type == "function_call"
+    given = [{"type": "item_reference", "id": called.id}]
+    create(
+        client, [*given, {"type": "function_call_output", "call_id": called.call_id, "output": "bright"}], tools=tools
+    )
+    assert "moon" in stack.engine.shown()
+    assert "bright" in stack.engine.shown()
+
+
 def test_a_deleted_response_is_gone_and_what_goes_on_from_it_stays(client: OpenAI) -> None:
     first = create(client)
     second = create(client, "Go on.", previous_response_id=first.id)
