@@ -51,7 +51,7 @@ class StructuredOutputs(ApiModel):
 
 
 class ConstrainedOptions(GenerationOptions):
-    """Fields that constrain the reply; at most one may be set."""
+    """Fields that constrain the reply; those that are set must say the same."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(None, description="Extension, as in vLLM.")
@@ -68,12 +68,13 @@ class ConstrainedOptions(GenerationOptions):
         """Return the output constraint; None for free text.
 
         Raises:
-            ApiError: 400: several constraints are given, or a schema is invalid.
+            ApiError: 400: different constraints are given, or a schema is invalid.
         """
         held = list(self._constraints())
-        if len(held) > 1:
-            names = f"{held[0].param} and {held[1].param}"
-            raise invalid(f"{names} both say what the reply is held to; leave one of them out", held[1].param)
+        other = next((each for each in held if each.grammar != held[0].grammar), None)
+        if other is not None:
+            names = f"{held[0].param} and {other.param}"
+            raise invalid(f"{names} both say what the reply is held to; leave one of them out", other.param)
         return held[0] if held else None
 
     def _constraints(self) -> Iterator[Constraint]:

@@ -48,6 +48,7 @@ def asked(stack: Stack, path: str, fields: dict[str, Any]) -> httpx.Response:
         ({"regex": "[ab]{3}"}, re.compile("[ab]{3}").fullmatch),
         ({"structured_outputs": {"grammar": LARK}}, re.compile("x[0-9]{2}").fullmatch),
         ({"guided_grammar": LARK}, re.compile("x[0-9]{2}").fullmatch),
+        ({"guided_grammar": LARK, "structured_outputs": {"grammar": LARK}}, re.compile("x[0-9]{2}").fullmatch),
         ({"ebnf": LARK}, re.compile("x[0-9]{2}").fullmatch),
         ({"grammar": LARK}, re.compile("x[0-9]{2}").fullmatch),
     ],
