@@ -69,7 +69,9 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that rejects with 400 a body out of the bounds of `core.json_text`, or of its model."""
+    """A route that rejects with 400 a body out of the bounds of `core.json_text`, or of its model; with 415 one that is sent as
+    no JSON.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of a request."""
@@ -79,12 +81,20 @@ class JsonRoute(APIRoute):
             request = _JsonRequest(request, self.body_field)
             try:
                 return await handle(request)
-            except RequestValidationError:
+            except RequestValidationError as error:
                 if request.refusal is not None:
                     raise request.refusal from None
+                sent = request.headers.get("content-type", "")
+                if "json" not in sent and any(each["loc"][0] == "body" for each in error.errors()):
+                    raise _not_json(sent) from None
                 raise
 
         return answer
+
+
+def _not_json(sent: str) -> ApiError:
+    message = f"the body is sent as {sent[:128]!r}; send it with the header 'content-type: application/json'"
+    return ApiError(415, message, code="not_json")
 
 
 async def off_loop(request: Request, function: Callable[[], _Result]) -> _Result:
