@@ -91,7 +91,7 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         )
         loops = [_sweep(state.store, state.transcripts, state.conversations)]
         if database.is_shared:
-            loops += [_share(app), _look_elsewhere(state.conversations)]
+            loops += [_keep_lease(app), _end_left(app), _look_elsewhere(state.conversations)]
         await state.limits.start()
         if state.clears is not None:
             await state.clears.open(database)
@@ -120,23 +120,33 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
             await state.limits.aclose()
 
 
-async def _share(app: FastAPI) -> None:
-    """Keep this gateway's lease, and end what gateways without one have left or what others have taken from this one."""
+async def _keep_lease(app: FastAPI) -> None:
+    """Renew this gateway's lease, and end what others have taken from it. Waits for nothing but the database."""
     state = app.state
     database, tasks = state.database, state.response_tasks
-    left: set[str | tuple[str, str]] = set()
     while True:
         try:
             await database.run(lambda connection: beat(connection, database.owner))
             if state.config.shared_url is None:
                 state.limits.num_gateways = max(1, await database.run(num_gateways))
+            if tasks.stored_ids:
+                tasks.lose(await state.store.taken(tasks.stored_ids))
+        except RadixKVError as error:
+            _LOG.error("this gateway's lease is not renewed: %s", error)
+        await asyncio.sleep(BEAT_S)
+
+
+async def _end_left(app: FastAPI) -> None:
+    """End what gateways without a lease have left. A worker that is away is waited for."""
+    state = app.state
+    left: set[str | tuple[str, str]] = set()
+    while True:
+        try:
             left = await release_left(app, left)
             if not state.gate.is_draining:
                 await take_over(app)
             await state.store.fail_lost()
             await state.conversations.store.leases.fail_lost()
-            if tasks.stored_ids:
-                tasks.lose(await state.store.taken(tasks.stored_ids))
         except RadixKVError as error:
             _LOG.error("what other gateways left unfinished waits: %s", error)
         await asyncio.sleep(BEAT_S)

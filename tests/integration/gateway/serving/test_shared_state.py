@@ -325,8 +325,53 @@ def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gon
     pair.runner.gate.open()
     wait_until(lambda: pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("completed", "incomplete"))
     ended = pair.told(1, "GET", f"/responses/{begun['id']}")
+    wait_until(lambda: not pair.gateways[0].app.state.response_tasks.stored_ids)
     assert ended["created_at"] == begun["created_at"]
     assert [each["content"] for each in ended["output"]] == [each["content"] for each in undisturbed["output"]]
+
+
+def is_living(pair: Pair, side: int) -> bool:
+    """Whether a gateway renews its lease twice."""
+    database = pair.gateways[side].app.state.database
+    query = "SELECT seen_s FROM gateways WHERE id = ?"
+    for _ in range(2):
+        before = database.submit(lambda c: c.execute(query, (database.owner,)).fetchone()[0]).result()
+        wait_until(
+            lambda before=before: (  # type: ignore[misc]
+                database.submit(lambda c: c.execute(query, (database.owner,)).fetchone()[0]).result() > before
+            ),
+            20,
+        )
+    return True
+
+
+def test_a_gateway_keeps_its_lease_while_it_writes_the_stream_of_one_that_is_gone(pair: Pair) -> None:
+    ask = {"input": "a long story", "max_output_tokens": 400, "background": True, "stream": True}
+    pair.runner.gate.close_after(6)
+    begun = next(pair.events(0, "POST", "/responses", ask))["response"]
+    lose(*pair.gateways, "responses", begun["id"])
+    assert is_living(pair, 1)
+    assert is_living(pair, 0)
+    pair.told(1, "POST", f"/responses/{begun['id']}/cancel")
+    pair.runner.gate.open()
+    wait_until(lambda: not any(server.app.state.response_tasks.stored_ids for server in pair.gateways))
+
+
+def test_a_gateway_keeps_its_lease_while_what_it_takes_over_waits_for_a_worker(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    async def taken(_: object) -> None:
+        waits.set()
+        while waits.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(state_module, "take_over", taken)
+    wait_until(waits.is_set)
+    assert is_living(pair, 0)
+    assert is_living(pair, 1)
+    waits.clear()
 
 
 ENDS = ("response.completed", "response.incomplete", "response.failed")
