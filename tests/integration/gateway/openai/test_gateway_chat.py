@@ -287,7 +287,9 @@ def test_a_body_that_is_no_request_is_refused(server: GatewayServer, body: bytes
 def test_a_body_that_is_sent_as_no_json_is_told_which_header_it_needs(
     server: GatewayServer, path: str, sent: str | None
 ) -> None:
-    body = b'{"model": "gibberish", "max_tokens": 4, "input": "Hello", "messages": [{"role": "user", "content": "Hello"}]}'
+    body = (
+        b'{"model": "gibberish", "max_tokens": 4, "input": "Hello", "messages": [{"role": "user", "content": "Hello"}]}'
+    )
     answer = httpx.post(f"{server.url}{path}", content=body, headers={"content-type": sent} if sent else {})
     assert answer.status_code == 415
     assert "content-type: application/json" in answer.json()["error"]["message"]
