@@ -39,7 +39,7 @@ from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 compiles = pytest.mark.skipif(INTERPRETED, reason="this process interprets the kernels")
 TARGETS = [
-    pytest.param(target, marks=() if target in ("sm_90", "gfx942") else pytest.mark.thorough)
+    pytest.param(target, marks=() if target == "gfx942" else pytest.mark.thorough)
     for target in launch.TARGETS
 ]
 
