@@ -23,7 +23,7 @@ from radixkv.gateway.server import GatewayServer
 
 NUM_GATEWAYS = 4
 WORDS = ("river", "stone", "Ünder", "日本", "count to", "why", "a b", "<|im_end|>")
-_ID = re.compile(r"\b(conv|msg|resp|rs|item|gen|chatcmpl)[_-][0-9a-f]{8,}\b")
+_ID = re.compile(r"\b(conv|msg|resp|rs|item|gen|chatcmpl)[_-][0-9a-f]{8,}(_\d+)?\b")
 _TIMES = frozenset({"created", "created_at", "updated", "completed_at", "trashed"})
 _CACHE = frozenset({"cached_tokens", "loaded_tokens", "first_token_ms", "duration_ms", "usage"})
 _COUNTS = frozenset({"version", "seq"})
