@@ -16,7 +16,10 @@ from radixkv.gateway.storage.shared_streams import SEND_S, SharedStreams
 __all__ = ["LiveEvents"]
 
 KEPT_S = 600
+"""After the last event."""
+
 READ_MS = 1000
+"""After which silence it is asked whether the response still runs. Below `TIMEOUT_S` of the streams."""
 
 
 class LiveEvents:

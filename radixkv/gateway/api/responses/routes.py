@@ -58,7 +58,7 @@ async def create_response(body: ResponseRequest, request: Request, context: Admi
         tasks.check_room(context.caller.namespace, context.caller.limits.max_concurrent)
     plan = await make_plan(body, request, context)
     task = await _begin(plan, request, context)
-    if body.stream and TAKEN_OVER not in request.scope:
+    if body.stream and TAKEN_OVER not in request.scope:  # no client waits for what is taken over
         return EventStreamResponse(task.follow())
     if task.is_background:
         return JSONResponse(task.body)
