@@ -38,10 +38,7 @@ from radixkv.kernels.kv import block_copy, kv_write
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS
 
 compiles = pytest.mark.skipif(INTERPRETED, reason="this process interprets the kernels")
-TARGETS = [
-    pytest.param(target, marks=() if target == "gfx942" else pytest.mark.thorough)
-    for target in launch.TARGETS
-]
+TARGETS = [pytest.param(target, marks=() if target == "gfx942" else pytest.mark.thorough) for target in launch.TARGETS]
 
 WIDE = Configuration("D 128", "bf16", LLAMA, "wide")
 NARROW = Configuration("D 128", "bf16", LLAMA, "narrow")
