@@ -125,7 +125,9 @@ def test_drafts_go_on_from_one_text_and_a_repeat_begins_nothing(talk: Talk) -> N
     body = {"continue": True, "n": 2, "ids": [message_id(), message_id()], "max_tokens": 4}
     path = f"/{conversation}/messages/{cut['id']}/replies"
     first = talk.call("POST", path, body)["messages"]
-    ended = [talk.ended(conversation, draft["id"]) for draft in first]
+    for draft in first:
+        talk.ended(conversation, draft["id"])
+    ended = [talk.message(conversation, draft["id"]) for draft in first]  # with the costs, known when all have ended
     assert [draft["parent"] for draft in ended] == [asked, asked]
     assert talk.call("POST", path, body)["messages"] == ended
 
