@@ -66,8 +66,8 @@ def pytest_xdist_setupnodes() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` means: one more than there are processors, since many tests wait for processes and clocks."""
-    return min(MOST_PROCESSES, 1 + (os.cpu_count() or 1))
+    """What `-n auto` means: two for each processor, since many tests wait for processes and clocks."""
+    return min(MOST_PROCESSES, 2 * (os.cpu_count() or 1))
 
 
 @pytest.hookimpl(wrapper=True)

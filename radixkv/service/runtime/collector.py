@@ -56,10 +56,9 @@ class Collector:
         gc.collect()
 
     def stop(self) -> None:
-        """Restore the schedule from before `start`."""
+        """Restore the schedule from before `start`; objects that are set aside stay so."""
         gc.callbacks.remove(self._looked)
         gc.set_threshold(*self._thresholds)
-        gc.unfreeze()
 
     def tell(self, num_pools_ended: int, num_lasting_calls: int) -> bool:
         """Collect everything if pools have ended or enough lasting calls have begun, within `MAX_SHARE` of the time; returns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
@@ -21,7 +22,6 @@ from radixkv.generation.client import GenerationClient
 from radixkv.net.signals import STOP_SIGNALS
 from radixkv.service import ServiceConfig, ServiceThread
 from radixkv.testing.hash_model import HashRunner
-from radixkv.util.heaps import set_heap_aside
 from radixkv.worker.engine.engine import Engine
 from radixkv.worker.server import GenerationServer
 
@@ -33,7 +33,7 @@ def _as_before() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    set_heap_aside()  # which a service that ended has undone
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,6 @@ import pytest
 
 from radixkv import PrefixCache, pack_tokens
 from radixkv.service.runtime.collector import MAX_LASTING_CALLS, MAX_SHARE, YOUNG_OBJECTS, Collector
-from radixkv.util.heaps import set_heap_aside
-
-
-@pytest.fixture(autouse=True)
-def _others_set_aside() -> Iterator[None]:
-    """Where it has stopped, all objects of the process, two million, would be looked at in each later test."""
-    yield
-    set_heap_aside()
 
 
 @pytest.fixture
