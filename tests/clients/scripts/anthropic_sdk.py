@@ -1,4 +1,4 @@
-"""Messages: created, streamed, a forced tool, two turns of the tool runner, tokens counted, a marked prefix read from the cache."""
+"""Messages: created, streamed, a forced tool, two turns of the tool runner, tokens counted, a marked prefix cached."""
 
 import os
 
