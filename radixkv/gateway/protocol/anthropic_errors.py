@@ -26,6 +26,8 @@ _TYPES = {
     504: "timeout_error",
     OVERLOADED: "overloaded_error",
 }
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""By the refused field. This one makes the SDKs' tool runners send every turn with the whole conversation."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -49,4 +51,7 @@ def anthropic_error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     message = error.message
     if error.overflow is not None:
         message = "prompt is too long: {} tokens > {} maximum".format(*error.overflow)
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    told: dict[str, Any] = {"type": kind, "message": message}
+    if details := _DETAILS.get(error.param or ""):
+        told["details"] = details
+    return {"type": "error", "error": told, "request_id": request_id}

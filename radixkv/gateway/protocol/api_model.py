@@ -26,11 +26,11 @@ _OF_OTHER_ENDPOINTS = "\
     previous_response_id prompt regex return_tokens_as_token_ids stop stop_sequences stop_token_ids \
     structured_outputs system text tool_choice tools truncate_prompt_tokens"
 _OF_OTHER_SERVERS = "\
-    banned_strings banned_tokens chat_template custom_logit_processor custom_token_bans dry_multiplier \
+    banned_strings banned_tokens chat_template compaction custom_logit_processor custom_token_bans dry_multiplier \
     dynamic_temperature dynatemp_range epsilon_cutoff eta_cutoff extra_key grammar_string logits_processors \
     logprob_token_ids lora lora_path max_new_tokens mirostat mirostat_mode n_indent n_probs negative_prompt \
     no_repeat_ngram_size no_stop_trim nsigma penalty_alpha prompt_embeds repetition_detection return_hidden_states \
-    session_params smoothing_factor stop_regex store structural_tag top_a use_beam_search xtc_probability"
+    session_params smoothing_factor stop_regex store structural_tag thread top_a use_beam_search xtc_probability"
 _OFF_AT_ONE = "\
     best_of encoder_repetition_penalty guidance_scale n num_beams rep_pen repeat_penalty repetition_penalty tfs \
     tfs_z typ_p typical typical_p"
@@ -38,7 +38,7 @@ _OFF_AT_TRUE = "add_generation_prompt add_special_tokens skip_special_tokens"
 _OF_THE_PROMPT = "\
     add_generation_prompt add_special_tokens cache_salt chat_template chat_template_kwargs continue_final_message \
     conversation documents functions input instructions messages previous_response_id prompt prompt_embeds system \
-    tools truncate_prompt_tokens"
+    thread tools truncate_prompt_tokens"
 
 CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(_OF_OTHER_ENDPOINTS.split(), _OFF),

@@ -1,8 +1,8 @@
-"""Messages: created, streamed, a forced tool, tokens counted, a marked prefix read from the cache."""
+"""Messages: created, streamed, a forced tool, two turns of the tool runner, tokens counted, a marked prefix cached."""
 
 import os
 
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
 
 client, model = Anthropic(max_retries=0), os.environ["MODEL"]
 hello = [{"role": "user", "content": "hello"}]
@@ -26,3 +26,17 @@ rules = [{"type": "text", "text": "Rules. " * 20, "cache_control": {"type": "eph
 first = client.messages.create(model=model, system=rules, messages=hello, max_tokens=8)
 again = client.messages.create(model=model, system=rules, messages=hello, max_tokens=8)
 assert again.usage.cache_read_input_tokens >= first.usage.cache_creation_input_tokens > 100
+
+
+@beta_tool
+def weather() -> str:
+    """The weather here."""
+    return "heavy rain"
+
+
+runner = client.beta.messages.tool_runner(
+    model=model, messages=hello, tools=[weather], tool_choice={"type": "any"}, max_tokens=900, max_iterations=2
+)
+prompts = [turn.usage.input_tokens + turn.usage.cache_read_input_tokens for turn in runner]
+assert len(prompts) == 2
+assert prompts[1] > prompts[0]

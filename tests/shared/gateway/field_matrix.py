@@ -89,9 +89,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "SGLang": "extra_key frequency_penalty ignore_eos min_p presence_penalty priority repetition_penalty stop top_k",
     },
     "messages": {
-        "Anthropic": "betas cache_control container context_management diagnostics fallbacks inference_geo max_tokens \
-            mcp_servers messages metadata model output_config output_format service_tier speed stop_sequences stream system \
-            temperature thinking tool_choice tools top_k top_p user_profile_id",
+        "Anthropic": "betas cache_control compaction container context_management diagnostics fallbacks inference_geo \
+            max_tokens mcp_servers messages metadata model output_config output_format service_tier speed stop_sequences \
+            stream system temperature thinking thread tool_choice tools top_k top_p user_profile_id",
         "vLLM": "chat_template_kwargs kv_transfer_params",
     },
 }

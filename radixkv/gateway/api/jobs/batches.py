@@ -139,8 +139,8 @@ class BatchStore:
 
         return await self._database.run(insert, namespace)
 
-    async def find(self, namespace: str, protocol: str, batch_id: str) -> Batch:
-        """Return a batch.
+    async def find(self, namespace: str, protocol: str, batch_id: str, param: str = "batch_id") -> Batch:
+        """Return a batch. `param`: the field with its id.
 
         Raises:
             ApiError: 404: it does not exist, has expired, or belongs to another namespace.
@@ -150,7 +150,7 @@ class BatchStore:
             lambda connection: connection.execute(f"{_FOUND} AND id = ?", values).fetchone(), namespace
         )
         if row is None:
-            raise not_found("batch", batch_id[:128], "batch_id")
+            raise not_found("batch", batch_id[:128], param)
         return _read(row)
 
     async def page(
@@ -163,9 +163,15 @@ class BatchStore:
         """
         query, values = _FOUND, [namespace, protocol, time.time()]
         if after is not None:
-            query, values = f"{query} AND number < ?", [*values, (await self.find(namespace, protocol, after)).number]
+            query, values = (
+                f"{query} AND number < ?",
+                [*values, (await self.find(namespace, protocol, after, "after")).number],
+            )
         if before is not None:
-            query, values = f"{query} AND number > ?", [*values, (await self.find(namespace, protocol, before)).number]
+            query, values = (
+                f"{query} AND number > ?",
+                [*values, (await self.find(namespace, protocol, before, "before")).number],
+            )
         order = "ASC" if before is not None and after is None else "DESC"
         query = f"{query} ORDER BY number {order} LIMIT {limit + 1}"
         rows = await self._database.read(lambda connection: connection.execute(query, values).fetchall(), namespace)

@@ -165,7 +165,7 @@ class FileStore:
         Raises:
             ApiError: 404: no file `after`.
         """
-        behind = (await self.find(namespace, after)).number if after is not None else None
+        behind = (await self.find(namespace, after, "after")).number if after is not None else None
         query, values = _FOUND, [namespace, time.time()]
         if purpose is not None:
             query, values = f"{query} AND purpose = ?", [*values, purpose]

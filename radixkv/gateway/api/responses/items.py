@@ -100,7 +100,7 @@ def read_input(
         param = f"{field}.{index}"
         if _is_left_out(item, thinks):
             continue
-        if item.type == "item_reference":
+        if item.kind == "item_reference":
             items.append(_referred(item, known, param))
             num_left -= num_characters(items[-1])
             if num_left < 0:
@@ -128,7 +128,7 @@ def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) ->
 
 def _is_left_out(item: InputItem, thinks: bool) -> bool:
     """Whether it holds thoughts of another model, or a call that a server ran for it."""
-    kind = item.type or "message"
+    kind = item.kind
     if kind == "reasoning" and thinks and _thoughts(item):
         return False
     return kind.startswith(_OF_SERVERS) or (kind.endswith(("_call", "_call_output")) and kind not in _CALLS)
@@ -163,32 +163,32 @@ def _strings(item: Item) -> list[str]:
 
 
 def _read_item(item: InputItem, param: str) -> Item:
-    if item.type in (None, "message"):
+    if item.kind == "message":
         return _read_message(item, param)
-    if item.type == "reasoning":
+    if item.kind == "reasoning":
         content = [{"type": "reasoning_text", "text": _thoughts(item)}]
         return {
             "id": item.id or new_id("rs"),
-            "type": item.type,
+            "type": item.kind,
             "status": "completed",
             "summary": [],
             "content": content,
         }
-    if item.type in ("function_call", "custom_tool_call"):
-        said = "arguments" if item.type == "function_call" else "input"
+    if item.kind in ("function_call", "custom_tool_call"):
+        said = "arguments" if item.kind == "function_call" else "input"
         fields = {name: _needed(getattr(item, name), f"{param}.{name}") for name in ("call_id", "name", said)}
         spaced = {"namespace": item.namespace} if item.namespace else {}
-        return {"id": item.id or new_id("fc"), "type": item.type, "status": "completed", **fields, **spaced}
-    if item.type == "local_shell_call":
+        return {"id": item.id or new_id("fc"), "type": item.kind, "status": "completed", **fields, **spaced}
+    if item.kind == "local_shell_call":
         call_id = _needed(item.call_id, f"{param}.call_id")
         told = {"call_id": call_id, "name": "local_shell", "arguments": json.dumps(item.action or {})}
         return {"id": item.id or new_id("fc"), "type": "function_call", "status": "completed", **told}
-    if item.type in ("function_call_output", "custom_tool_call_output"):
+    if item.kind in ("function_call_output", "custom_tool_call_output"):
         call_id = _needed(item.call_id, f"{param}.call_id")
         output = _output_text(_needed(item.output, f"{param}.output"))
-        shown = {"type": item.type, "status": "completed", "call_id": call_id, "output": output}
+        shown = {"type": item.kind, "status": "completed", "call_id": call_id, "output": output}
         return {"id": item.id or new_id("fco"), **shown}
-    message = f"{param} is of type {item.type!r}; this server takes messages, calls of tools and their outputs"
+    message = f"{param} is of type {item.kind!r}; this server takes messages, calls of tools and their outputs"
     raise ApiError(400, message, code="unsupported_item", param=f"{param}.type")
 
 

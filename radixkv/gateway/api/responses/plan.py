@@ -164,7 +164,7 @@ async def _read_referred(
         ApiError: 400: they are too long together.
     """
     known = {item["id"] for item in earlier}
-    references = [item.id or "" for item in given if not isinstance(item, str) and item.type == "item_reference"]
+    references = [item.id or "" for item in given if not isinstance(item, str) and item.kind == "item_reference"]
     wanted = dict.fromkeys(each for each in references if each not in known)
     found: list[Item] = []
     num_left = MAX_REFERRED_CHARACTERS

@@ -66,7 +66,10 @@ InputParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST
 
 
 class InputItem(ApiModel):
-    """One item of the input; its required fields depend on its type. Without a type it is a message."""
+    """One item of the input; its required fields depend on its type.
+
+    Without a type it is a message, with an id alone a reference.
+    """
 
     type: Annotated[Name, Field(min_length=1)] | None = None
     id: Name | None = None
@@ -87,8 +90,13 @@ class InputItem(ApiModel):
     )
 
     @property
+    def kind(self) -> str:
+        """Its type, told or not."""
+        return self.type or ("item_reference" if self.id and not self.role and self.content is None else "message")
+
+    @property
     def is_read(self) -> bool:
-        return (self.type or "message") in _READ
+        return self.kind in _READ
 
 
 class Reasoning(ApiModel):

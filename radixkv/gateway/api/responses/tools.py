@@ -61,6 +61,19 @@ class SpacedTool(ApiModel):
     strict: bool | None = None
     format: PlainObject | None = None
 
+    @property
+    def expression(self) -> str | None:
+        """The regular expression of a custom tool's format."""
+        told = self.format or {}
+        definition = told.get("definition") if told.get("syntax") == "regex" else None
+        return definition if isinstance(definition, str) else None
+
+    @property
+    def leaves_format_out(self) -> bool:
+        """Whether the format of a custom tool is told to the model and not enforced: a grammar fits no JSON string."""
+        told = self.format or {}
+        return self.type == "custom" and told.get("type", "text") != "text" and self.expression is None
+
 
 class ResponseTool(SpacedTool):
     """One of `tools`. Functions, namespaces of functions and custom tools are offered to the model; others are left out."""
@@ -103,6 +116,11 @@ class Offer(NamedTuple):
         """Whether its input is one text."""
         return self.tool.type == "custom"
 
+    @property
+    def schema_param(self) -> str:
+        """The place of what its input is held to."""
+        return f"{self.param}.{'format' if self.is_custom else 'parameters'}"
+
     def arguments(self, call: FunctionCalled) -> str:
         """Return the arguments of a call so far: JSON, or the text of a custom tool."""
         if not self.is_custom:
@@ -119,6 +137,8 @@ class Offer(NamedTuple):
         tool, parameters = self.tool, self.tool.parameters
         if self.is_custom:
             said = {"type": "string"} | ({"description": f"Held to: {tool.format}"} if tool.format else {})
+            if expression := tool.expression:
+                said["pattern"] = f"^(?:{expression})$"
             parameters = {"type": "object", "properties": {INPUT: said}, "required": [INPUT]}
         function = ToolFunction(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
         return ChatTool(type="function", function=function)
@@ -152,8 +172,10 @@ def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
 
 
 def left_out_tools(tools: Sequence[ResponseTool] | None) -> list[str]:
-    """Return the places of tools that are not offered to the model."""
-    return [param for param, tool, _ in _each(tools or ()) if tool.type not in ("function", "custom")]
+    """Return the places of tools that are not offered to the model, and of formats that are not enforced."""
+    told = [(param, tool) for param, tool, _ in _each(tools or ())]
+    left_out = [param for param, tool in told if tool.type not in ("function", "custom")]
+    return left_out + [f"{param}.format" for param, tool in told if tool.leaves_format_out]
 
 
 def _each(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, SpacedTool, str | None]]:
@@ -182,7 +204,7 @@ def plan_response_tools(
         chosen = AllowedChoice(type="allowed_tools", allowed_tools=allowed)
     else:
         chosen = choice
-    return plan_tools(tools, chosen, parallel_calls, [f"{offer.param}.parameters" for offer in offers.values()])
+    return plan_tools(tools, chosen, parallel_calls, [offer.schema_param for offer in offers.values()])
 
 
 def _named(choice: NamedChoice) -> NamedTool:

@@ -165,6 +165,8 @@ def test_tokens_are_counted_as_the_request_has_them(client: Anthropic) -> None:
         ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"extra_body": {"guided_regex": "a+"}}, "guided_regex"),
+        ({"extra_body": {"thread": {"type": "continue", "previous_message_id": "msg_1"}}}, "thread"),
+        ({"extra_body": {"compaction": {"type": "enabled"}}}, "compaction"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(client: Anthropic, fields: Any, names: str) -> None:

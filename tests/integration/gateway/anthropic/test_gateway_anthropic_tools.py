@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
 from chat_stack import Stack, chat_stack
 
 WEATHER = {
@@ -105,6 +105,21 @@ def test_the_turn_after_a_call_finds_everything_cached_and_reads_the_result(stac
     shown = stack.engine.shown()
     assert shown.count('<tool_call>\n{"name": "weather", "arguments": {"city"') == 1
     assert shown.index("heavy rain") < shown.index("And then?")
+
+
+def test_the_sdks_tool_runner_sends_the_whole_conversation_in_each_turn(stack: Stack, client: Anthropic) -> None:
+    @beta_tool
+    def weather(city: str, days: int) -> str:
+        """The weather in a city."""
+        return f"heavy rain for {days} days in {city}"
+
+    stack.dictate(CALL)
+    runner = client.beta.messages.tool_runner(
+        model="gibberish", messages=QUESTION, max_tokens=200, tools=[weather], max_iterations=2
+    )
+    assert [calls_of(message) for message in runner] == [[("weather", PARIS)], []]
+    shown = stack.engine.shown()
+    assert shown.index("Will it rain?") < shown.index("heavy rain for 2 days in Paris")
 
 
 def test_a_schema_is_kept_to(client: Anthropic) -> None:

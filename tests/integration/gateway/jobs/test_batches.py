@@ -232,6 +232,10 @@ def test_lists_come_in_pages(client: OpenAI) -> None:
     assert [file.id for file in client.files.list(limit=2, order="asc", after=made[1])] == made[2:]
     batches = [ended(client, create(client, line("one", body_of("Hello")))).id for _ in range(3)]
     assert [batch.id for batch in client.batches.list(limit=1)][:3] == batches[::-1]
+    for listing in (client.files.list, client.batches.list):
+        with pytest.raises(openai.NotFoundError) as unknown:
+            listing(after="nowhere")
+        assert unknown.value.param == "after"
 
 
 # -- how it ends

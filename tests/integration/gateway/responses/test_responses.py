@@ -306,12 +306,13 @@ def test_input_items_list_all_that_a_response_is_a_reply_to(stack: Stack, client
     ]
 
 
-def test_an_item_is_referred_to_by_its_id(stack: Stack, client: OpenAI) -> None:
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {"type": None}, {}], ids=["told", "null", "untold"])
+def test_an_item_is_referred_to_by_its_id(stack: Stack, client: OpenAI, kind: dict[str, Any]) -> None:
     first = create(client, [{"role": "user", "content": "Hello", "id": "msg_again"}])
-    create(client, [{"type": "item_reference", "id": "msg_again"}], previous_response_id=first.id)
+    create(client, [kind | {"id": "msg_again"}], previous_response_id=first.id)
     assert stack.engine.shown().count("Hello") == 2
     with pytest.raises(openai.NotFoundError, match="msg_none"):
-        create(client, [{"type": "item_reference", "id": "msg_none"}])
+        create(client, [kind | {"id": "msg_none"}])
 
 
 def test_an_item_of_a_stored_reply_is_referred_to_without_its_response(stack: Stack, client: OpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -115,3 +116,29 @@ def test_a_choice_of_none_hides_the_tools(stack: Stack, client: OpenAI) -> None:
     response = create(client, tools=[TOOL], tool_choice="none")
     assert response.tool_choice == "none"
     assert "Adds." not in stack.engine.shown()
+
+
+@pytest.mark.parametrize(
+    ("form", "left_out"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "grammar", "syntax": "regex", "definition": r"[ab]{1,4}|\"c\\{2}"}, None),
+        ({"type": "grammar", "syntax": "regex", "definition": "a(?=b)"}, "tools.0.format.pattern"),
+        ({"type": "grammar", "syntax": "lark", "definition": 'start: "a" | "b"'}, "tools.0.format"),
+    ],
+    ids=["text", "expression", "lookaround", "lark"],
+)
+def test_a_custom_tools_format_is_kept_to_or_named(client: OpenAI, form: dict[str, str], left_out: str | None) -> None:
+    tools = [{"type": "custom", "name": "c", "format": form}]
+    answer = client.responses.with_raw_response.create(
+        model="gibberish",
+        input="Hi",
+        max_output_tokens=300,
+        tools=tools,
+        tool_choice="required",  # type: ignore[arg-type]
+    )
+    assert answer.headers.get("x-radixkv-left-out") == left_out
+    (call,) = answer.parse().output
+    assert call.type == "custom_tool_call"
+    if form.get("syntax") == "regex" and left_out is None:
+        assert re.fullmatch(form["definition"], call.input)
