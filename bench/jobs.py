@@ -9,9 +9,9 @@ Each round, with new prompts:
     python -m bench.jobs             5,000 requests each way, in 5 rounds
     python -m bench.jobs --quick     2 rounds of 48 requests, a smoke test
 
-Time to the first token is from sending the person's request to the first text. Tokens computed are prompt tokens that were not
-found in the cache; their limit is the number of distinct ones, each common prefix counted once. Every request must have one
-reply. Exit code of a full run: 0 if the bars are met, otherwise 1.
+Time to the first token is from sending the person's request to the first text; between tokens it is the mean of a reply. Tokens
+computed are prompt tokens that were not found in the cache; their limit is the number of distinct ones, each common prefix
+counted once. Every request must have one reply. Exit code of a full run: 0 if the bars are met, otherwise 1.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Bench:
         self._threads = ThreadPoolExecutor(AT_ONCE + 1)
         self._turns: list[dict[str, str]] = []
         self.first: dict[str, list[float]] = {ALONE: [], BATCH: [], BY_HAND: []}
+        self.between: dict[str, list[float]] = {ALONE: [], BATCH: [], BY_HAND: []}
         self.rates: dict[str, list[float]] = {BATCH: [], BY_HAND: []}
         self.computed: dict[str, list[float]] = {BATCH: [], BY_HAND: []}
 
@@ -101,8 +102,8 @@ class Bench:
         self._source.shuffle(prompts)
         return prompts
 
-    def _ask(self) -> float:
-        """Send the person's next turn. Returns seconds to its first text."""
+    def _ask(self) -> tuple[float, float]:
+        """Send the person's next turn. Returns seconds to its first text, and from there to each further token."""
         if len(self._turns) > 12:
             self._turns = []
         self._turns.append({"role": "user", "content": self._words(20)})
@@ -123,15 +124,18 @@ class Bench:
                     if piece:
                         first_s = first_s or perf_counter() - started_s
                         text.append(piece)
+        ended_s = perf_counter() - started_s
         self._turns.append({"role": "assistant", "content": "".join(text)})
         if first_s is None:
             raise AssertionError("the person was told nothing")
-        return first_s
+        return first_s, (ended_s - first_s) / (TURN_TOKENS - 1)
 
     def _chat_until(self, way: str, has_ended: Callable[[], bool]) -> None:
         num_turns = 0
         while not has_ended() and (way != ALONE or num_turns < LEAST_TURNS):
-            self.first[way].append(self._ask())
+            first_s, between_s = self._ask()
+            self.first[way].append(first_s)
+            self.between[way].append(between_s)
             num_turns += 1
             sleep(PAUSE_S)
 
@@ -206,10 +210,12 @@ def _bodies(told: str) -> Iterator[Any]:
 def make_report(bench: Bench, options: argparse.Namespace, model: str, num_requests: int) -> Report:
     rows: list[tuple[str, ...]] = []
     first = {way: summarise(samples, 1e3) for way, samples in bench.first.items()}
+    between = {way: summarise(samples, 1e3) for way, samples in bench.between.items()}
     for way, times in first.items():
         rate = f"{summarise(bench.rates[way]).p50:.2f}" if way in bench.rates else "-"
         computed = f"{summarise(bench.computed[way]).p50:.3f}" if way in bench.computed else "-"
-        rows.append((way, f"{times.p50:.1f}", f"{times.p99:.1f}", str(times.n), rate, computed))
+        first_ms, between_ms = (f"{times.p50:.1f}", f"{times.p99:.1f}"), f"{between[way].p50:.1f}"
+        rows.append((way, *first_ms, between_ms, str(times.n), rate, computed))
     bars = [
         Bar(
             "the person's first token, beside a batch / alone",
@@ -220,7 +226,7 @@ def make_report(bench: Bench, options: argparse.Namespace, model: str, num_reque
         Bar("prompt tokens computed by a batch / limit", summarise(bench.computed[BATCH]).p50, COMPUTED_BOUND, "x"),
     ]
     title = f"{num_requests} requests a round, {options.shared} with one prefix of {options.shot_words} words"
-    columns = ("beside", "ms to first token p50", "p99", "turns", "requests/s", "computed / limit")
+    columns = ("beside", "ms to first token p50", "p99", "between tokens", "turns", "requests/s", "computed / limit")
     report = Report("jobs", options.seed, tables=[Table(title, columns, rows)], bars=bars)
     report.figures = {
         "model": Path(model).name,
@@ -229,6 +235,7 @@ def make_report(bench: Bench, options: argparse.Namespace, model: str, num_reque
         "shared": options.shared,
         "shot_words": options.shot_words,
         "first_token_ms": {way: summary._asdict() for way, summary in first.items()},
+        "between_tokens_ms": {way: summary._asdict() for way, summary in between.items()},
         "requests_per_s": {way: summarise(rates)._asdict() for way, rates in bench.rates.items()},
         "computed_to_limit": {way: summarise(shares)._asdict() for way, shares in bench.computed.items()},
     }

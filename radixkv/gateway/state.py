@@ -81,7 +81,6 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         state.batches = BatchStore(database, job_limits)
         state.jobs = JobRunner(
             app,
-            state.backend,
             state.files,
             state.batches,
             keys=state.keys,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 import weakref
@@ -17,7 +16,7 @@ from radixkv.core.tokens import TokensLike
 from radixkv.gateway.backend.resume import ResumableGeneration
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.prices import Prices
-from radixkv.generation.request import BACKGROUND_PRIORITY, GenerateParams, Generator, ModelInfo, Prompt
+from radixkv.generation.request import GenerateParams, Generator, ModelInfo, Prompt
 from radixkv.generation.stream import MAX_UNREAD_EVENTS, EventQueue, GenerationEvent, GenerationStream, Usage
 from radixkv.util.calls import Calls
 from radixkv.util.doorbell import Doorbell
@@ -183,7 +182,6 @@ class Backend:
         self._is_failing = False
         self._info: ModelInfo | None = None
         self._asked_s = 0.0
-        self._wanted_s = -math.inf  # time of the last foreground generation
         self._spelled: dict[int, bytes] = {}  # at most the vocabulary
         self._bell: Doorbell | None = None
         self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
@@ -207,8 +205,6 @@ class Backend:
 
     async def generate(self, params: GenerateParams, watch: Watch | None = None) -> EventStream:
         """Continue a prompt. Returns once the worker accepted it."""
-        if params.priority != BACKGROUND_PRIORITY:
-            self._wanted_s = time.monotonic()
         if not self._patience_s:
             events = self._listen(await self._start(partial(self.generator.generate, params)), watch)
         else:
@@ -244,10 +240,6 @@ class Backend:
         except (RadixKVError, TimeoutError):
             return False
         return True
-
-    def was_asked(self, within_s: float) -> bool:
-        """Whether a foreground generation was requested in the last `within_s` seconds."""
-        return time.monotonic() - self._wanted_s <= within_s
 
     @property
     def is_stuck(self) -> bool:

@@ -28,7 +28,7 @@ MIN_SLOTS = 8
 GROW_AGAIN_S = 30.0
 """After this time a disk that was full is tried again."""
 
-MAX_AHEAD = 512
+MAX_AHEAD, PART_AHEAD = 512, 16
 """Slots for writes until the next commit, at most a sixteenth of all; a start reads their labels."""
 
 _LOG = logging.getLogger(__name__)
@@ -197,8 +197,11 @@ class BlockTable:
                 for block in blocks
                 if block.name not in self.tree.entries and block.namespace_id not in self.erased
             }
+            has_dropped = bool(self.dropped)
         if len(new) > len(self.ahead):
             self._advance(len(new), keep)
+        elif has_dropped:
+            self.commit()  # a block that did not open is not found in place of the one that is written now
         slots, stored = self.ahead[: len(new)], list(new.values())[: len(self.ahead)]
         if stored:
             self.slots.write(slots, stored)
@@ -222,7 +225,7 @@ class BlockTable:
 
     def _advance(self, num_blocks: int, keep: set[bytes]) -> None:
         """Have so many slots ahead, as far as it goes, or some more for the next writes: grow, or else evict."""
-        num_wanted = max(num_blocks, min(self.slots.max_slots // 16, MAX_AHEAD))
+        num_wanted = max(num_blocks, min(self.slots.max_slots // PART_AHEAD, MAX_AHEAD))
         num_lacking = num_wanted - len(self.ahead) - len(self.slots.free)
         if num_lacking > 0:
             num_slots = self.slots.step(num_lacking)
@@ -259,9 +262,11 @@ class BlockTable:
         self.commit()
         self.slots.free = [slot for slot in self.slots.free if slot < num_slots]
         buffer = bytearray(self._sealed_bytes)
-        left, moved = [], []
-        for number, (name, entry) in enumerate(self.tree.entries.items()):
-            if entry.slot >= num_slots:
+        left, moved, uses = [], [], []
+        for number, (name, entry) in enumerate(self.tree.entries.items(), 1):
+            if entry.slot < num_slots:
+                uses.append((number, entry.slot))
+            else:
                 (slot,) = self.slots.take(1)
                 self.slots.read(entry.slot, memoryview(buffer))
                 self.slots.write(
@@ -270,7 +275,7 @@ class BlockTable:
                 left.append(entry.slot)
                 moved.append(Row(slot, name, entry.parent, entry.namespace_id, number, entry.hint))
         self.slots.sync()
-        self.index.commit([], deleted=left, added=moved)
+        self.index.commit([], left, uses, moved)
         for row in moved:
             self.tree.entries[row.name] = self.tree.entries[row.name]._replace(slot=row.slot)
         self.slots.cut(num_slots)

@@ -59,7 +59,7 @@ class LoadMeter:
             self._num_tokens = self._num_tokens * weight + num_tokens - self._num_told_tokens
             self._prefill_s = self._prefill_s * weight + prefill_s - self._told_prefill_s
             self._num_told_tokens, self._told_prefill_s = num_tokens, prefill_s
-        tokens_per_s = self._num_tokens / self._prefill_s if self._prefill_s else 0.0
+        scheduler.tokens_per_s = tokens_per_s = self._num_tokens / self._prefill_s if self._prefill_s else 0.0
         self._num_beyond = num_branches - scheduler.limits.max_running
         self._counted = WorkerLoad(scheduler.num_backlog_tokens, tokens_per_s, scheduler.num_running, is_accepting=True)
 

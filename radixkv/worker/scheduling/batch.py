@@ -10,7 +10,7 @@ from radixkv.generation.request import BACKGROUND_PRIORITY
 from radixkv.worker.generations.branch import Branch
 from radixkv.worker.scheduling.limits import SchedulerLimits
 
-__all__ = ["Row", "choose_rows", "is_background", "without_background"]
+__all__ = ["Row", "choose_rows", "is_background", "limit_background"]
 
 
 class Row(NamedTuple):
@@ -42,15 +42,22 @@ def is_background(branch: Branch, priority: Callable[[Branch], int]) -> bool:
     return branch.is_background and priority(branch) == BACKGROUND_PRIORITY
 
 
-def without_background(branches: Iterable[Branch], priority: Callable[[Branch], int]) -> list[Branch]:
-    """The branches that may run: background branches rest while another branch's prompt is run. O(n).
+def limit_background(
+    branches: Iterable[Branch], priority: Callable[[Branch], int], max_beside: int
+) -> tuple[list[Branch], bool]:
+    """The branches that may run, and whether all are of the background: with others' prompts none of it runs, with their
+    decodes `max_beside` of it, owners in turn. O(n log n).
 
     `priority`: of a branch, or of those that wait for its prefix.
     """
     running = list(branches)
     background = {branch for branch in running if is_background(branch, priority)}
     others = [branch for branch in running if branch not in background] if background else running
-    return others if background and any(branch.awaits_first_token for branch in others) else running
+    if not background or not others:
+        return running, bool(background)
+    if any(branch.awaits_first_token for branch in others):
+        return others, False
+    return others + _in_turn(background, {}, lambda branch: branch.order)[:max_beside], False
 
 
 def choose_rows(

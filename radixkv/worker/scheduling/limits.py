@@ -56,12 +56,16 @@ class LimitsWish:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits(LimitsWish):
-    """Bounds of a round, all of them set; by default those of a CPU."""
+    """Bounds of a round, all of them set; by default those of a CPU.
+
+    max_beside: background branches that run with others' decodes.
+    """
 
     max_running: int = 64
     max_batch_tokens: int = 320
     chunk_tokens: int = 256
+    max_beside: int = 4
 
 
-_CUDA_LIMITS = SchedulerLimits(max_running=256, max_batch_tokens=8192, chunk_tokens=2048)
+_CUDA_LIMITS = SchedulerLimits(max_running=256, max_batch_tokens=8192, chunk_tokens=2048, max_beside=64)
 """A GPU computes hundreds of positions in the time in which it reads the weights once."""

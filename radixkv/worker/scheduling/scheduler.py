@@ -22,8 +22,9 @@ Rules:
 - Decodes run in every batch, within `max_batch_tokens`. Prefill chunks share the rest, owners in turn, and end at absolute
   multiples of the chunk size, whatever was cached. So between two tokens of a branch lies at most one batch of that size, if no
   more branches decode than it holds.
-- The background, of the lowest priority, rests while another branch's prompt is run, and takes 3/4 of the places at most. A
-  batch of it alone is given up when another request comes, but not twice in a row: see `runner`.
+- The background, of the lowest priority, takes 3/4 of the places at most. It rests while another branch's prompt is run, and
+  some of it runs with others' decodes. A batch of it alone is short, and given up when another request comes, but not twice
+  in a row: see `runner`.
 - Priorities, due times and long prompts order and delay requests of the same owner; between owners turns decide.
 """
 
@@ -33,6 +34,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from radixkv.core.api import (
@@ -66,7 +68,7 @@ from radixkv.stores.host import HostLevel
 from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.admission import Admission
-from radixkv.worker.scheduling.batch import Row, choose_rows, is_background, without_background
+from radixkv.worker.scheduling.batch import Row, choose_rows, is_background, limit_background
 from radixkv.worker.scheduling.length_estimate import LongestOutput, OutputLengthEstimator
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.scheduling.preemption import Preemptor
@@ -74,10 +76,13 @@ from radixkv.worker.scheduling.running import RunningSet, Sent
 from radixkv.worker.scheduling.spans import LineAcquireOp
 from radixkv.worker.scheduling.swap import BlockMove, SwappedBranches
 
-__all__ = ["Applied", "Scheduler"]
+__all__ = ["BACKGROUND_S", "Applied", "Scheduler"]
 
 MAX_OWNERS = 4096
 """Owners whose last prefill turn is remembered."""
+
+BACKGROUND_S = 0.05
+"""About the longest batch of the background alone, in seconds: a request that comes waits for it, or it is given up."""
 
 _MATCHES_PER_STEP = 4
 """Waiting branches whose cached prefix is matched with every Step."""
@@ -97,7 +102,10 @@ class Applied(NamedTuple):
 
 
 class Scheduler:
-    """Queue, running set and unanswered Steps. Every method is O(running + waiters) and O(log queued) per admitted branch."""
+    """Queue, running set and unanswered Steps. Every method is O(running + waiters) and O(log queued) per admitted branch.
+
+    `tokens_per_s`: of prefill, as measured lately; 0: not yet.
+    """
 
     def __init__(
         self,
@@ -114,6 +122,7 @@ class Scheduler:
         block store shares; None: `swap_blocks` slots. `num_blocks`: of the pool, for admission by the worst case.
         """
         self.limits = limits
+        self.tokens_per_s = 0.0
         self._is_worst_case = limits.admission == "worst-case"
         self._num_blocks = num_blocks
         slots = [HostRow(slot, memoryview(b"")) for slot in range(limits.swap_blocks)]
@@ -301,8 +310,11 @@ class Scheduler:
     def _choose_rows(self, drawing: Container[Branch]) -> list[Row]:
         now_s = self._clock()
         urgency = self._admission.pending.urgency
-        running = without_background(self._running_set, self._priority)
-        return choose_rows(running, self.limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order), drawing)
+        running, is_alone = limit_background(self._running_set, self._priority, self.limits.max_beside)
+        limits = self.limits
+        if is_alone and 0 < (most := int(BACKGROUND_S * self.tokens_per_s)) < limits.max_batch_tokens:
+            limits = replace(limits, max_batch_tokens=most)
+        return choose_rows(running, limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order), drawing)
 
     def are_background(self, rows: Iterable[Row]) -> bool:
         """Whether all rows are of the background, and no other request waits for them."""

@@ -212,6 +212,21 @@ def test_a_smaller_size_keeps_what_was_used_last(maker: BlockMaker, folder: Path
     level.close()
 
 
+def test_order_of_use_outlives_a_smaller_size(maker: BlockMaker, folder: Path) -> None:
+    level = maker.level(folder, 3000)
+    for number in range(20):
+        level.write(maker.chain([number]))
+    last_used = [0, 19, 1, 18, 2, 17, 3, 16, 4, 15]
+    for number in last_used:
+        level.use(maker.names([number]))
+    level.close()
+    maker.level(folder, 10).close()  # half of the blocks that stay are moved
+    level = maker.level(folder, 10)
+    level.write(maker.chain([30, 31, 32, 33, 34, 35]))
+    assert [maker.found(level, [number]) for number in last_used] == [0] * 6 + [1] * 4
+    level.close()
+
+
 def test_models_share_the_size_and_the_least_recently_used_is_removed_whole(tmp_path: Path, folder: Path) -> None:
     makers = [BlockMaker(tmp_path / "key", 400_000, bytes((number,)) * 32) for number in range(3)]
     for number in (0, 1):

@@ -91,6 +91,26 @@ def test_a_crash_loses_nothing_that_was_written(maker: BlockMaker, tmp_path: Pat
     assert serves(maker, tmp_path / "copy") == 48
 
 
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_crash_brings_no_damaged_block_back_in_place_of_the_one_written_after_it(
+    maker: BlockMaker, tmp_path: Path, is_listed: bool
+) -> None:
+    disk = maker.level(tmp_path / "disk")
+    assert disk.write(maker.chain([1])) == 1
+    if is_listed:
+        disk.label(b"n" * 16, b"")
+    [entry] = disk._table.tree.entries.values()
+    flip(disk._folder.slots, entry.slot * disk._table.slots.slot_bytes + 30)
+    assert maker.found(disk, [1]) == 0
+    assert disk.write(maker.chain([1])) == 1
+    shutil.copytree(tmp_path / "disk", tmp_path / "copy")
+    disk.close()
+    disk = maker.level(tmp_path / "copy")
+    assert maker.found(disk, [1]) == 1
+    disk.check()
+    disk.close()
+
+
 def test_a_slot_that_cannot_be_read_at_the_start_costs_its_block_alone(
     maker: BlockMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,6 @@ from radixkv.gateway.api.jobs.batches import (
 from radixkv.gateway.api.jobs.files import FileStore
 from radixkv.gateway.api.jobs.lines import LineError
 from radixkv.gateway.api.jobs.validating import MAX_ERRORS, error_entry, read_lines
-from radixkv.gateway.backend.backend import Backend
 from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.inner_calls import Answer, post
 from radixkv.gateway.protocol.errors import ApiError
@@ -43,11 +42,10 @@ from radixkv.util.fair_semaphore import CALLER
 
 __all__ = ["JobRunner"]
 
-ALONE, BESIDE_PEOPLE = 32, 4
-"""Concurrent requests of batches: without an interactive request in the last `PRESENT_S`, and with one. A worker runs
-64 branches by default, and gives its background at most three quarters of them."""
+AT_ONCE = 32
+"""Concurrent requests of batches. A worker runs 64 branches by default, its background on three quarters of the places at most,
+and few of them next to other requests."""
 
-PRESENT_S = 60.0
 MAX_BYTES = 16 * 1024 * 1024
 """Bodies of running requests; a larger one runs alone."""
 
@@ -93,7 +91,6 @@ class JobRunner:
     def __init__(
         self,
         app: ASGIApp,
-        backend: Backend,
         files: FileStore,
         batches: BatchStore,
         *,
@@ -103,7 +100,6 @@ class JobRunner:
         max_body_bytes: int,
     ) -> None:
         self._app = app
-        self._backend = backend
         self._files = files
         self._batches = batches
         self._keys = keys
@@ -205,10 +201,9 @@ class JobRunner:
 
     def _begin(self, now_s: float) -> None:
         """Begin as many requests as may run now: of the tenant with the fewest running, of its oldest batch."""
-        num_at_once = BESIDE_PEOPLE if self._backend.was_asked(PRESENT_S) else ALONE
         while not self._gate.is_draining:
             running = [(work, request) for work in self._works.values() for _, request in work.running.values()]
-            if len(running) >= num_at_once:
+            if len(running) >= AT_ONCE:
                 return
             num_running = Counter(work.batch.namespace for work, _ in running)
             ready = [

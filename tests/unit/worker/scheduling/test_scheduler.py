@@ -13,6 +13,7 @@ from radixkv.core.tokens import pack_tokens
 from radixkv.generation.request import BACKGROUND_PRIORITY
 from radixkv.worker.generations.branch import Branch, Phase
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.scheduling.scheduler import BACKGROUND_S
 
 
 def test_a_step_reports_then_forks_then_releases_then_asks_for_room_then_acquires() -> None:
@@ -297,6 +298,42 @@ def test_the_background_rests_while_the_prompt_of_another_is_run_whosever_it_is(
         assert {row.branch for row in bench.round()} == {asked, *jobs}, "then all of them run"
         while asked not in bench.finished:
             bench.round()
+
+
+def test_little_of_the_background_runs_beside_others_its_owners_in_turn_and_all_of_it_alone() -> None:
+    bench = Bench(256, max_beside=3)
+    owners = ["a"] * 8 + ["b"] * 2
+    jobs = [
+        make_branch(number, [10 + number] * 4, 40, priority=BACKGROUND_PRIORITY, namespace=owner)
+        for number, owner in enumerate(owners)
+    ]
+    for job in jobs:
+        bench.scheduler.add(job)
+    while not all(len(job.tokens) > 4 for job in jobs):
+        bench.round()
+    asked = make_branch(10, [50] * 4, 8, namespace="c")
+    bench.scheduler.add(asked)
+    while len(asked.tokens) == 4:
+        bench.round()
+    while asked not in bench.finished:
+        assert {row.branch for row in bench.round()} == {asked, jobs[0], jobs[1], jobs[8]}
+    assert {row.branch for row in bench.round()} == set(jobs)
+
+
+def test_a_batch_of_the_background_alone_is_short() -> None:
+    bench = Bench(256)
+    bench.scheduler.tokens_per_s = 12 / BACKGROUND_S
+    jobs = [make_branch(number, [10 + number] * 4, 40, priority=BACKGROUND_PRIORITY) for number in range(9)]
+    for job in jobs:
+        bench.scheduler.add(job)
+    while not all(len(job.tokens) > 4 for job in jobs):
+        assert sum(row.end - row.start for row in bench.round()) <= 12
+    bench.scheduler.tokens_per_s = 4 / BACKGROUND_S
+    before = [len(job.tokens) for job in jobs]
+    for _ in range(9):
+        assert len(bench.round()) == 4
+    drawn = [len(job.tokens) - num_before for job, num_before in zip(jobs, before, strict=True)]
+    assert min(drawn) >= 3, "in turn"
 
 
 def test_the_prompts_of_the_background_hold_up_nobody_of_their_owner() -> None:
