@@ -8,7 +8,7 @@ formats and references. So a schema is rewritten here, and the ignored keywords 
     propertyNames of an enum    these names; of a pattern: `patternProperties`
     oneOf                       anyOf, which is the same where each has a type or a name of its own
     nullable, draft 4 bounds    as in draft 2020-12
-    uniqueItems, not, if, ...   left out, as are patterns with lookaround and unknown formats
+    uniqueItems, not, if, ...   left out, as are patterns with lookaround, unknown formats, numbers beyond 64 bits
 
 Where the engine still rejects the result, less detail is tried: see `Detail`.
 """
@@ -51,6 +51,9 @@ _BOUNDS = ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multip
 _NO_SHAPE = (*_LENGTHS, *_BOUNDS, "format", "maxProperties", "minProperties", "pattern")
 
 _TAKEN = (*_LENGTHS, *_BOUNDS, "const", "enum", "format", "maxProperties", "minProperties", "pattern", "required")
+
+MAX_NUMBER = dict.fromkeys(_BOUNDS, 2**64) | {"const": 2**53, "enum": 2**53}
+"""By keyword. The engine reads numbers as doubles, and clips bounds: beyond these it would allow others than the schema."""
 
 MAX_LOOKS = 50_000
 """Names visited to close the objects of one schema; objects after this bound stay open."""
@@ -136,6 +139,8 @@ class _Rewriter:
         if keyword in ("minProperties", "maxProperties"):
             named, required = _object(schema, "properties"), _texts(_list(schema, "required"))
             return named.keys() <= set(required) or self._leave_out(keyword)
+        if keyword in MAX_NUMBER and not _is_within(value, MAX_NUMBER[keyword]):
+            return self._leave_out(keyword)
         if keyword == "pattern" and _OUT_OF_REACH.search(str(value)):
             return self._leave_out(keyword)
         if keyword == "format" and value not in FORMATS:
@@ -346,6 +351,13 @@ class _Rewriter:
         for keyword in ("$defs", "definitions"):
             known += [each for each in _object(self._root, keyword).values() if isinstance(each, Mapping)]
         return next(filter(is_it, known), None)
+
+
+def _is_within(value: Any, largest: int) -> bool:
+    """Whether no number in it is larger."""
+    if isinstance(value, Mapping | list):
+        return all(_is_within(each, largest) for each in (value.values() if isinstance(value, Mapping) else value))
+    return not isinstance(value, int | float) or abs(value) <= largest
 
 
 def _object(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:

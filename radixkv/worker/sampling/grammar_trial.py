@@ -236,7 +236,10 @@ def _verdict(trie: LLTokenizer, source: str, structure: list[int]) -> dict[str, 
     for walk in range(NUM_WALKS):
         if slowest_s > MAX_MASK_S or time.thread_time() - began_s > MAX_WALKS_S:
             break
-        slowest_s = max(slowest_s, _walk(matcher.deep_copy(), random.Random(walk), structure))
+        walker = matcher.deep_copy()
+        slowest_s = max(slowest_s, _walk(walker, random.Random(walk), structure))
+        if walker.is_error():
+            return {"bound": f"simple enough to follow: {first_line(walker.get_error())}"}
     if slowest_s > MAX_MASK_S:
         return {"bound": f"whose masks take under {MAX_MASK_S * 1000:g} ms"}
     return {"memory_bytes": max(0, _memory_bytes("RssAnon") - before_bytes)}

@@ -91,7 +91,7 @@ class InputItem(ApiModel):
 
     @property
     def kind(self) -> str:
-        """Its type, told or not."""
+        """Its type, given or implied."""
         return self.type or ("item_reference" if self.id and not self.role and self.content is None else "message")
 
     @property

@@ -70,7 +70,7 @@ class SpacedTool(ApiModel):
 
     @property
     def leaves_format_out(self) -> bool:
-        """Whether the format of a custom tool is told to the model and not enforced: a grammar fits no JSON string."""
+        """Whether the format of a custom tool stands in the description alone: a grammar fits no JSON string."""
         told = self.format or {}
         return self.type == "custom" and told.get("type", "text") != "text" and self.expression is None
 

@@ -138,6 +138,18 @@ def test_a_strict_schema_is_refused_by_the_name_of_its_field(http: httpx.Client,
             assert "grammar" not in answer.text
 
 
+def test_with_more_optional_names_than_can_be_followed_it_is_any_object(http: httpx.Client) -> None:
+    wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(300)}}
+    for requests in (tool_requests(wide), format_requests(wide)):
+        for path, (body, field) in requests.items():
+            answer = http.post(path, json=body)
+            assert answer.status_code == 200, (path, answer.text)
+            assert told(answer) == {field}, path
+    refused = http.post("chat/completions", json=format_requests(wide, True)["chat/completions"][0])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "response_format.json_schema.schema"
+
+
 def test_calls_of_objects_that_do_not_say_so_are_closed(http: httpx.Client) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     for seed in range(4):

@@ -417,6 +417,11 @@ KEYWORDS: list[tuple[dict[str, Any], set[str], list[Any], list[Any]]] = [
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, {"oneOf"}, [1, 1.5], ["a"]),
     ({"oneOf": [{"type": ["string", "null"]}, {"type": "integer"}]}, set(), [None, 1], [True]),
     ({"oneOf": [{"type": ["string", "null"]}, {"type": ["null", "integer"]}]}, {"oneOf"}, [None, 1], [True]),
+    ({"enum": [2**53, -1]}, set(), [2**53, -1], [2**53 - 1]),
+    ({"enum": [2**53 + 1, "x"]}, {"enum"}, [2**53 + 1, "x"], []),
+    ({"type": "array", "items": {"const": {"id": [2**64]}}}, {"const"}, [[{"id": [2**64]}]], [{}]),
+    ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, set(), [0, 2**60], [-1]),
+    ({"type": "integer", "minimum": 10**30, "multipleOf": 5}, {"minimum"}, [10], [11]),
 ]
 
 

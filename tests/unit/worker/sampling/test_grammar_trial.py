@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import select
@@ -60,6 +61,16 @@ def test_a_trial_tells_the_memory_or_what_is_wrong() -> None:
 def test_a_grammar_whose_masks_take_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_trial, "MAX_MASK_S", 0.0)
     assert _verdict(TRIE, NAME, STRUCTURE) == {"bound": "whose masks take under 0 ms"}
+
+
+@pytest.mark.parametrize("num_optional", [130, 300, 1000])
+def test_a_grammar_with_more_readings_than_are_followed_is_told_so(num_optional: int) -> None:
+    names = {f"p{number}": {"type": "string"} for number in range(num_optional)}
+    schema = {"type": "object", "properties": names, "additionalProperties": False}
+    verdict = _verdict(TRIE, grammar_source(Grammar("json_schema", json.dumps(schema))), STRUCTURE)
+    assert "simple enough to follow" in verdict["bound"]
+    required = grammar_source(Grammar("json_schema", json.dumps(schema | {"required": list(names)})))
+    assert "bound" not in _verdict(TRIE, required, STRUCTURE)
 
 
 def test_a_walk_goes_through_the_grammar_and_no_further() -> None:
