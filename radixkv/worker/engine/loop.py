@@ -410,7 +410,7 @@ class EngineLoop:
                 break
             self._num_answered += 1
             if self.stored:
-                self.stored.handed_out(applied.handed_out)
+                self.stored.handed_out(applied.handed_out, applied.copies)
             if applied.copies:
                 self._runner.carry_out(applied.copies)
             for branch in applied.opened:

@@ -64,6 +64,7 @@ from radixkv.core.errors import (
     RadixKVError,
     UnavailableError,
 )
+from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.stores.host import HostLevel
 from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
@@ -90,8 +91,8 @@ _MATCHES_PER_STEP = 4
 
 class Applied(NamedTuple):
     """Results of a Step's answers: `copies` and then `loads` to carry out in order. `handed_out`: blocks that sequences get to
-    write, by these copies first. `opened`: branches that hold a sequence now, with cached positions counted as computed.
-    `failures`: branches that failed, with the reason.
+    write, by these copies first, also one of which a part is cached. `opened`: branches that hold a sequence now, with cached
+    positions counted as computed. `failures`: branches that failed, with the reason.
     """
 
     handed_out: list[int]
@@ -262,7 +263,7 @@ class Scheduler:
                     self._refused(entry, result)
                 case AcquireResult():
                     copies += result.ops
-                    handed_out += result.block_table[-(-result.num_stored_tokens // self._block_size) :]
+                    handed_out += self._handed_out(entry, result)
                     self._opened(entry, [result])
                 case Pending():
                     self._must_wait(entry, result)
@@ -282,6 +283,13 @@ class Scheduler:
         opened, self._newly_opened = self._newly_opened, []
         handed_out += [copy.dst for copy in copies]
         return Applied(handed_out, copies, loads, opened, self.take_failures())
+
+    def _handed_out(self, entry: Sent, answer: AcquireResult) -> Sequence[int]:
+        """Blocks of an acquire's table that it gets to write. What is all cached ends in a block that it may share."""
+        assert isinstance(entry.op, AcquireOp)
+        first, rest = divmod(answer.num_stored_tokens, self._block_size)
+        is_shared = rest > 0 and answer.num_stored_tokens * TOKEN_BYTES == len(entry.op.tokens)
+        return answer.block_table[first + is_shared :]
 
     def take_failures(self) -> list[tuple[Branch, RadixKVError]]:
         """Branches that cannot continue, with the reason; each is returned once."""

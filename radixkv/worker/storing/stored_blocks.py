@@ -170,7 +170,7 @@ class StoredBlocks:
         self._prefill = PrefillMeter(clock)
         self._meters = {is_remote: LoadMeter(clock) for is_remote in (False, True)}
         self._ran: Sequence[BatchRow] = ()
-        self._own: set[int] = set()  # blocks of the last answer
+        self._copied: set[int] = set()  # blocks to which parts of others were copied with the last answers
         self._clock = clock
         self._held: list[_Held | None] = [None] * pool.num_blocks
         self._hashes = array("Q", bytes(8 * pool.num_blocks))  # by which the service names what is held
@@ -253,9 +253,11 @@ class StoredBlocks:
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
-    def handed_out(self, block_ids: Sequence[int]) -> None:
-        """Sequences are going to write these blocks: save what they hold, before anything queued later on the device."""
-        self._own = set(block_ids)
+    def handed_out(self, block_ids: Sequence[int], copies: Sequence[Copy]) -> None:
+        """Sequences are going to write these blocks, by these copies first: save what they hold, before anything queued later
+        on the device. Until they are written none has a name, not even that of which a part stays.
+        """
+        self._copied = {copy.dst for copy in copies}
         self._overwritten(block_ids)
 
     def _overwritten(self, block_ids: Sequence[int]) -> None:
@@ -399,7 +401,9 @@ class StoredBlocks:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
         first, rest = divmod(branch.num_computed, self._block_size)
-        first += rest > 0 and branch.block_table[first] not in self._own  # a copy of a part of a block may be replaced
+        first += (
+            rest > 0 and branch.block_table[first] not in self._copied
+        )  # a copy of a part of a block may be replaced
         end = min(len(branch.tokens) // self._block_size, -(-branch.first_logit // self._block_size))
         if first >= end:
             return

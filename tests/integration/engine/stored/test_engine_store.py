@@ -143,6 +143,16 @@ def test_what_a_small_pool_evicts_comes_back(tmp_path: Path) -> None:
     assert min(found[len(prompts) :]) >= 56
 
 
+@pytest.mark.parametrize("num_blocks", [3, 6])
+def test_a_block_that_another_history_had_to_itself_gives_its_name_to_no_other(tmp_path: Path, num_blocks: int) -> None:
+    """The pool is so full that the block of which a part is shared is taken, and what follows it in both is stored."""
+    end = draw(45, 4 * num_blocks - 4)
+    with serving(tmp_path, num_blocks=num_blocks) as engine:
+        for num_asked, differing in enumerate((1, 2, 3), 1):
+            ask(engine, [3, 3, 3, differing, *end], 1)
+            wait_until(lambda num=num_asked * num_blocks: engine.store.disk.stats().num_blocks == num)  # type: ignore
+
+
 def test_another_namespace_model_or_request_without_sharing_finds_nothing(tmp_path: Path) -> None:
     prompt = draw(5, 40)
     with serving(tmp_path) as engine:
@@ -377,6 +387,8 @@ def test_random_requests_over_small_pools_and_restarts_get_the_tokens_of_the_mod
             streams = []
             for _ in range(15):
                 prompt = rng.choice(bases)[: rng.randint(1, 40)] + draw(rng.randrange(50), rng.randrange(12))
+                if rng.random() < 0.3:  # what follows in whole blocks is that of another history
+                    prompt[rng.randrange(len(prompt))] = 0
                 sampling = SamplingParams(
                     temperature=0, max_tokens=rng.randint(1, 12), n=rng.choice([1, 1, 3]), ignore_eos=True
                 )
