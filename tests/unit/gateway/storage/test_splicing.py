@@ -14,7 +14,10 @@ MARK = 256
 
 
 class ByteTokens:
-    """A tokenizer whose ids are bytes, and one mark without text. `strips`: like SentencePiece's, it leaves out the space before a first word."""
+    """A tokenizer whose ids are bytes, and one mark without text.
+
+    strips: like SentencePiece's, it leaves out the space before a first word.
+    """
 
     def __init__(self, *, strips: bool = False) -> None:
         self._strips = strips
