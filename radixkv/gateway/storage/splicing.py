@@ -54,7 +54,7 @@ async def splice(speller: Speller, reply: bytes, text: str, *, trims: bool) -> S
     num_tokens = end = length = 0
     for number, piece in enumerate(spelled, 1):
         length += len(piece)
-        if length > shared:
+        if length > shared or not piece:
             break
         at = length - begin + wanted_begin
         if length > begin and (at == len(wanted) or wanted[at] & 0xC0 != 0x80):

@@ -10,15 +10,20 @@ import pytest
 from radixkv.core.tokens import TokensLike, pack_tokens, unpack_tokens
 from radixkv.gateway.storage.splicing import Spliced, splice
 
+MARK = 256
+
 
 class ByteTokens:
-    """A tokenizer whose ids are bytes. `strips`: like SentencePiece's, it leaves out the space before a first word."""
+    """A tokenizer whose ids are bytes, and one mark without text.
+
+    strips: like SentencePiece's, it leaves out the space before a first word.
+    """
 
     def __init__(self, *, strips: bool = False) -> None:
         self._strips = strips
 
     async def spell(self, token_ids: Collection[int]) -> dict[int, bytes]:
-        return {token_id: bytes([token_id]) for token_id in token_ids}
+        return {token_id: b"" if token_id == MARK else bytes([token_id]) for token_id in token_ids}
 
     async def detokenize(self, token_ids: TokensLike) -> str:
         text = bytes(unpack_tokens(pack_tokens(token_ids))).decode(errors="replace")
@@ -33,6 +38,15 @@ def test_no_shared_part_ends_within_a_character(text: str, num_shared: int, rest
     reply = pack_tokens(list("né😀".encode()))
     spliced = asyncio.run(splice(ByteTokens(), reply, text, trims=False))
     assert spliced == Spliced(reply[: 4 * num_shared], rest)
+
+
+@pytest.mark.parametrize(
+    ("reply", "num_shared", "rest"),
+    [([*b"hi", MARK], 2, ""), ([*b"h", MARK, *b"i"], 1, "i"), ([MARK, *b"hi"], 0, "hi"), ([*b"hi"], 2, "")],
+)
+def test_a_token_without_text_ends_the_shared_part(reply: list[int], num_shared: int, rest: str) -> None:
+    spliced = asyncio.run(splice(ByteTokens(), pack_tokens(reply), "hi", trims=False))
+    assert spliced == Spliced(pack_tokens(reply[:num_shared]), rest)
 
 
 @pytest.mark.parametrize(
