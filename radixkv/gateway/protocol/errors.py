@@ -155,16 +155,12 @@ _TABLE = (
     _Row(UnavailableError, 503, "server_error", "unavailable"),
 )
 
-_FIELDS = {"timeout_s": "timeout", "token_ids": "prompt"}
+_PARAMS = {"timeout_s": "timeout", "grammar": "response_format", "grammar.text": "response_format"}
 """Argument name of the worker -> field name of the request, where the two differ."""
-
-_PARAMS = {"grammar": "response_format", "grammar.text": "response_format"}
-"""Likewise where several fields say the same: the one that most clients send."""
 
 
 def _of_invalid_argument(error: InvalidArgumentError) -> ApiError:
     """Translate; a prompt that is too long gets the wording by which clients know to shorten it."""
-    error = InvalidArgumentError(_FIELDS.get(error.argument, error.argument), error.value, error.bound)
     param = _PARAMS.get(error.argument, error.argument)
     bound = re.match(r"at most (\d+) tokens", error.bound)
     counted = re.findall(r"\d+", str(error.value))

@@ -26,8 +26,10 @@ __all__ = ["fingerprint_of", "served_fingerprint", "weights_digest"]
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 1
-"""Of the meaning of a block's bytes; a change of kernels that changes them raises it."""
+_VERSION = 2
+"""Of the meaning of a block's bytes; a change of kernels that changes them raises it. Version 1 may have stored a block under the
+name of another history.
+"""
 
 _SUFFIXES = {".safetensors", ".bin", ".gguf"}
 _CONFIGURATIONS = {"config.json", "adapter_config.json"}

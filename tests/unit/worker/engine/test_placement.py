@@ -48,7 +48,10 @@ def test_a_device_has_a_number_as_the_tensors_on_it_do(monkeypatch: pytest.Monke
 
 def test_bounds_of_a_round_are_the_devices_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for has_gpu, usual in ((False, SchedulerLimits(64, 320, 256)), (True, SchedulerLimits(256, 8192, 2048))):
+    for has_gpu, usual in (
+        (False, SchedulerLimits(64, 320, 256, max_beside=4)),
+        (True, SchedulerLimits(256, 8192, 2048, max_beside=64)),
+    ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         device = choose_device("auto").type
         assert LimitsWish().fill(device) == usual
