@@ -285,7 +285,7 @@ class Scheduler:
         return Applied(handed_out, copies, loads, opened, self.take_failures())
 
     def _handed_out(self, entry: Sent, answer: AcquireResult) -> Sequence[int]:
-        """Blocks of an acquire's table that it gets to write: not the partly filled last one of a history that is all cached."""
+        """Blocks of an acquire's table it gets to write: not the partly filled last one of a history that is all cached."""
         assert isinstance(entry.op, AcquireOp)
         first, rest = divmod(answer.num_stored_tokens, self._block_size)
         is_shared = rest > 0 and answer.num_stored_tokens * TOKEN_BYTES == len(entry.op.tokens)
