@@ -27,8 +27,9 @@ __all__ = ["fingerprint_of", "served_fingerprint", "weights_digest"]
 _LOG = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Of the meaning of a block's bytes; a change of kernels that changes them raises it. Version 1 may have stored a block under the
-name of another history.
+"""Of the meaning of a block's bytes; a change of kernels that changes them raises it.
+
+Version 1 may have stored a block under the name of another history.
 """
 
 _SUFFIXES = {".safetensors", ".bin", ".gguf"}
