@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVERS = ("radixkv up", "radixkv serve", "radixkv worker")
@@ -39,8 +42,20 @@ def commands() -> list[str]:
     return [line.rsplit(" && ", 1)[-1].replace(".venv/bin/", "") for line in lines]
 
 
+def is_free(port: int) -> bool:
+    """Whether a server may listen there: no connection of another test has come by this port of its own."""
+    with socket.socket() as here:
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            here.bind(("127.0.0.1", port))
+            return True
+    return False
+
+
 def start(command: str) -> subprocess.Popen[str]:
     """Run a command of this environment, with a script on its standard input."""
+    for port in re.findall(r"--(?:listen|http) \S+:(\d+)", command):
+        wait_until(lambda port=port: is_free(int(port)))  # type: ignore[misc]
     words = command.split()
     executable = Path(sys.executable).parent / words[0]
     assert executable.exists(), f"{words[0]} is not installed beside this Python"
