@@ -83,7 +83,9 @@ MAX_OWNERS = 4096
 """Owners whose last prefill turn is remembered."""
 
 BACKGROUND_S = 0.05
-"""About the longest batch of the background alone, in seconds: a request that comes waits for it, or it is given up."""
+"""About the longest batch of the background alone, in seconds: a request that comes waits for it, or it is given up. It has as
+many positions as run with others' decodes, however slow they are.
+"""
 
 _MATCHES_PER_STEP = 4
 """Waiting branches whose cached prefix is matched with every Step."""
@@ -320,8 +322,9 @@ class Scheduler:
         urgency = self._admission.pending.urgency
         running, is_alone = limit_background(self._running_set, self._priority, self.limits.max_beside)
         limits = self.limits
-        if is_alone and 0 < (most := int(BACKGROUND_S * self.tokens_per_s)) < limits.max_batch_tokens:
-            limits = replace(limits, max_batch_tokens=most)
+        if is_alone and self.tokens_per_s:
+            num_short = max(limits.max_beside, int(BACKGROUND_S * self.tokens_per_s))
+            limits = replace(limits, max_batch_tokens=min(limits.max_batch_tokens, num_short))
         return choose_rows(running, limits, self._last_ran, lambda b: urgency(b).key(now_s, b.order), drawing)
 
     def are_background(self, rows: Iterable[Row]) -> bool:

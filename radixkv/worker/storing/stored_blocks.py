@@ -401,9 +401,8 @@ class StoredBlocks:
             return
         self._name(branch, -(-branch.num_stored // self._block_size), branch.num_computed // self._block_size)
         first, rest = divmod(branch.num_computed, self._block_size)
-        first += (
-            rest > 0 and branch.block_table[first] not in self._copied
-        )  # a copy of a part of a block may be replaced
+        # a copy of a part of a block may be replaced
+        first += rest > 0 and branch.block_table[first] not in self._copied
         end = min(len(branch.tokens) // self._block_size, -(-branch.first_logit // self._block_size))
         if first >= end:
             return
