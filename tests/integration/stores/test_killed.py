@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sealed_blocks import BlockMaker
+from store_writer import MAX_WRITTEN, NUM_BLOCKS
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = ROOT / "tests" / "shared" / "stores"
@@ -53,7 +54,7 @@ def kill_often(tmp_path: Path, times: int) -> None:
                 num_erased += 1
             else:
                 stored[tuple(map(int, words))] = namespace
-        disk = maker.level(folder, 4000)
+        disk = maker.level(folder, NUM_BLOCKS)
         disk.check()
         lost = [tokens for tokens, owner in stored.items() if maker.found(disk, list(tokens), owner) < len(tokens)]
         # an erasure that was not acknowledged may have taken effect
@@ -63,7 +64,7 @@ def kill_often(tmp_path: Path, times: int) -> None:
         for tokens in lost:
             del stored[tokens]
         assert disk.stats().faults == {}
-        if disk.stats().num_blocks > 2000:
+        if disk.stats().num_blocks > NUM_BLOCKS - MAX_WRITTEN:
             assert disk.erase(*disk.namespace_ids())
             maker.keys.erase("alice")
             maker.keys.erase("bob")
