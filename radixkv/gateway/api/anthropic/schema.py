@@ -38,7 +38,16 @@ from radixkv.gateway.turns.tools import (
 from radixkv.generation.params import Grammar, SamplingParams
 from radixkv.generation.request import ModelInfo
 
-__all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "ResultPart", "TextBlock", "Turn", "is_of_a_server"]
+__all__ = [
+    "Block",
+    "CacheControl",
+    "MessagesPrompt",
+    "MessagesRequest",
+    "ResultPart",
+    "TextBlock",
+    "Turn",
+    "is_of_a_server",
+]
 
 
 class CacheControl(ApiModel):

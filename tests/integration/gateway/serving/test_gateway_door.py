@@ -184,7 +184,9 @@ def test_a_compressed_body_is_refused_by_its_header(server: GatewayServer, compr
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_its_connection(server: GatewayServer, streams: bool) -> None:
+def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_its_connection(
+    server: GatewayServer, streams: bool
+) -> None:
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3, "stream": streams}).encode()
     head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
     with dial(server, head + body) as connection, connection.makefile("rb") as file:
