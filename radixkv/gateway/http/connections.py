@@ -356,7 +356,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
-    """Return the application for a client of HTTP/1.0, which reads no chunks: a response without a length ends its connection."""
+    """Serve a client of HTTP/1.0, which reads no chunks: without a length a response ends its connection."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         has_length = True

@@ -9,6 +9,8 @@ from pydantic import TypeAdapter
 
 from radixkv.gateway.api.responses.items import left_out_items, read_input, to_messages
 from radixkv.gateway.api.responses.schema import InputItem
+from radixkv.gateway.protocol.errors import ApiError
+from radixkv.gateway.turns.messages import ChatMessage, template_messages
 from radixkv.generation.request import Message
 
 USER = {"role": "user", "content": "hi"}
@@ -40,3 +42,41 @@ def test_a_local_shells_call_is_followed_by_its_output(told: dict[str, str]) -> 
     assert turns[1]["tool_calls"][0]["id"] == "c"
     assert turns[2] == {"role": "tool", "tool_call_id": "c", "content": "a.txt"}
     assert not left_out
+
+
+TEXT = "data:text/csv;base64,YSxiCg=="
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (TEXT, "t.csv\na,b\n"),
+        ("data:application/json;charset=utf-8;base64,e30=", "t.csv\n{}"),
+        ("data:application/pdf;base64,YQ==", None),
+        ("data:text/plain,plain", None),
+        ("data:text/plain;base64,%%%", None),
+        ("data:text/plain;base64,/w==", None),
+        ("YQ==", None),
+        (None, None),
+    ],
+)
+def test_a_text_file_is_read_and_another_is_refused_by_its_place(data: str | None, text: str | None) -> None:
+    file = {"filename": "t.csv", "file_data": data}
+    response_part = {"type": "input_file", **file}
+    item = InputItem.model_validate({"role": "user", "content": [response_part, {"type": "input_text", "text": "!"}]})
+    chat = ChatMessage.model_validate({"role": "user", "content": [{"type": "file", "file": file}]})
+    if text is None:
+        for read_parts in (lambda: read_input([item], []), lambda: template_messages([chat])):
+            with pytest.raises(ApiError, match="reads text parts only"):
+                read_parts()
+        return
+    assert to_messages(read_input([item], [])) == [{"role": "user", "content": f"{text}!"}]
+    assert template_messages([chat]) == [{"role": "user", "content": text}]
+
+
+def test_a_text_file_without_a_name_and_within_a_tools_output_is_its_text() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = [{"type": "input_file", "file_data": TEXT}, {"type": "input_file", "file_id": "f"}]
+    turns, left_out = read(call, {"type": "function_call_output", "call_id": "c", "output": output})
+    assert turns[2]["content"] == "a,b\n[input_file: this model reads text alone]"
+    assert left_out == ["input.2.output.1"]
