@@ -59,7 +59,7 @@ class JsonSchemaFormat(ApiModel):
     json_schema: JsonSchema
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:

@@ -88,7 +88,7 @@ class AllowedChoice(ApiModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
+ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 @dataclass(frozen=True, slots=True)

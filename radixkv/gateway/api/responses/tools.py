@@ -101,7 +101,9 @@ class AllowedNames(ApiModel):
     tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
 
 
-ResponseChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedNames
+ResponseChoice = (
+    Literal["none", "auto", "required"] | Annotated[NamedChoice | AllowedNames, Field(discriminator="type")]
+)
 
 
 class Offer(NamedTuple):
