@@ -226,6 +226,9 @@ class MessagesPrompt(ApiModel):
         for index, tool in enumerate(self.tools or ()):
             if tool.is_own and tool.name is None:
                 raise ApiError(400, f"tools.{index}.name is missing", param=f"tools.{index}.name")
+            if tool.type == "function":
+                message = f"tools.{index} has the form of another API; here it is {{'name': ..., 'input_schema': ...}}"
+                raise ApiError(400, message, param=f"tools.{index}.type")
         if self.goes_on:
             self._check_begun(self.messages[-1])
 

@@ -151,8 +151,14 @@ def test_json_mode_answers_an_object(client: OpenAI, stream: bool) -> None:
     assert answered
 
 
-def test_a_schema_is_kept_to_by_every_choice(client: OpenAI) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
+        {"type": "json_object", "schema": SCHEMA},
+    ],
+)
+def test_a_schema_is_kept_to_by_every_choice(client: OpenAI, wanted: dict[str, Any]) -> None:
     answer = chat(client, response_format=wanted, n=4, seed=1, max_tokens=200)
     for choice in answer.choices:
         assert choice.finish_reason == "stop"

@@ -45,4 +45,4 @@ def test_one_fault_is_told_whatever_the_order_in_which_they_are_found(body: dict
     for found in (errors, errors[::-1]):
         refusal = refusal_of(found, body)
         assert refusal.message.startswith(told)
-        assert refusal.param == told.split(":")[0]
+        assert refusal.param == told.split(":", maxsplit=1)[0]
