@@ -77,7 +77,7 @@ _OF_SERVERS = ("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool
 
 
 def is_of_a_server(kind: str) -> bool:
-    """Whether a block of this type tells what a server did for an earlier reply: it holds no text for this model."""
+    """Whether a block of this type shows what a server did for an earlier reply: it holds no text for this model."""
     return kind in _OF_SERVERS or kind.endswith("_tool_result")
 
 

@@ -110,7 +110,7 @@ class InputItem(ApiModel):
 
     @property
     def is_of_a_server(self) -> bool:
-        """Whether it tells what a server did for an earlier reply."""
+        """Whether it shows what a server did for an earlier reply."""
         return _is_of_a_server(self.kind)
 
 
