@@ -167,7 +167,7 @@ class Reply:
 
     @property
     def wants_results(self) -> bool:
-        """Whether it ended by itself, or behind its last call, and has calls. A stop text may cut a call's arguments."""
+        """Whether it ended by itself, or after its last call, and has calls. A stop text may cut a call's arguments."""
         is_stopped_within = isinstance(self.stop, str) and bool(self.calls) and self.calls[-1].is_cut
         return bool(self.calls) and self.reason is FinishReason.STOP and not is_stopped_within
 
