@@ -167,9 +167,8 @@ class Reply:
 
     @property
     def wants_results(self) -> bool:
-        """Whether it ended by itself, or after its last call, and has calls. A stop text may cut a call's arguments."""
-        is_stopped_within = isinstance(self.stop, str) and bool(self.calls) and self.calls[-1].is_cut
-        return bool(self.calls) and self.reason is FinishReason.STOP and not is_stopped_within
+        """Whether it ended by itself, or after its last call, and has calls, the last one with all of its arguments."""
+        return bool(self.calls) and self.reason is FinishReason.STOP and not self.calls[-1].is_cut
 
     @property
     def finish_reason(self) -> str:

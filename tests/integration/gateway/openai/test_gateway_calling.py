@@ -377,3 +377,20 @@ def test_a_call_is_to_be_run_unless_a_stop_text_has_cut_its_arguments(
     assert response.output[0].status == ("incomplete" if is_within else "completed")
     assert message.stop_reason == ("stop_sequence" if is_within else "tool_use")
     assert message.stop_sequence == (stop if is_within else None)
+
+
+def test_a_call_that_the_model_itself_does_not_finish_is_not_to_be_run(stack: Stack, client: OpenAI) -> None:
+    function = {"name": "go", "parameters": {"type": "object"}}
+    reply = '<tool_call>\n{"name": "go", "arguments": {"to": {"city": "Par'
+    stack.dictate(reply)
+    (whole,) = chat(client, tools=[{"type": "function", "function": function}]).choices
+    stack.dictate(reply)
+    response = client.responses.create(model="gibberish", input="Go", tools=[{"type": "function", **function}])
+    stack.dictate(reply)
+    with Anthropic(base_url=f"http://{stack.server.address}", api_key="none") as other:
+        own = {"name": "go", "input_schema": {"type": "object"}}
+        message = other.messages.create(model="gibberish", messages=QUESTION, max_tokens=90, tools=[own])
+    assert whole.finish_reason == "stop"
+    assert whole.message.tool_calls[0].function.arguments.endswith('"Par')
+    assert (response.output[0].type, response.output[0].status) == ("function_call", "incomplete")
+    assert message.stop_reason == "end_turn"
