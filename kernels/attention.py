@@ -50,7 +50,7 @@ def paged_attention(
     spec = AttentionSpec(scale, sliding_window, softcap, sinks)
     out = _check_and_allocate(q, cache, batch, spec)
     if cache.format is not None:
-        q = rotate(q.float()).to(q.dtype)  # like the cached keys
+        q = rotate(q.float(), cache.key_parts).to(q.dtype)  # like the cached keys
     _attend(q, cache, batch, spec, out)
     return out if cache.format is None else rotate(out.float()).to(out.dtype)
 
@@ -106,7 +106,7 @@ def attend_loaded(
         InvalidArgumentError: a mismatched shape, dtype, device or limits.
     """
     if cache.format is not None:
-        q = rotate(q.float()).to(q.dtype)
+        q = rotate(q.float(), cache.key_parts).to(q.dtype)
     values = None if cache.is_latent else cache.v
     attend_by_work(q, cache.k, values, block_tables, work, spec, out, _scales(cache), launches)
     return out if cache.format is None else rotate(out.float()).to(out.dtype)

@@ -92,9 +92,10 @@ class Configuration:
         return self.form != "narrow" or self.heads[0] <= forms.narrow.block_m
 
     def overlaps(self, measured: Measured) -> bool:
-        """Whether a tile is loaded while another is computed. The worker keeps latents unrounded."""
-        is_kept = not (self.is_latent and self.cache != "plain")
-        return not is_kept or (measured.buffers >= 2 and (measured.waits > 0 or self.form == "wide"))
+        """Whether a tile is loaded while another is computed. Not required of rounded latents: no chip has timed them."""
+        if self.is_latent and self.cache != "plain":
+            return True
+        return measured.buffers >= 2 and (measured.waits > 0 or self.form == "wide")
 
     def compile_for(self, target: str) -> Measured:
         """Compile it as launched on this target."""
@@ -191,6 +192,8 @@ FULL = [
     *_both_forms("D 128", "fp32", LLAMA),
     *_both_forms("D 256", "fp32", GEMMA),
     *_both_forms("latent 576", "bf16", cache="fp8", **LATENT),
+    *_both_forms("latent 576", "bf16", cache="int8", **LATENT),
+    *_both_forms("latent 576", "bf16", cache="int4", **LATENT),
     *_both_forms("latent 576", "fp32", **LATENT),
     Configuration("D 128", "bf16", LLAMA, None, has_variants=True),
     Configuration("latent 576", "bf16", (128, 576, 512), None),

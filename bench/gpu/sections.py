@@ -138,26 +138,29 @@ def measure_formats(run: Run, pool: Pool) -> None:
 
 
 def measure_latents(run: Run) -> None:
-    """Decode over latents, which is bound by products because of its many heads."""
+    """Decode over latents, which is bound by products because of its many heads, in each format."""
     rows = []
+    num_blocks = 2 * max(tree.num_blocks for tree in run.sizes.latent)
     with run.section("latents", 0.08) as figures:
-        pool = Pool(run.sizes.latents, 2 * max(tree.num_blocks for tree in run.sizes.latent), run.clock.device)
-        for tree in run.trees("latents", run.sizes.latent):
-            with run.guarded(f"latents {tree.name}"):
-                case = _case(run, pool, tree)
-                if not run.is_right(f"latents {tree.name}", case):
-                    continue
-                time_us = run.clock.microseconds({"ours": case.calls()})["ours"]
-                figures.append({**_record(run, case), "us": time_us._asdict()})
-                least = run.machine.roofline_us(tree, pool.layer)
-                shares = (
-                    run.machine.copy_share(tree, pool.layer, time_us.p50),
-                    run.machine.matmul_share(tree, pool.layer, time_us.p50),
-                )
-                times = (f"{time_us.p50:.1f}", f"{least:.1f}", f"{time_us.p50 / least:.2f}")
-                rows.append((tree.name, *times, *map(_percent, shares)))
-    columns = ("B x L", "us", "roofline", "us/roof", "of copy", "of matmul")
-    run.report.tables.append(Table(f"latents {run.sizes.latents.name}, decode", columns, rows))
+        for format in (None, *FORMATS):
+            layer = dataclasses.replace(run.sizes.latents, format=format)
+            pool = Pool(layer, num_blocks, run.clock.device)
+            for tree in run.trees(f"latents {layer.name}", run.sizes.latent):
+                name = f"latents {layer.name} {tree.name}"
+                with run.guarded(name):
+                    case = _case(run, pool, tree)
+                    if not (run.is_right(name, case) and run.is_right(f"{name}, paged_attention", case, publicly=True)):
+                        continue
+                    time_us = run.clock.microseconds({"ours": case.calls()})["ours"]
+                    figures.append({**_record(run, case), "us": time_us._asdict()})
+                    least = run.machine.roofline_us(tree, layer)
+                    of_copy, of_matmul = (
+                        share(tree, layer, time_us.p50) for share in (run.machine.copy_share, run.machine.matmul_share)
+                    )
+                    times = (f"{time_us.p50:.1f}", f"{least:.1f}", f"{time_us.p50 / least:.2f}")
+                    rows.append((layer.name, tree.name, *times, _percent(of_copy), _percent(of_matmul)))
+    columns = ("cache", "B x L", "us", "roofline", "us/roof", "of copy", "of matmul")
+    run.report.tables.append(Table("latents, decode", columns, rows))
 
 
 def measure_prefill(run: Run, pool: Pool, build: FlashInferBuild) -> None:

@@ -48,10 +48,11 @@ class Layer:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's K and V, including scales."""
-        if self.format is not None:
-            return self.num_kv_heads * (self.format.row_bytes(self.head_dim) + self.format.row_bytes(self.v_head_dim))
-        width = self.head_dim + (0 if self.is_latent else self.v_head_dim)
-        return self.num_kv_heads * width * DTYPE.itemsize
+        widths = (
+            (self.v_head_dim, self.head_dim - self.v_head_dim) if self.is_latent else (self.head_dim, self.v_head_dim)
+        )
+        bytes_of = self.format.row_bytes if self.format is not None else DTYPE.itemsize.__mul__
+        return self.num_kv_heads * sum(map(bytes_of, widths))
 
     @property
     def row_bytes(self) -> int:

@@ -100,10 +100,7 @@ class _Numbers(NamedTuple):
             for tensor in self.tensors
         ]
         if self.cache.format is not None:
-            taken = [
-                self.cache.format.dequantise(codes, scales).to(self.cache.dtype)
-                for codes, scales in zip(taken[:2], taken[2:], strict=True)
-            ]
+            taken = [rows.to(self.cache.dtype) for rows in self.cache.dequantise(*taken)]
         keys, *rest = (
             functional.pad(rows.to(exact), (0, 0, 0, 0, 0, CHUNK_KEYS - len(slots))).transpose(0, 1).contiguous()
             for rows in taken

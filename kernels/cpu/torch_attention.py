@@ -55,22 +55,23 @@ class _Layer:
         are the whole rows.
         """
         cache = self.cache
-        keys = self._gather(cache.k, cache.k_scales, "keys", blocks, hidden)
-        return keys, keys if cache.is_latent else self._gather(cache.v, cache.v_scales, "values", blocks, hidden)
-
-    def _gather(
-        self, numbers: Tensor, scales: Tensor | None, name: str, blocks: Blocks, hidden: Tensor | None
-    ) -> Tensor:
-        num_blocks = blocks.ids.shape[0]
-        if self.cache.format is not None and scales is not None:
-            codes = numbers.view(torch.uint8).index_select(0, blocks.ids).view(numbers.dtype)
-            exact = self.cache.format.dequantise(codes, scales.index_select(0, blocks.ids))
-            rows = exact.to(self.cache.dtype).flatten(0, 1)
-        elif blocks.run >= 0 and hidden is None:
-            return numbers[blocks.run : blocks.run + num_blocks].view(-1, *numbers.shape[2:])
+        if cache.format is None:
+            rows = [self._gather(tensor, number, blocks, hidden) for number, tensor in enumerate(cache.tensors)]
         else:
-            gathered = self.scratch.take(name, (num_blocks, *numbers.shape[1:]), numbers)
-            rows = torch.index_select(numbers, 0, blocks.ids, out=gathered).view(-1, *numbers.shape[2:])
+            taken = (
+                tensor.view(torch.uint8).index_select(0, blocks.ids).view(tensor.dtype) for tensor in cache.tensors
+            )
+            rows = [each.to(cache.dtype).flatten(0, 1) for each in cache.dequantise(*taken)]
+            if hidden is not None:
+                rows = [each.index_fill_(0, hidden, 0.0) for each in rows]
+        return rows[0], rows[-1]
+
+    def _gather(self, numbers: Tensor, number: int, blocks: Blocks, hidden: Tensor | None) -> Tensor:
+        num_blocks = blocks.ids.shape[0]
+        if blocks.run >= 0 and hidden is None:
+            return numbers[blocks.run : blocks.run + num_blocks].view(-1, *numbers.shape[2:])
+        gathered = self.scratch.take(("keys", "values")[number], (num_blocks, *numbers.shape[1:]), numbers)
+        rows = torch.index_select(numbers, 0, blocks.ids, out=gathered).view(-1, *numbers.shape[2:])
         return rows if hidden is None else rows.index_fill_(0, hidden, 0.0)
 
 

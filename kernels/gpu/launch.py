@@ -106,8 +106,9 @@ _TABLE = """
   scaled  2    64  16/64/4/5  64/32/4/5  16/64/4/5  64/64/4/5  16/32/4/5  64/64/4/5  16/64/4/2  64/64/4/2  16/32/4/2  64/32/8/2
   scaled  2   128  16/32/4/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
   scaled  2   256  16/32/4/5  64/32/8/5  16/32/4/5  64/32/8/5  16/32/4/5  64/32/8/5  16/32/4/2  64/16/8/1  16/16/8/2  32/16/8/1
-  scaled  2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/5  16/16/8/5  16/16/8/5  16/16/8/1  16/16/8/1  -          -
+  scaled  2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/5  16/16/8/5  16/16/8/5  16/16/4/1  16/16/4/1  -          -
   int4    2   128  16/32/8/5  64/32/8/5  16/64/4/2  128/64/8/5 16/32/4/5  64/32/4/5  16/32/4/2  64/64/4/2  16/16/4/2  64/16/8/1
+  int4    2   576  16/16/8/5  32/16/8/5  16/16/8/5  64/16/8/2  16/16/8/5  16/16/8/5  16/16/4/1  16/16/4/1  -          -
   plain   4    64  16/32/4/2  32/32/8/2  16/32/8/2  32/32/8/2  16/32/4/2  32/32/8/2  16/32/4/2  32/32/8/1  16/16/8/1  32/16/8/1
   plain   4   128  16/32/8/2  16/16/4/1  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/32/8/1  32/16/8/1  16/16/8/1  16/16/8/1
   plain   4   256  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/32/8/2  32/16/8/1  16/16/8/1  32/16/8/1  -          -
@@ -178,6 +179,12 @@ class LayerShape:
     is_latent: bool
 
     @property
+    def key_parts(self) -> tuple[int, ...]:
+        """As `KVCache.key_parts`."""
+        rest = self.head_dim - self.v_head_dim
+        return (self.v_head_dim, rest) if self.is_latent and rest else (self.head_dim,)
+
+    @property
     def row(self) -> tuple[str, int, int]:
         """Key of its row in the table, which may be missing."""
         widest = max(self.head_dim, self.v_head_dim)
@@ -213,7 +220,7 @@ class LayerShape:
             "REST": columns.rest,
             "BLOCK_DV": max(16, next_power_of_2(self.v_head_dim)),
             "FORMAT": self.cache_format,
-            "K_GROUP": int4_group(self.head_dim),
+            "K_GROUP": int4_group(self.key_parts[-1]),
             "V_GROUP": int4_group(self.v_head_dim),
             "LATENT": self.is_latent,
             **{f"MERGE_{name}": value for name, value in merge_constants(self.group, self.v_head_dim).items()},

@@ -14,9 +14,11 @@ probability before, where an fp16 product under 6e-5 loses bits: such small valu
 same, but four codes at once become fp16, and before they are laid out for a dot, by instructions of sm_90; queries and
 probabilities become fp16 too, the latter times 64, which `sum_of_values` takes out. "int4": a byte holds a column and the one
 half a head further on, GROUP columns of a row share a step and a lowest value, and codes become numbers before the dot.
+A latent's value and the rest of its key, the columns of its two dots, are rows of their own in fewer bits: the value's scales
+are those of values, the rest's those of keys, and a row of int4 has halves of its own.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# ruff: noqa: N803, PLR0912, PLR1714
+# ruff: noqa: N803, N806, PLR0912, PLR0915, PLR1714
 # Triton reads a kernel's annotations: only constexpr parameters may carry one, in capitals. Its decorators ship untyped, and it
 # has no sets. Branches on constants are taken when a kernel is compiled.
 
@@ -114,6 +116,7 @@ def load_int4_columns(
     FIRST: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    ROW_BYTES: tl.constexpr,  # from one row to the next
     BLOCK_SIZE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
@@ -121,7 +124,7 @@ def load_int4_columns(
     b_column = FIRST + tl.arange(0, BLOCK)
     half: tl.constexpr = WIDTH // 2
     m_loaded = m_row[:, None] & (b_column < WIDTH)[None, :]
-    p_pair = (p_rows + b_column % half)[None, :] + (b_row.to(tl.int64) * half)[:, None]
+    p_pair = (p_rows + b_column % half)[None, :] + (b_row.to(tl.int64) * ROW_BYTES)[:, None]
     b_pair = tl.load(p_pair, mask=m_loaded, other=0)
     b_code = (b_pair >> tl.where(b_column < half, 0, 4)[None, :].to(tl.uint8)) & 15
 
@@ -176,6 +179,8 @@ def attend_keys(
     MASKED: tl.constexpr,
 ):
     """Fold in tiles from `start`: with MASKED the keys in [begin, end), otherwise all of them, which every row sees."""
+    SCALED: tl.constexpr = FORMAT != "plain" and FORMAT != "int4"
+    APART: tl.constexpr = LATENT and REST > 0
     for key in tl.range(start, end, BLOCK_N, disable_licm=True):
         b_key = key + tl.arange(0, BLOCK_N)  # [N]
         m_key = b_key < end
@@ -188,20 +193,35 @@ def attend_keys(
             tl.int32
         )  # of the cache, all heads
 
-        if FORMAT == "int4":
-            b_k = load_int4_columns(p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, BLOCK_SIZE, b_q.dtype)
+        if FORMAT == "int4" and APART:
+            b_k = load_int4_columns(
+                p_k, p_v_scales, b_row, m_key, DV, 0, BLOCK_D, V_GROUP, D // 2, BLOCK_SIZE, b_q.dtype
+            )
+        elif FORMAT == "int4":
+            b_k = load_int4_columns(
+                p_k, p_k_scales, b_row, m_key, D, 0, BLOCK_D, K_GROUP, D // 2, BLOCK_SIZE, b_q.dtype
+            )
         else:
             b_k = load_columns(p_k, b_row, m_key, D, 0, BLOCK_D, FORMAT, b_q.dtype, MASKED)  # [N, D]
         b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")  # [M, N]
         if REST > 0:
-            if FORMAT == "int4":
+            if FORMAT == "int4" and APART:
                 b_k_rest = load_int4_columns(
-                    p_k, p_k_scales, b_row, m_key, D, BLOCK_D, REST, K_GROUP, BLOCK_SIZE, b_q.dtype
+                    p_k + DV // 2, p_k_scales, b_row, m_key, D - DV, 0, REST, K_GROUP, D // 2, BLOCK_SIZE, b_q.dtype
+                )
+            elif FORMAT == "int4":
+                b_k_rest = load_int4_columns(
+                    p_k, p_k_scales, b_row, m_key, D, BLOCK_D, REST, K_GROUP, D // 2, BLOCK_SIZE, b_q.dtype
                 )
             else:
                 b_k_rest = load_columns(p_k, b_row, m_key, D, BLOCK_D, REST, FORMAT, b_q.dtype, MASKED)
-            b_score = tl.dot(b_q_rest, tl.trans(b_k_rest), b_score, input_precision="ieee")
-        if FORMAT != "plain" and FORMAT != "int4":
+            if SCALED and APART:
+                b_score *= tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
+                b_rest_scale = tl.load(p_k_scales + b_row, mask=m_key, other=0.0).to(tl.float32)
+                b_score += tl.dot(b_q_rest, tl.trans(b_k_rest), input_precision="ieee") * b_rest_scale[None, :]
+            else:
+                b_score = tl.dot(b_q_rest, tl.trans(b_k_rest), b_score, input_precision="ieee")
+        if SCALED and not APART:
             b_score *= tl.load(p_k_scales + b_row, mask=m_key, other=0.0).to(tl.float32)[None, :]
         to_base_2 = scale * LOG2_E
         if HAS_SOFTCAP:
@@ -219,14 +239,16 @@ def attend_keys(
         b_decay = tl.exp2(b_max - b_shift)
         b_sum = b_sum * b_decay + tl.sum(b_p, 1)
 
-        if FORMAT != "plain" and FORMAT != "int4":
+        if SCALED:
             b_value_scale = tl.load(p_v_scales + b_row, mask=m_key, other=0.0).to(tl.float32)
             if FORMAT == "fp8x4" or FORMAT == "int8x4":
                 b_value_scale *= 64.0  # the least product that fp16 holds is then 1e-9
             b_p *= b_value_scale[None, :]
         b_v = b_k  # [N, DV]
-        if FORMAT == "int4":
-            b_v = load_int4_columns(p_v, p_v_scales, b_row, m_key, DV, 0, BLOCK_DV, V_GROUP, BLOCK_SIZE, b_q.dtype)
+        if FORMAT == "int4" and not LATENT:
+            b_v = load_int4_columns(
+                p_v, p_v_scales, b_row, m_key, DV, 0, BLOCK_DV, V_GROUP, DV // 2, BLOCK_SIZE, b_q.dtype
+            )
         elif not LATENT:
             b_v = load_columns(p_v, b_row, m_key, DV, 0, BLOCK_DV, FORMAT, b_q.dtype, MASKED)
         b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")

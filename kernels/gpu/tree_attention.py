@@ -151,7 +151,7 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
     REST: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     FORMAT: tl.constexpr,
-    K_GROUP: tl.constexpr,  # columns of int4 that share scales
+    K_GROUP: tl.constexpr,  # columns of int4 that share scales; of a latent those of the rest of its key
     V_GROUP: tl.constexpr,
     LATENT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -317,7 +317,8 @@ def _attend_items_kernel(  # noqa: PLR0915  # one launch
 class KVScales(NamedTuple):
     """Scales of a cache in fewer bits, [num_blocks, Hkv, scales of a row, block_size] bfloat16.
 
-    One for int8 and fp8, for int4 a step and a lowest value per group of columns; for latents `k`.
+    One for int8 and fp8, for int4 a step and a lowest value per group of columns; of latents `v`
+    are those of values, `k` those of the rest of keys, or both the same where nothing is left.
     """
 
     k: Tensor
@@ -389,8 +390,7 @@ def attend_by_work(
         q,
         k_cache,
         values,
-        scales.k,
-        scales.k if v_cache is None else scales.v,
+        *scales,
         q if spec.sinks is None else spec.sinks,
         block_tables,
         work.counts,
@@ -460,8 +460,6 @@ def _check(
         raise InvalidArgumentError("q.shape[1]", num_heads, f"a multiple of {num_kv_heads}, the kv heads")
     if v_cache is not None:
         check_tensor("v_cache", v_cache, (*k_cache.shape[:3], v_head_dim // per_byte), (k_cache.dtype,), device)
-    elif per_byte == 2:
-        raise InvalidArgumentError("v_cache", None, "a tensor: latents in four bits are not read")
     elif num_kv_heads != 1 or v_head_dim != key_columns(head_dim).first:
         raise InvalidArgumentError(
             "out.shape[2]", v_head_dim, f"{key_columns(head_dim).first}, of one kv head's latents"
@@ -469,9 +467,8 @@ def _check(
     limit = MAX_LATENT_DIM if v_cache is None else MAX_HEAD_DIM
     if max(head_dim, v_head_dim) > limit:
         raise InvalidArgumentError("head_dim", max(head_dim, v_head_dim), f"at most {limit} on this device")
-    given_scales = (None, None) if scales is None else (scales.k, None if v_cache is None else scales.v)
     names = "k_cache", "v_cache", "scales.k", "scales.v"
-    for name, tensor in zip(names, (k_cache, v_cache, *given_scales), strict=True):
+    for name, tensor in zip(names, (k_cache, v_cache, *(scales or ())), strict=False):
         if tensor is not None and not tensor.is_contiguous():
             raise InvalidArgumentError(f"{name}.stride()", tensor.stride(), "contiguous")
     if k_cache.shape[0] * num_kv_heads * k_cache.shape[2] > _MOST_ROWS:
@@ -479,7 +476,8 @@ def _check(
         raise InvalidArgumentError("k_cache.shape[0]", k_cache.shape[0], bound)
     if (scales is None) != (k_cache.dtype == q.dtype):
         raise InvalidArgumentError("scales", scales, f"{'none' if scales else 'some'} for caches of {k_cache.dtype}")
-    for name, scale, width in zip(("scales.k", "scales.v"), scales or (), (head_dim, v_head_dim), strict=False):
+    widths = layer_shape(q, k_cache, v_head_dim, is_latent=v_cache is None).key_parts[-1], v_head_dim
+    for name, scale, width in zip(names[2:], scales or (), widths, strict=False):
         num_scales = KVFormat.INT4.num_scales(width) if per_byte == 2 else 1
         check_tensor(name, scale, (*k_cache.shape[:2], num_scales, k_cache.shape[2]), (torch.bfloat16,), device)
     check_tensor("block_tables", block_tables, (None, None), (torch.int32,), device)

@@ -154,9 +154,11 @@ def copy_blocks(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens:
 def _copy_by_triton(caches: Sequence[KVCache], src: Tensor, dst: Tensor, num_tokens: Tensor) -> None:
     first = caches[0]
     moved_bytes = first.k.element_size()
-    runs = [(tensor.data_ptr(), 1, tensor.shape[3]) for cache in caches for tensor in cache.tensors[:2]]
+    runs = [
+        (tensor.data_ptr(), 1, tensor.shape[3]) for cache in caches for tensor in cache.tensors[: cache.rows_per_token]
+    ]
     for cache in caches:
-        scales = cache.tensors[2:]
+        scales = cache.tensors[cache.rows_per_token :]
         runs.extend((tensor.data_ptr(), tensor.shape[2], tensor.element_size() // moved_bytes) for tensor in scales)
     columns = [upload(column, first.device, torch.int64) for column in zip(*runs, strict=True)]
     _copy_blocks_kernel[(src.numel(), len(runs), first.num_kv_heads)](

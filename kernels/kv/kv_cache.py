@@ -12,7 +12,9 @@ scales of their rows, bfloat16 [num_blocks, block_size, Hkv, scales], or [num_bl
 first.
 
 Latents (DeepSeek-V2, arXiv 2405.04434, section 2.1) are a cache of one kv head whose V is the first columns of its K, in the
-same memory: a token has one row. K and V cannot be transposed in different ways at once, so on a CPU they are token-major.
+same memory: a token has one row. K and V cannot be transposed in different ways at once, so on a CPU they are token-major. In
+fewer bits its value and the rest of its key are rows of their own: their codes lie one after the other, `v_scales` are those
+of the value, `k_scales` those of the rest.
 
 The layout is private to the kernels: callers use `allocate_kv` or `allocate_latents` and pass the cache on.
 """
@@ -83,9 +85,21 @@ class KVCache:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of a block, contiguous, block id first: to copy a block as a whole."""
+        own = [self.k, self.v, self.k_scales, self.v_scales]
         if self.is_latent:
-            return (self.k,)
-        return tuple(tensor for tensor in (self.k, self.v, self.k_scales, self.v_scales) if tensor is not None)
+            own = [self.k, self.v_scales, self.k_scales][: 1 + len(self.key_parts)]
+        return tuple(tensor for tensor in own if tensor is not None)
+
+    @property
+    def rows_per_token(self) -> int:
+        """Of each head: of K and of V, or one. So many `tensors` hold them, the others their scales."""
+        return 1 if self.is_latent else 2
+
+    @property
+    def key_parts(self) -> tuple[int, ...]:
+        """Widths of a key's parts that are rotated and quantised each by itself: of a latent its value and the rest."""
+        rest = self.head_dim - self.v_head_dim
+        return (self.v_head_dim, rest) if self.is_latent and rest else (self.head_dim,)
 
     @property
     def token_elements(self) -> int:
@@ -105,8 +119,23 @@ class KVCache:
         data = [view[block_id].reshape(shape) for view in self._by_token()]
         if self.format is None:
             return tuple(tensor.float() for tensor in data)
-        keys, values, key_scales, value_scales = data
-        return self.format.dequantise(keys, key_scales), self.format.dequantise(values, value_scales)
+        return self.dequantise(*data)
+
+    def quantise(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """New values of `tensors` for rotated K and V, or latents, [..., Hkv, width]. A cache in fewer bits."""
+        assert self.format is not None
+        parts = torch.split(rows[0], list(self.key_parts), dim=-1) if self.is_latent else rows
+        codes, scales = zip(*map(self.format.quantise, parts), strict=True)
+        return (torch.cat(codes, dim=-1), *scales) if self.is_latent else (*codes, *scales)
+
+    def dequantise(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Rotated K and V, or latents, in float32, from the result of `quantise`. A cache in fewer bits."""
+        assert self.format is not None
+        codes, scales = tensors[: self.rows_per_token], tensors[self.rows_per_token :]
+        if self.is_latent:
+            codes = torch.split(codes[0], [self.format.data_width(width) for width in self.key_parts], dim=-1)
+        parts = tuple(self.format.dequantise(*each) for each in zip(codes, scales, strict=True))
+        return (torch.cat(parts, dim=-1),) if self.is_latent else parts
 
     def fill(self, *tensors: Tensor) -> None:
         """Overwrite every slot from `tensors` in the order and shape of `token_major`."""
@@ -117,9 +146,9 @@ class KVCache:
         """Views of `tensors` in the element order of `token_major`, with more dimensions where words are split."""
         if self.layout is Layout.TOKEN_MAJOR:
             return list(self.tensors)
-        scales = [tensor.permute(0, 3, 1, 2) for tensor in self.tensors[2:]]
+        scales = [tensor.permute(0, 3, 1, 2) for tensor in self.tensors[self.rows_per_token :]]
         if self.layout is Layout.HEAD_MAJOR:
-            return [*(tensor.transpose(1, 2) for tensor in self.tensors[:2]), *scales]
+            return [*(tensor.transpose(1, 2) for tensor in self.tensors[: self.rows_per_token]), *scales]
         return [self.k.permute(0, 3, 1, 2, 4), self.v.permute(0, 2, 4, 1, 3), *scales]
 
 
@@ -186,6 +215,7 @@ def allocate_latents(
     dtype: torch.dtype,
     device: torch.device | str,
     *,
+    format: KVFormat | None = None,
     layout: Layout | None = None,
 ) -> KVCache:
     """A zeroed cache for the latents of one layer: a row of `head_dim` numbers per token, the first `v_head_dim` its value.
@@ -195,10 +225,12 @@ def allocate_latents(
         v_head_dim: from 1 to `head_dim`.
         dtype: one of `KERNEL_DTYPES`.
         device: of the cache.
+        format: of stored rows; None: unquantised.
         layout: token-major or head-major; None: that of the kernels of `device`.
 
     Raises:
-        InvalidArgumentError: a size or dtype out of bounds, or the transposed layout.
+        InvalidArgumentError: a size or dtype out of bounds, a format that does not fit the value or the rest, or the transposed
+            layout.
     """
     sizes = {
         "num_blocks": num_blocks,
@@ -214,8 +246,18 @@ def allocate_latents(
         layout = Layout.TOKEN_MAJOR if torch.device(device).type == "cpu" else Layout.HEAD_MAJOR
     if layout is Layout.TRANSPOSED:
         raise InvalidArgumentError("layout", layout.value, "one in which V can be a part of K")
-    rows = zeros(_shapes(layout, 1, sizes, None)[0], dtype, device)
-    return KVCache(rows, rows[..., :v_head_dim], None, None, layout, None, True, dtype, **sizes)
+    slots = (1, block_size) if layout is Layout.HEAD_MAJOR else (block_size, 1)
+    if format is None:
+        rows = zeros((num_blocks, *slots, head_dim), dtype, device)
+        return KVCache(rows, rows[..., :v_head_dim], None, None, layout, None, True, dtype, **sizes)
+    parts = [width for width in (v_head_dim, head_dim - v_head_dim) if width]
+    widths = list(map(format.data_width, parts))
+    rows = zeros((num_blocks, *slots, sum(widths)), format.data_dtype, device)
+    shapes = [
+        (1, n, block_size) if layout is Layout.HEAD_MAJOR else (block_size, 1, n) for n in map(format.num_scales, parts)
+    ]
+    scales = [zeros((num_blocks, *shape), torch.bfloat16, device) for shape in shapes]
+    return KVCache(rows, rows[..., : widths[0]], scales[-1], scales[0], layout, format, True, dtype, **sizes)
 
 
 def _check(sizes: dict[str, int], dtype: torch.dtype) -> None:

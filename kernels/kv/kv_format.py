@@ -9,7 +9,8 @@ the cached bytes do not depend on how a prompt was cut into chunks:
                                                     for each group of up to 16 channels
 
 Keys and queries are rotated before, and values too, whose rotation the output undoes (`rotation`); not by the functions here.
-The rotation keeps fp8 within half a percent of the exact perplexity and makes rows of int4 usable.
+The rotation keeps fp8 within half a percent of the exact perplexity and makes rows of int4 usable. A latent (`kv_cache`) is
+two rows, its value and the rest of its key, which differ in size.
 
 Layout, token-major, any leading shape:
 

@@ -117,8 +117,7 @@ def write_kv(k: Tensor, v: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
     if cache.format is not None:
         tensors = (rotate(k.float()), rotate(v.float()))
         if cache.layout is not Layout.TRANSPOSED:
-            quantised = [cache.format.quantise(rows) for rows in tensors]
-            tensors = (*(rows.data for rows in quantised), *(rows.scales for rows in quantised))
+            tensors = cache.quantise(*tensors)
     if cache.layout is Layout.HEAD_MAJOR:
         _write_by_triton(tensors, cache, slot_mapping)
     elif cache.layout is Layout.TRANSPOSED:
@@ -144,19 +143,21 @@ def write_latents(latents: Tensor, cache: KVCache, slot_mapping: Tensor) -> None
     check_tensor("latents", latents, (slot_mapping.numel(), cache.head_dim), (cache.dtype,), cache.device)
     if not slot_mapping.numel():
         return
+    tensors: tuple[Tensor, ...] = (latents[:, None],)
+    if cache.format is not None:
+        tensors = cache.quantise(rotate(tensors[0].float(), cache.key_parts))
     if cache.layout is Layout.HEAD_MAJOR:
-        _write_by_triton((latents[:, None],), cache, slot_mapping)
+        _write_by_triton(tensors, cache, slot_mapping)
     else:
-        _write_by_torch((latents[:, None],), cache, slot_mapping)
+        _write_by_torch(tensors, cache, slot_mapping)
 
 
 def _write_by_triton(tensors: tuple[Tensor, ...], cache: KVCache, slot_mapping: Tensor) -> None:
     """`tensors`: new values for each of the cache's tensors."""
-    for first in range(0, len(tensors), 2):  # K and V, then their scales
-        new = [
-            tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor for tensor in tensors[first : first + 2]
-        ]
-        rows = [tensor.view(new[0].dtype) for tensor in cache.tensors[first : first + 2]]
+    for first in range(0, len(tensors), cache.rows_per_token):  # K and V, then their scales
+        part = slice(first, first + cache.rows_per_token)
+        new = [tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor for tensor in tensors[part]]
+        rows = [tensor.view(new[0].dtype) for tensor in cache.tensors[part]]
         k, k_rows, v, v_rows = new[0], rows[0], new[-1], rows[-1]  # for latents, one tensor twice, the second unread
         widths = k.shape[2], v.shape[2] if len(new) == 2 else 0
         block_d = next_power_of_2(max(widths))

@@ -5,7 +5,8 @@
 R is symmetric and its own inverse, so rotate(rotate(x)) = x and q . k = rotate(q) . rotate(k): with keys and queries rotated,
 scores are unchanged, up to rounding. Rotation lowers the cost of rounding: the keys of many models have a few channels far
 above the rest, and a step or an exponent for those wastes bits on all others (QuaRot, Ashkboos et al. 2024, section 4). A
-head of 80 channels is rotated as 5 vectors of 16, one of 96 as 3 of 32.
+head of 80 channels is rotated as 5 vectors of 16, one of 96 as 3 of 32. The parts of a latent, its value and the rest of its
+key, are rotated each by itself.
 
 Attention is linear in its values, so with rotated values its output is rotate(output). Keys are rotated after their rotary
 embedding, as they are cached; weights are unchanged.
@@ -13,6 +14,7 @@ embedding, as they are cached; weights are unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -37,9 +39,11 @@ def hadamard_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tens
         return matrix.to(dtype=dtype, device=device)
 
 
-def rotate(rows: Tensor) -> Tensor:
+def rotate(rows: Tensor, parts: Sequence[int] = ()) -> Tensor:
     """x R for each vector of `rows` [..., D], in the dtype of `rows`. Its own inverse, up to rounding.
 
-    Non-finite values spread within their vector only.
+    Non-finite values spread within their vector only. `parts`: widths of the vectors that a row consists of; none: one.
     """
+    if len(parts) > 1:
+        return torch.cat([rotate(part) for part in torch.split(rows, list(parts), dim=-1)], dim=-1)
     return rows @ hadamard_matrix(rows.shape[-1], rows.dtype, rows.device)

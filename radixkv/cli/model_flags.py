@@ -132,8 +132,7 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         default=_AUTO,
         choices=[_AUTO, *KV_DTYPES],
         help="of KV: auto, the model's dtype, rounds nothing; int8 and fp8 take about half of bfloat16's memory, int4 less, at "
-        "some cost in quality and, on a CPU, time (bench/README.md has figures); latents are not rounded "
-        "(default %(default)s)",
+        "some cost in quality and, on a CPU, time (bench/README.md has figures) (default %(default)s)",
     )
     flags.add_argument(
         "--layout",

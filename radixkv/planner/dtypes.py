@@ -27,11 +27,6 @@ class KVDtype(NamedTuple):
     scale_bytes: int
     group: int = 0
 
-    @property
-    def is_quantised(self) -> bool:
-        """Whether elements are codes."""
-        return self.scale_bytes > 0
-
     def takes(self, width: int) -> bool:
         """Whether vectors of `width` elements can be stored: grouped formats pack pairs into bytes."""
         return not (self.group and width % 2)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.planner.dtypes import DTYPES, KV_DTYPES, ROUNDED_DTYPES, KVDtype
+from radixkv.planner.dtypes import DTYPES, KV_DTYPES, ROUNDED_DTYPES
 from radixkv.planner.errors import PlanError
 from radixkv.planner.fit import advise_block_size, check_block_size, check_fit, count_blocks
 from radixkv.planner.shape import LayerKV, ModelShape
@@ -96,8 +96,7 @@ class MemoryPlan:
 
     def bytes_at(self, num_tokens: int) -> int:
         """KV bytes of one sequence of `num_tokens` tokens, not rounded to blocks, within windows."""
-        stored_as = _StoredAs.of(self.kv_dtype, self.dtype, self.layout)
-        return _sequence_bytes(_layers(self.shape, self.layout, self.tp), stored_as, num_tokens, 1)
+        return _sequence_bytes(_layers(self.shape, self.layout, self.tp), self.kv_dtype, num_tokens, 1)
 
     @property
     def advised_block_size(self) -> int:
@@ -177,9 +176,11 @@ def plan_memory(
     _check(shape, load, tp, layout)
     max_model_len = load.max_model_len or shape.max_length or _LENGTH_WITHOUT_CONFIG
     layers = _layers(shape, layout, tp)
-    stored_as = _StoredAs.of(kv_dtype, dtype, layout)
-    stored_as.check(layers, kv_dtype)
-    token_bytes = sum(map(stored_as.token_bytes, layers))
+    for width in (width for layer in layers for width in layer.vector_dims):
+        if not KV_DTYPES[kv_dtype].takes(width):
+            bound = f"another one for heads of {width} channels: it packs two into a byte"
+            raise InvalidArgumentError("kv_dtype", kv_dtype, bound)
+    token_bytes = sum(layer.token_bytes(KV_DTYPES[kv_dtype]) for layer in layers)
     if not token_bytes:
         raise PlanError(f"{shape.name} keeps nothing per token, so it needs no blocks")
     plan = MemoryPlan(
@@ -195,7 +196,7 @@ def plan_memory(
         activation_bytes=estimate_activations(shape, dtype, load, tp),
         token_bytes=token_bytes,
         block_bytes=token_bytes * block_size,
-        sequence_bytes=_sequence_bytes(layers, stored_as, max_model_len, block_size),
+        sequence_bytes=_sequence_bytes(layers, kv_dtype, max_model_len, block_size),
     )
     return plan if device is None else _fill(plan, device)
 
@@ -301,35 +302,7 @@ def _own_kv_dtype(dtype: str) -> str:
     return dtype if DTYPES[dtype] >= 2 else "bfloat16"
 
 
-class _StoredAs(NamedTuple):
-    """Storage of K and V, and of latents."""
-
-    heads: KVDtype
-    latents: KVDtype
-
-    @classmethod
-    def of(cls, kv_dtype: str, dtype: str, layout: str) -> _StoredAs:
-        """The storage in a layout. This worker's pool quantises no latents."""
-        heads = KV_DTYPES[kv_dtype]
-        rounds_latents = layout == "least" or not heads.is_quantised
-        return cls(heads, heads if rounds_latents else KV_DTYPES[_own_kv_dtype(dtype)])
-
-    def of_layer(self, layer: LayerKV) -> KVDtype:
-        return self.latents if layer.is_latent else self.heads
-
-    def token_bytes(self, layer: LayerKV) -> int:
-        return layer.token_bytes(self.of_layer(layer))
-
-    def check(self, layers: list[LayerKV], kv_dtype: str) -> None:
-        for layer in layers:
-            for width in (layer.key_dim, layer.value_dim):
-                if not self.of_layer(layer).takes(width):
-                    raise InvalidArgumentError(
-                        "kv_dtype", kv_dtype, f"another one for heads of {width} channels: it packs two into a byte"
-                    )
-
-
-def _sequence_bytes(layers: list[LayerKV], stored_as: _StoredAs, num_tokens: int, block_size: int) -> int:
+def _sequence_bytes(layers: list[LayerKV], kv_dtype: str, num_tokens: int, block_size: int) -> int:
     """KV bytes of one sequence in whole blocks. A window that starts inside a block keeps all of it."""
     total = 0
     for layer in layers:
@@ -338,5 +311,5 @@ def _sequence_bytes(layers: list[LayerKV], stored_as: _StoredAs, num_tokens: int
             kept = min(num_tokens, layer.window + block_size - 1)
         elif layer.window is not None:
             kept = min(num_tokens, layer.window)
-        total += stored_as.token_bytes(layer) * -(-kept // block_size) * block_size + layer.state_bytes
+        total += layer.token_bytes(KV_DTYPES[kv_dtype]) * -(-kept // block_size) * block_size + layer.state_bytes
     return total

@@ -23,7 +23,8 @@ class LayerKV(NamedTuple):
     """KV of one layer for a sequence.
 
     `num_heads` vectors of `key_dim` and of `value_dim` elements per token, of the last `window` tokens (None: all), and
-    `state_bytes` at any length. A `value_dim` of 0: the key's vector serves as both.
+    `state_bytes` at any length. A `value_dim` of 0: the key's vector serves as both, but for its last `rest_dim` elements,
+    which are rounded as a vector of their own.
     """
 
     num_heads: int
@@ -31,6 +32,7 @@ class LayerKV(NamedTuple):
     value_dim: int
     window: int | None = None
     state_bytes: int = 0
+    rest_dim: int = 0
 
     @property
     def is_latent(self) -> bool:
@@ -39,7 +41,12 @@ class LayerKV(NamedTuple):
 
     def token_bytes(self, dtype: KVDtype) -> int:
         """Bytes of one token."""
-        return self.num_heads * (dtype.vector_bytes(self.key_dim) + dtype.vector_bytes(self.value_dim))
+        return self.num_heads * sum(map(dtype.vector_bytes, self.vector_dims))
+
+    @property
+    def vector_dims(self) -> tuple[int, ...]:
+        """Elements of a head's vectors."""
+        return self.key_dim - self.rest_dim, self.rest_dim, self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +161,7 @@ def _read_layers(values: Mapping[str, Any]) -> tuple[tuple[LayerKV, ...], tuple[
             layers = (LayerKV(0, 0, 0),) * 2
         elif values.get("kv_lora_rank"):
             rotary, latent = _int(values, "qk_rope_head_dim"), _int(values, "kv_lora_rank")
-            row = LayerKV(1, latent + rotary, 0)
+            row = LayerKV(1, latent + rotary, 0, rest_dim=rotary)
             key_dim, value_dim = _int(values, "qk_nope_head_dim") + rotary, _int(values, "v_head_dim")
             is_kept_as_row = values["model_type"] in _KEPT_AS_LATENTS
             layers = row._replace(window=window), row if is_kept_as_row else LayerKV(num_heads, key_dim, value_dim)

@@ -24,6 +24,8 @@ from radixkv.kernels import (
 from radixkv.kernels.attention_reference import prefill_reference
 from radixkv.kernels.kv import block_copy, kv_cache, kv_write
 from radixkv.kernels.kv.kv_cache import Layout
+from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.rotation import rotate
 from radixkv.kernels.runtime.native_build import build_native, usable_levels
 from radixkv.kernels.spec import AttentionSpec
 
@@ -78,16 +80,29 @@ class PagedCase:
 
     def cache(self, device: str = "cpu", layout: Layout | None = None) -> KVCache:
         """In the layout of the device, or in this one."""
-        num_blocks, block_size, num_kv_heads, head_dim = self.k_cache.shape
-        dtype, v_head_dim = self.k_cache.dtype, self.v_cache.shape[-1]
-        if self.shape.is_latent:
-            cache = allocate_latents(num_blocks, block_size, head_dim, v_head_dim, dtype, device, layout=layout)
-        else:
-            cache = allocate_kv(
-                num_blocks, block_size, num_kv_heads, head_dim, dtype, device, v_head_dim=v_head_dim, layout=layout
-            )
+        cache = empty_cache(self.shape, self.k_cache.shape[0], self.k_cache.dtype, device, layout=layout)
         cache.fill(*(self.k_cache, self.v_cache)[: len(cache.tensors)])
         return cache
+
+    def rounded(
+        self, kv_format: KVFormat, device: str = "cpu", layout: Layout | None = None
+    ) -> tuple[KVCache, Tensor, Tensor]:
+        """A cache in this format, hostile where nobody wrote, and the exact K and V that it holds, token-major."""
+        exact: list[Tensor] = []
+        codes: list[Tensor] = []
+        scales: list[Tensor] = []
+        for rows in (self.k_cache,) if self.shape.is_latent else (self.k_cache, self.v_cache):
+            data, *row_scales = quantise_rows(rows, self.shape, kv_format)
+            exact.append(restore_rows(data, row_scales, self.shape, kv_format))
+            unwritten = rows.isnan().any(-1)
+            data.view(torch.uint8)[unwritten] = 0x7F  # of fp8: NaN
+            for each in row_scales:
+                each[unwritten] = torch.nan
+            codes.append(data)
+            scales += row_scales
+        cache = empty_cache(self.shape, self.k_cache.shape[0], self.q.dtype, device, kv_format, layout)
+        cache.fill(*(tensor.to(device) for tensor in (*codes, *scales)))
+        return cache, exact[0], exact[-1][..., : self.shape.v_head_dim]
 
     def on_cpu(self, **variant: Any) -> Tensor:
         scale = self.shape.head_dim**-0.5
@@ -105,6 +120,44 @@ class PagedCase:
             softcap=spec.softcap,
             sinks=sinks,
         ).cpu()
+
+
+def empty_cache(
+    shape: Shape,
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    kv_format: KVFormat | None = None,
+    layout: Layout | None = None,
+) -> KVCache:
+    """A zeroed cache of a layer of this shape."""
+    how: dict[str, Any] = {"format": kv_format, "layout": layout}
+    sizes = (shape.head_dim, shape.v_head_dim)
+    if shape.is_latent:
+        return allocate_latents(num_blocks, shape.block_size, *sizes, dtype, device, **how)
+    heads = (shape.num_kv_heads, sizes[0], dtype, device)
+    return allocate_kv(num_blocks, shape.block_size, *heads, v_head_dim=sizes[1], **how)
+
+
+def _parts(width: int, shape: Shape) -> list[int]:
+    """Widths of what a row of this width is rounded as: a latent's value and the rest of its key."""
+    rest = width - shape.v_head_dim
+    return [shape.v_head_dim, rest] if shape.is_latent and rest else [width]
+
+
+def quantise_rows(rows: Tensor, shape: Shape, kv_format: KVFormat) -> list[Tensor]:
+    """Codes of K, V or latents, and scales of each part, by the format's plain functions."""
+    parts = rows.float().split(_parts(rows.shape[-1], shape), dim=-1)
+    data, scales = zip(*(kv_format.quantise(rotate(part)) for part in parts), strict=True)
+    return [torch.cat(data, dim=-1), *scales]
+
+
+def restore_rows(data: Tensor, scales: list[Tensor], shape: Shape, kv_format: KVFormat) -> Tensor:
+    """The rows of `quantise_rows`, float64."""
+    parts = _parts(data.shape[-1] * (2 if kv_format is KVFormat.INT4 else 1), shape)
+    codes = data.split(list(map(kv_format.data_width, parts)), dim=-1)
+    restored = (kv_format.dequantise(*each).double() for each in zip(codes, scales, strict=True))
+    return torch.cat(list(map(rotate, restored)), dim=-1)
 
 
 def take_cpu_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

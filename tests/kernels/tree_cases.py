@@ -158,15 +158,14 @@ def start_run(
     k_cache, v_cache = case.k_cache, case.v_cache
     if cache_dtype is not None:
         (k_cache, k_scales), (v_cache, v_scales) = (quantise(cache, cache_dtype) for cache in (k_cache, v_cache))
+        keys, values = dequantise(k_cache, k_scales), dequantise(v_cache, v_scales)
         if is_latent:
-            v_scales = k_scales
-        values = dequantise(k_cache, k_scales)
-        case = replace(
-            case,
-            k_cache=values,
-            v_cache=values[..., : case.shape.v_head_dim] if is_latent else dequantise(v_cache, v_scales),
-        )
-        scales = KVScales(*(to_device(scale[..., None]).transpose(2, 3).contiguous() for scale in (k_scales, v_scales)))
+            rest, rest_scales = quantise(case.k_cache[..., case.shape.v_head_dim :], cache_dtype)
+            k_cache = torch.cat([v_cache, rest], dim=-1)
+            k_scales = rest_scales
+            keys = torch.cat([values, dequantise(rest, rest_scales)], dim=-1)
+        case = replace(case, k_cache=keys, v_cache=values)
+        scales = KVScales(*(to_device(scale).transpose(2, 3).contiguous() for scale in (k_scales, v_scales)))
     sinks = spec.sinks if spec.sinks is None else spec.sinks.to(DEVICE)
     spec = AttentionSpec(spec.scale, spec.sliding_window, spec.softcap, sinks)
     keys = to_device(k_cache)
@@ -203,12 +202,12 @@ def quantise(cache: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     limit = 127.0 if dtype == torch.int8 else 448.0
     scales = (cache.float().abs().amax(-1) / limit).bfloat16()
     values = cache.float().nan_to_num(1.0) / scales.float().nan_to_num(1.0)[..., None]
-    return (values.round() if dtype == torch.int8 else values).clamp(-limit, limit).to(dtype), scales
+    return (values.round() if dtype == torch.int8 else values).clamp(-limit, limit).to(dtype), scales[..., None]
 
 
 def dequantise(values: Tensor, scales: Tensor) -> Tensor:
     """In float64."""
-    return values.double() * scales.double()[..., None]
+    return values.double() * scales.double()
 
 
 def first_sequences(case: PagedCase, count: int) -> PagedCase:

@@ -43,26 +43,16 @@ class Pool:
     def __init__(self, layer: Layer, num_blocks: int, device: torch.device) -> None:
         self.layer = layer
         self.order = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
-        sizes = num_blocks, BLOCK_SIZE
+        sizes, form = (num_blocks, BLOCK_SIZE), {"format": layer.format, "layout": Layout.HEAD_MAJOR}
         if layer.is_latent:
-            self.cache = allocate_latents(
-                *sizes, layer.head_dim, layer.v_head_dim, DTYPE, device, layout=Layout.HEAD_MAJOR
-            )
+            self.cache = allocate_latents(*sizes, layer.head_dim, layer.v_head_dim, DTYPE, device, **form)
         else:
-            self.cache = allocate_kv(
-                *sizes,
-                layer.num_kv_heads,
-                layer.head_dim,
-                DTYPE,
-                device,
-                v_head_dim=layer.v_head_dim,
-                format=layer.format,
-                layout=Layout.HEAD_MAJOR,
-            )
-        for tensor in self.cache.tensors[: 1 if layer.is_latent else 2]:
+            heads = (layer.num_kv_heads, layer.head_dim)
+            self.cache = allocate_kv(*sizes, *heads, DTYPE, device, v_head_dim=layer.v_head_dim, **form)
+        for tensor in self.cache.tensors[: self.cache.rows_per_token]:
             for first in range(0, num_blocks, _FILL_BLOCKS):
                 _fill(tensor[first : first + _FILL_BLOCKS], layer.format)
-        for scales in self.cache.tensors[2:]:
+        for scales in self.cache.tensors[self.cache.rows_per_token :]:
             if layer.format is KVFormat.INT4:  # steps and lowest values alternate
                 steps = scales[:, :, ::2].uniform_(0.5, 1.5).div_(5.0)
                 scales[:, :, 1::2] = -7.5 * steps
@@ -81,14 +71,12 @@ class Pool:
 
     def gather(self, table: Tensor, heads: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
         """K and V [heads, num_tokens, width] of a row of the block tables, in float64."""
-        found = []
-        for tensor, scales in ((self.cache.k, self.cache.k_scales), (self.cache.v, self.cache.v_scales)):
-            rows = tensor[table.long(), heads]
-            if scales is not None and self.layer.format is not None:
-                rows = self.layer.format.dequantise(rows, scales[table.long(), heads].transpose(2, 3))
-            rows = rows.double()
-            found.append(rows.transpose(0, 1).flatten(1, 2)[:, :num_tokens])
-        return found[0], found[1]
+        taken = [tensor[table.long(), heads] for tensor in self.cache.tensors]
+        if self.layer.format is not None:
+            count = self.cache.rows_per_token
+            taken = self.cache.dequantise(*taken[:count], *(scales.transpose(2, 3) for scales in taken[count:]))
+        keys, *values = (rows.double().transpose(0, 1).flatten(1, 2)[:, :num_tokens] for rows in taken)
+        return keys, values[0] if values else keys[..., : self.layer.v_head_dim]
 
 
 def _fill(blocks: Tensor, format: KVFormat | None) -> None:
@@ -178,7 +166,7 @@ class Case:
         if not bool(out.isfinite().all()):
             return float("nan")
         layer, tree = self.pool.layer, self.tree
-        q = rotate(self.q.float()).to(DTYPE) if rotates else self.q
+        q = rotate(self.q.float(), self.pool.cache.key_parts).to(DTYPE) if rotates else self.q
         error = norm = 0.0
         branches = np.linspace(0, tree.branches - 1, min(_SAMPLES, tree.branches)).astype(int)
         heads = {*np.linspace(0, layer.num_kv_heads - 1, min(_SAMPLED_KV_HEADS, layer.num_kv_heads)).astype(int)}

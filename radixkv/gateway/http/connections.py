@@ -328,7 +328,7 @@ class Connection(HttpToolsProtocol):
             return
         self._since_s = self.loop.time()
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
 
     def on_response_complete(self) -> None:
         """A response is written."""
@@ -353,6 +353,26 @@ class Connection(HttpToolsProtocol):
         if waiting is not None and not self.is_gone:
             self.flow.resume_reading()
             self._start_asgi_task(*waiting)
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
+    """Serve a client of HTTP/1.0, which reads no chunks: without a length a response ends its connection."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        has_length = True
+
+        async def write(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))  # as much as there is
+            await send(message)
+
+        await app(scope, receive, write)
+
+    return answer
 
 
 class _RefusedError(Exception):

@@ -35,6 +35,8 @@ _NOT_SERVED = {
 }
 """Endpoints of other servers, by the beginning of the path."""
 
+_SHOULD_BE = "Input should be "
+
 MAX_PARAM_CHARACTERS = 200
 """Of the path to a fault, which holds the caller's own names."""
 
@@ -71,11 +73,21 @@ def add_error_handlers(app: FastAPI) -> None:
 def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     """Return the rejection of a body by its schema: of all errors, the one deepest in the caller's JSON.
 
-    Among those, a bound goes before a type: a list that is too long would also fail as a text.
+    Among those, a bound goes before a type: a list that is too long would also fail as a text. Where several types are
+    allowed, all are named.
     """
-    path, error = max(((_path(error, body), error) for error in errors), key=_weight)
+    found = [(_path(error, body), error) for error in errors]
+    deepest = max(map(_weight, found))
+    path = next(each[0] for each in found if _weight(each) == deepest)
+    first, *others = sorted({_message(each[1]) for each in found if _weight(each) == deepest and each[0] == path})
     param = ".".join(map(str, path))[:MAX_PARAM_CHARACTERS] or "body"
-    return invalid(f"{param}: {error['msg']}", param)
+    return invalid(" or ".join([f"{param}: {first}", *(other.removeprefix(_SHOULD_BE) for other in others)]), param)
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "union_tag_invalid":
+        return f"{_SHOULD_BE}one of {error['ctx']['expected_tags']}"
+    return "Field required" if error["type"] == "union_tag_not_found" else str(error["msg"])
 
 
 def _weight(found: tuple[list[str | int], Any]) -> tuple[int, bool]:
@@ -97,6 +109,8 @@ def _path(error: Any, body: Any) -> list[str | int]:
         elif isinstance(body, list) and isinstance(place, int) and place < len(body):
             body = body[place]
             path.append(place)
+    if error["type"].startswith("union_tag_"):
+        path.append(error["ctx"]["discriminator"].strip("'"))
     return path
 
 

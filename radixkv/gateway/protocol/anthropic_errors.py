@@ -35,7 +35,7 @@ def speaks_anthropic(scope: Scope) -> bool:
     path: str = scope["path"]
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return True
-    is_shared = path == "/v1/models" or path.startswith("/v1/models/")
+    is_shared = any(path == shared or path.startswith(f"{shared}/") for shared in ("/v1/models", "/v1/files"))
     return is_shared and VERSION_HEADER in Headers(scope=scope)
 
 

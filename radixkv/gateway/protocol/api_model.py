@@ -52,6 +52,18 @@ CHANGES_THE_ANSWER: Mapping[str, Sequence[Any]] = {
 }
 """Fields that are rejected where a model does not have them, unless their value equals leaving them out."""
 
+_LENGTHS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+_OTHER_NAMES: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys((*_LENGTHS, "max_new_tokens", "n_predict"), _LENGTHS),
+    **dict.fromkeys(("stop", "stop_sequences"), ("stop", "stop_sequences")),
+    **dict.fromkeys(("messages", "input", "prompt"), ("messages", "input", "prompt")),
+    **dict.fromkeys(("system", "instructions"), ("system", "instructions", "messages")),
+    **dict.fromkeys(("functions", "function_call"), ("tools",)),
+    **dict.fromkeys(("response_format", "output_config"), ("response_format", "output_config", "text")),
+    "rep_pen": ("repetition_penalty",),
+}
+"""By a field of another endpoint or server, fields for the same; the refusal names the first that its endpoint has."""
+
 _PROMPT = frozenset(_OF_THE_PROMPT.split())
 """Fields that change a prompt; the others have no effect where no reply is drawn."""
 
@@ -111,7 +123,8 @@ def _look(
             if not in_list and value in CHANGES_THE_ANSWER.get(name, ()):
                 continue
             if not in_list and name in CHANGES_THE_ANSWER and (draws or name in _PROMPT):
-                message = f"{place}{name} is not supported here; leave it out"
+                known = next((other for other in _OTHER_NAMES.get(name, ()) if other in fields and not place), None)
+                message = f"{place}{name} is not supported here; {f'use {known}' if known else 'leave it out'}"
                 raise ApiError(400, message, code="unsupported_parameter", param=f"{place}{name}")
             found.setdefault(f"{path}{name}", f"{place}{name}")
         elif isinstance(value, dict | list):

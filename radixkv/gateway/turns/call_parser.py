@@ -37,13 +37,18 @@ _MARK, _MARK_IN_STRING = re.compile(r'["{}]'), re.compile(r'["\\]')
 
 
 class FunctionCalled:
-    """A call found in a reply. `arguments`: JSON as written by the model so far."""
+    """A call found in a reply.
 
-    __slots__ = ("_pieces", "call_id", "name")
+    Attributes:
+        arguments: JSON as written by the model so far. is_cut: the reply has ended within them.
+    """
+
+    __slots__ = ("_pieces", "call_id", "is_cut", "name")
 
     def __init__(self, name: str, arguments: str = "") -> None:
         self.call_id = f"call_{uuid.uuid4().hex[:24]}"
         self.name = name
+        self.is_cut = False
         self._pieces = [arguments]
 
     @property
@@ -144,6 +149,7 @@ class CallParser:
         text = held.strip()
         if self._call is not None:
             if not self._has_arguments:
+                self._call.is_cut = True
                 self._grow("", pieces, ends=True)
             return "", pieces
         if not self._names or not text.startswith(("{", "[", _OPEN)):

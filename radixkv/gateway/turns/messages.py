@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ MAX_ARGUMENT_VALUES = 200_000
 """Keys and values in the arguments of all calls of one request."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_FILES = ("data:text/", "data:application/json")
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -56,17 +58,42 @@ class ToolCall(ApiModel):
     function: FunctionCall
 
 
-class ContentPart(ApiModel):
+class FileData(ApiModel):
+    """A file within a message."""
+
+    filename: Name | None = None
+    file_data: str | None = Field(None, description="A data URL in base64; of a text file it is read.")
+
+    @property
+    def contents(self) -> str | None:
+        """Its name and text; None where it is not a text file."""
+        head, _, data = (self.file_data or "").partition(",")
+        if not head.startswith(_TEXT_FILES) or not head.endswith(";base64"):
+            return None
+        try:
+            text = base64.b64decode(data, validate=True).decode()
+        except ValueError:
+            return None
+        return f"{self.filename}\n{text}" if self.filename else text
+
+
+class ContentPart(FileData):
     """A part of a message; this server reads text."""
 
     type: Annotated[Name, Field(min_length=1)]
     text: str | None = None
     refusal: str | None = Field(None, description="Of an earlier reply that consists of a refusal.")
+    file: FileData | None = None
 
     @property
     def said(self) -> str | None:
-        """Its text; None where it is not a text part."""
-        return self.text if self.type in _TEXT_PARTS else self.refusal if self.type == "refusal" else None
+        """Its text; None where it holds none that this server reads."""
+        if self.type in _TEXT_PARTS:
+            return self.text
+        if self.type == "refusal":
+            return self.refusal
+        file = {"input_file": self, "file": self.file}.get(self.type)
+        return file.contents if file else None
 
 
 class ChatMessage(ApiModel):

@@ -166,9 +166,15 @@ class Reply:
         return Growth(text, calls, logprobs, token_ids, thinking)
 
     @property
+    def wants_results(self) -> bool:
+        """Whether it ended by itself, or after its last call, and has calls. A stop text may cut a call's arguments."""
+        is_stopped_within = isinstance(self.stop, str) and bool(self.calls) and self.calls[-1].is_cut
+        return bool(self.calls) and self.reason is FinishReason.STOP and not is_stopped_within
+
+    @property
     def finish_reason(self) -> str:
         """Finish reason of the API."""
-        if self.calls and self.reason is FinishReason.STOP:
+        if self.wants_results:
             return "tool_calls"
         return self.reason.value if self.reason is not None else "stop"
 

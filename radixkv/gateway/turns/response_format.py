@@ -47,9 +47,10 @@ class TextFormat(ApiModel):
 
 
 class JsonObjectFormat(ApiModel):
-    """Any JSON object."""
+    """Any JSON object, or one of a schema."""
 
     type: Literal["json_object"]
+    schema_: PlainObject | None = Field(None, alias="schema", description="Extension, as in llama.cpp.")
 
 
 class JsonSchemaFormat(ApiModel):
@@ -59,13 +60,14 @@ class JsonSchemaFormat(ApiModel):
     json_schema: JsonSchema
 
 
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 def format_constraint(wanted: ResponseFormat | None) -> Constraint | None:
     """Return the constraint of a format; None for text. Raises ApiError 400 for an invalid schema."""
     if isinstance(wanted, JsonObjectFormat):
-        return json_object("response_format")
+        param = "response_format.schema" if wanted.schema_ else "response_format"
+        return schema_constraint(wanted.schema_, param)
     if isinstance(wanted, JsonSchemaFormat):
         told = wanted.json_schema
         return schema_constraint(told.schema_, "response_format.json_schema.schema", is_strict=bool(told.strict))

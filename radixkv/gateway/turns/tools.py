@@ -88,7 +88,7 @@ class AllowedChoice(ApiModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
+ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def plan_tools(
     takes_one_call = parallel_calls is False
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise invalid("tool_choice needs tools", "tool_choice")
+            raise invalid("tool_choice needs tools; those that a server runs are left out here", "tool_choice")
         return ToolPlan()
     described = tuple(tool.model_dump(exclude_none=True) for tool in tools)
     places = places or [f"tools.{index}.function.parameters" for index in range(len(tools))]

@@ -33,13 +33,13 @@ def choose_kv_format(kv_dtype: str, dtype: torch.dtype) -> KVFormat | None:
 
 
 def check_heads(kv_format: KVFormat, layers: Sequence[LayerShape]) -> None:
-    """Reject a format that cannot hold some layer's K and V. Latents are not stored in it.
+    """Reject a format that cannot hold some layer's K and V, or latents.
 
     Raises:
         InvalidArgumentError: names the heads.
     """
     for layer in layers:
-        for width in () if layer.is_latent else (layer.key_dim, layer.value_dim):
+        for width in layer.row_dims:
             try:
                 kv_format.data_width(width)
             except InvalidArgumentError as error:

@@ -38,7 +38,15 @@ class LayerShape(NamedTuple):
     @property
     def token_elements(self) -> int:
         """Elements of one token."""
-        return self.num_kv_heads * (self.key_dim + (0 if self.is_latent else self.value_dim))
+        return self.num_kv_heads * sum(self.row_dims)
+
+    @property
+    def row_dims(self) -> tuple[int, ...]:
+        """Widths of the rows that a head of a token is rounded as: K and V, or a latent's value and the rest of its key."""
+        if not self.is_latent:
+            return self.key_dim, self.value_dim
+        rest = self.key_dim - self.value_dim
+        return (self.value_dim, rest) if rest else (self.value_dim,)
 
 
 class KVPool:
@@ -166,14 +174,14 @@ def _difference(layer: int, values: Tensor, others: Tensor) -> BlockDifference:
 
 
 def pool_token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype, kv_format: KVFormat | None = None) -> int:
-    """Bytes that one token takes over all layers, including scales. Latents are stored unrounded."""
-    return sum(_token_bytes(layer, dtype, None if layer.is_latent else kv_format) for layer in layers)
+    """Bytes that one token takes over all layers, including scales."""
+    return sum(_token_bytes(layer, dtype, kv_format) for layer in layers)
 
 
 def _token_bytes(layer: LayerShape, dtype: torch.dtype, kv_format: KVFormat | None) -> int:
     if kv_format is None:
         return layer.token_elements * dtype.itemsize
-    return layer.num_kv_heads * (kv_format.row_bytes(layer.key_dim) + kv_format.row_bytes(layer.value_dim))
+    return layer.num_kv_heads * sum(map(kv_format.row_bytes, layer.row_dims))
 
 
 def _allocate(
@@ -186,6 +194,7 @@ def _allocate(
     layout: Layout | None,
 ) -> KVCache:
     if layer.is_latent:
-        return allocate_latents(num_blocks, block_size, layer.key_dim, layer.value_dim, dtype, device, layout=layout)
+        sizes = (num_blocks, block_size, layer.key_dim, layer.value_dim, dtype, device)
+        return allocate_latents(*sizes, format=kv_format, layout=layout)
     sizes = (num_blocks, block_size, layer.num_kv_heads, layer.key_dim, dtype, device)
     return allocate_kv(*sizes, v_head_dim=layer.value_dim, format=kv_format, layout=layout)

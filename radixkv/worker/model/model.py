@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ForwardRow", "ModelRunner"]
 
-_LOG = logging.getLogger(__name__)
 
 _WARM_TOKENS = 40
 """A prompt with tiles of both forms."""
@@ -76,7 +74,7 @@ class ModelRunner:
         weight_bytes: of the model's tensors and the adapters'.
         quantization: of the linear layers' weights, ``"int4"`` (some may be in int8), ``"int8"`` or ``"none"``.
         weight_bits: all that the rounded layers have, least first.
-        kv_format: of stored K and V; None: `dtype`, as always for latents.
+        kv_format: of stored K and V, or latents; None: `dtype`.
         pool: the KV caches; `dtype` and `device` are the model's.
     """
 
@@ -201,7 +199,9 @@ class ModelRunner:
         probe = self._probe()
         self.widest_output = max(widest_output, probe.widest_query)
         self._layers = probe.layer_shapes(int(config.num_hidden_layers))
-        self.kv_format = self._take_kv_format(kv_format)
+        if kv_format is not None:
+            check_heads(kv_format, self._layers)
+        self.kv_format = kv_format
         self._specs = [probe.specs[layer] for layer in range(len(self._layers))]
         if self.quantization != "none" and not takes_grouped(self.device):
             self._native = find_native_model(self._model, self._layers, self._specs, self._run, self.kv_format)
@@ -229,7 +229,9 @@ class ModelRunner:
         self.eos_token_ids, self.sampling_defaults = frozenset(known.eos_token_ids), known.sampling
         self.quantization = self._pack_weights("none")
         self._layers = known.layers
-        self.kv_format = self._take_kv_format(kv_format)
+        if kv_format is not None:
+            check_heads(kv_format, self._layers)
+        self.kv_format = kv_format
         self._native = make_native_model(self._model, known.layers, known.specs, self.kv_format)
 
     @property
@@ -415,17 +417,6 @@ class ModelRunner:
         sizes = agreeing_sizes(self.device, self.vocab_size, self.adapter_names, self._steady, self._step)
         del self.pool
         return sizes
-
-    def _take_kv_format(self, kv_format: KVFormat | None) -> KVFormat | None:
-        """The format; None also if the model keeps only latents."""
-        if kv_format is None:
-            return None
-        check_heads(kv_format, self._layers)
-        if all(layer.is_latent for layer in self._layers):
-            told = dtype_name(self.dtype), kv_format.value
-            _LOG.warning("KV stays in %s: the model keeps latents, which are not rounded to %s", *told)
-            return None
-        return kv_format
 
     def _run(self, token_ids: Tensor, positions: Tensor, kept: Tensor, site: AttentionSite) -> Tensor:
         """Run the model's own code; float32."""

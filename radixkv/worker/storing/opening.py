@@ -84,8 +84,6 @@ def _rounding(served: Served, kv_dtype: str, runner: ModelRunner) -> RoundedRows
         raise StoreError(f"{flag} rounds, and --deterministic does not: leave one of them out")
     if runner.kv_format is not None:
         raise StoreError(f"{flag} rounds the KV of a pool that has it in {runner.kv_dtype} already: leave it out")
-    if any(cache.is_latent for cache in runner.pool.caches):
-        raise StoreError(f"{flag} rounds K and V, and this model has latents: leave it out")
     kv_format = KVFormat(kv_dtype)
     try:
         return RoundedRows(runner.pool.caches, kv_format)

@@ -1,9 +1,9 @@
-"""Blocks rounded at rest: K and V of a row of host memory in a KV format of half its bytes or less.
+"""Blocks rounded at rest: K and V, or latents, of a row of host memory in a KV format of half its bytes or less.
 
     row       per layer: K, V                                              as the pool's layout has them
     rounded   per run of equal layers: codes of K, of V, scales of K, of V     a cache of that format, whose blocks are layers
 
-K and V are rotated before they are rounded, as in a pool of that format; see `rotation`.
+They are rotated before they are rounded, as in a pool of that format; see `rotation`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from radixkv.kernels import KVCache, KVFormat, allocate_kv, write_kv
+from radixkv.kernels import KVCache, KVFormat, allocate_kv, allocate_latents, write_kv, write_latents
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.rotation import rotate
 
@@ -24,7 +24,7 @@ __all__ = ["RoundedRows"]
 
 
 class _Group(NamedTuple):
-    """Successive layers of one shape: their K and V as in rows, and rounded, each layer a block of one cache."""
+    """Successive layers of one shape: their K and V, or latents, as in rows, and rounded, each layer a block of one cache."""
 
     plain: KVCache
     rounded: KVCache
@@ -34,7 +34,7 @@ class RoundedRows:
     """Rounds rows of host memory for the caches of one pool. For any thread; O(bytes), about a millisecond for 360 KiB.
 
     Args:
-        caches: of all layers, unrounded and none of latents. format: of the rounded rows.
+        caches: of all layers, unrounded. format: of the rounded rows.
 
     Attributes:
         num_bytes: of a rounded row.
@@ -54,8 +54,12 @@ class RoundedRows:
         out = _bytes(rounded)
         for plain, cache in self._scratch():
             data = _copy(data, plain, to_cache=True)
-            keys, values = (tensor.flatten(0, 1) for tensor in plain.token_major())
-            write_kv(keys, values, cache, torch.arange(cache.num_slots))
+            rows = [tensor.flatten(0, 1) for tensor in plain.token_major()]
+            slots = torch.arange(cache.num_slots)
+            if cache.is_latent:
+                write_latents(rows[0][:, 0], cache, slots)
+            else:
+                write_kv(rows[0], rows[1], cache, slots)
             for tensor in cache.tensors:
                 out[: tensor.nbytes] = _flat(tensor)
                 out = out[tensor.nbytes :]
@@ -68,9 +72,8 @@ class RoundedRows:
             for tensor in cache.tensors:
                 _flat(tensor).copy_(stored[: tensor.nbytes])
                 stored = stored[tensor.nbytes :]
-            keys, values, key_scales, value_scales = cache.token_major()
-            pairs = ((keys, key_scales), (values, value_scales))
-            plain.fill(*(rotate(self._format.dequantise(codes, scales)) for codes, scales in pairs))
+            keys, *values = cache.dequantise(*cache.token_major())
+            plain.fill(rotate(keys, cache.key_parts), *map(rotate, values))
             data = _copy(data, plain, to_cache=False)
 
     def _scratch(self) -> list[_Group]:
@@ -84,13 +87,16 @@ class RoundedRows:
         return groups
 
 
-def _shape(cache: KVCache) -> tuple[int, int, int, int, torch.dtype, Layout]:
+def _shape(cache: KVCache) -> tuple[int, int, int, int, bool, torch.dtype, Layout]:
     sizes = (cache.block_size, cache.num_kv_heads, cache.head_dim, cache.v_head_dim)
-    return (*sizes, cache.dtype, cache.layout)
+    return (*sizes, cache.is_latent, cache.dtype, cache.layout)
 
 
 def _group(layers: Sequence[KVCache], format: KVFormat) -> _Group:
-    block_size, num_kv_heads, head_dim, v_head_dim, dtype, layout = _shape(layers[0])
+    block_size, num_kv_heads, head_dim, v_head_dim, is_latent, dtype, layout = _shape(layers[0])
+    if is_latent:
+        shape = (len(layers), block_size, head_dim, v_head_dim, dtype, "cpu")
+        return _Group(allocate_latents(*shape, layout=layout), allocate_latents(*shape, format=format))
     sizes = (len(layers), block_size, num_kv_heads, head_dim, dtype, "cpu")
     plain = allocate_kv(*sizes, v_head_dim=v_head_dim, layout=layout)
     return _Group(plain, allocate_kv(*sizes, v_head_dim=v_head_dim, format=format))

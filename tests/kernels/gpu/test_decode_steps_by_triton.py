@@ -264,11 +264,11 @@ def test_a_step_writes_the_slots_of_its_rows_and_nothing_else(tmp_path: Path) ->
         torch.testing.assert_close(old, new, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_quantised_caches_give_what_a_step_planned_for_itself_gives(kv_dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "kv_dtype"), [("llama", "int8"), ("llama", "fp8"), ("deepseek_v3", "int4")])
+def test_quantised_caches_give_what_a_step_planned_for_itself_gives(family: str, kv_dtype: str, tmp_path: Path) -> None:
     answers = []
     for cuda_graphs in (True, False):
-        runner, _ = load("llama", tmp_path, kv_dtype=kv_dtype, cuda_graphs=cuda_graphs)
+        runner, _ = load(family, tmp_path, kv_dtype=kv_dtype, cuda_graphs=cuda_graphs)
         table = array("i", range(NUM_BLOCKS))
         ids = random.Random(1).choices(range(3, VOCAB_SIZE), k=20)
         runner.forward([ForwardRow(ids[:-2], 0, table, 0, False)])

@@ -151,6 +151,11 @@ def test_a_tile_that_is_too_large_or_too_small_is_found_out(
         pytest.param(WIDE, "sm_90", marks=pytest.mark.thorough),
         pytest.param(Configuration("D 64", "fp16", SMALL, "wide", cache="int8"), "gfx942", marks=pytest.mark.thorough),
         pytest.param(Configuration("latent 576", "bf16", form="wide", **LATENT), "sm_90", marks=pytest.mark.thorough),
+        pytest.param(
+            Configuration("latent 576", "bf16", form="wide", cache="int4", **LATENT),
+            "sm_90",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_configuration_of_each_kind_passes(configuration: Configuration | LinearConfiguration, target: str) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_cases import CPU_PATHS, Fork, PagedCase, Shape, make_case, make_forked_case, spec_of, take_cpu_path
-from torch import Tensor
+from paged_cases import (
+    CPU_PATHS,
+    LATENTS,
+    Fork,
+    PagedCase,
+    Shape,
+    empty_cache,
+    make_case,
+    make_forked_case,
+    quantise_rows,
+    spec_of,
+    take_cpu_path,
+)
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels import KVCache, allocate_kv, copy_blocks, paged_attention, write_kv
+from radixkv.kernels import allocate_kv, copy_blocks, paged_attention, write_kv, write_latents
 from radixkv.kernels.attention_reference import prefill_reference
 from radixkv.kernels.cpu import native_attention, torch_plan
 from radixkv.kernels.kv.kv_cache import Layout
@@ -23,6 +36,7 @@ RELATIVE_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 4 * 2**-8, torch.float16
 
 FORMATS = st.sampled_from(list(KVFormat))
 SMALL = Shape(num_heads=6, num_kv_heads=2, head_dim=32, v_head_dim=32, block_size=4)
+SMALL_LATENTS = Shape(num_heads=6, num_kv_heads=1, head_dim=40, v_head_dim=32, block_size=4, is_latent=True)
 SHAPES = [
     Shape(),
     Shape(num_heads=8, num_kv_heads=2, head_dim=128, v_head_dim=64, block_size=32),
@@ -30,6 +44,9 @@ SHAPES = [
     Shape(num_heads=16, num_kv_heads=1, head_dim=256, v_head_dim=256, block_size=64),
     Shape(num_heads=6, num_kv_heads=2, head_dim=24, v_head_dim=20, block_size=12),
     Shape(num_heads=4, num_kv_heads=2, head_dim=66, v_head_dim=6, block_size=8),
+    LATENTS,
+    replace(LATENTS, num_heads=3, head_dim=40, v_head_dim=24, block_size=4),
+    replace(LATENTS, num_heads=2, head_dim=32, v_head_dim=32),
 ]
 
 
@@ -38,39 +55,8 @@ def cpu_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     take_cpu_path(request.param, monkeypatch)
 
 
-def empty_cache(case: PagedCase, kv_format: KVFormat) -> KVCache:
-    num_blocks, block_size, num_kv_heads, head_dim = case.k_cache.shape
-    return allocate_kv(
-        num_blocks,
-        block_size,
-        num_kv_heads,
-        head_dim,
-        case.q.dtype,
-        "cpu",
-        v_head_dim=case.v_cache.shape[-1],
-        format=kv_format,
-    )
-
-
-def quantised(case: PagedCase, kv_format: KVFormat) -> tuple[KVCache, Tensor, Tensor]:
-    """The case's cache in this format, hostile where nobody wrote, and the exact K and V that it holds, token-major."""
-    exact, codes, scales = [], [], []
-    for rows in (case.k_cache, case.v_cache):
-        data, row_scales = kv_format.quantise(rotate(rows.float()))
-        exact.append(rotate(kv_format.dequantise(data, row_scales).double()))
-        unwritten = rows.isnan().any(-1)
-        as_bytes = data.view(torch.uint8)
-        as_bytes[unwritten] = 0x7F  # of fp8: NaN
-        row_scales[unwritten] = torch.nan
-        codes.append(data)
-        scales.append(row_scales)
-    cache = empty_cache(case, kv_format)
-    cache.fill(*codes, *scales)
-    return cache, exact[0], exact[1]
-
-
 def assert_attends(case: PagedCase, kv_format: KVFormat, window: int | None = None) -> None:
-    cache, keys, values = quantised(case, kv_format)
+    cache, keys, values = case.rounded(kv_format)
     spec = spec_of(case.shape, sliding_window=window)
     expected = prefill_reference(case.q.double(), keys, values, case.plan(), spec)
     found = paged_attention(case.q, cache, case.plan(), scale=spec.scale, sliding_window=window).double()
@@ -108,14 +94,15 @@ def test_mixed_lengths_agree_with_what_the_codes_say(shape: Shape, dtype: torch.
         min_size=1,
         max_size=6,
     ),
+    st.sampled_from([SMALL, SMALL, SMALL_LATENTS]),
     FORMATS,
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.sampled_from([None, 9]),
 )
 def test_random_trees_agree_with_what_the_codes_say(
-    forks: list[tuple[int, int, int, int]], kv_format: KVFormat, dtype: torch.dtype, window: int | None
+    forks: list[tuple[int, int, int, int]], shape: Shape, kv_format: KVFormat, dtype: torch.dtype, window: int | None
 ) -> None:
-    case = make_forked_case([Fork(min(parent, i), *rest) for i, (parent, *rest) in enumerate(forks)], SMALL, dtype)
+    case = make_forked_case([Fork(min(parent, i), *rest) for i, (parent, *rest) in enumerate(forks)], shape, dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_plan, "MIN_SAVED_BYTES", 1)
         patch.setattr(native_attention, "NATIVE_LIMITS", WorkLimits(30, 24, 64, 0.01))
@@ -141,6 +128,46 @@ def test_what_is_written_is_what_the_format_says_in_its_slots_and_nowhere_else(
                 whole.flatten(0, 1)[slot] = part[token]
     for found, wanted in zip(cache.token_major(), expected, strict=True):
         assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+@pytest.mark.parametrize("dtype", RELATIVE_ERRORS, ids=str)
+def test_a_latents_value_and_the_rest_of_its_key_are_rounded_apart(dtype: torch.dtype, kv_format: KVFormat) -> None:
+    torch.manual_seed(0)
+    cache = empty_cache(SMALL_LATENTS, 3, dtype, kv_format=kv_format)
+    latents = torch.randn(7, 40).to(dtype)
+    latents[:, 32:] *= 1000
+    slots = torch.randperm(12)[:7]
+    slots[2] = slots[5] = -1
+    write_latents(latents, cache, slots)
+    expected = [torch.zeros_like(tensor) for tensor in cache.token_major()]
+    rows = quantise_rows(latents[:, None], SMALL_LATENTS, kv_format)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            for whole, part in zip(expected, rows, strict=True):
+                whole.flatten(0, 1)[slot] = part[token]
+    for found, wanted in zip(cache.token_major(), expected, strict=True):
+        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    copy_blocks([cache], *map(torch.tensor, ([0], [2], [3])))
+    for found, wanted in zip(cache.token_major(), expected, strict=True):
+        wanted[2, :3] = wanted[0, :3].clone()
+        assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    (restored,) = cache.rows(0)
+    assert restored.shape == (4, 1, 40)
+    assert sum(tensor.nbytes for tensor in cache.tensors) == 12 * (kv_format.row_bytes(32) + kv_format.row_bytes(8))
+
+
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_a_latent_of_unequal_parts_is_read_within_the_error_of_each(kv_format: KVFormat) -> None:
+    torch.manual_seed(0)
+    case = make_case([(1, 30), (5, 25)], LATENTS, torch.float32)
+    case.k_cache[..., 512:] *= 100
+    cache, keys, values = case.rounded(kv_format)
+    kept = ~case.k_cache.isnan()
+    for found, exact in ((values, case.k_cache[..., :512]), (keys[..., 512:], case.k_cache[..., 512:])):
+        rows = kept[..., : exact.shape[-1]]
+        assert (found[rows] - exact[rows]).norm() < 0.15 * exact[rows].norm()
+    assert not cache.rows(case.block_tables[0][0])[0].isnan().all()
 
 
 @pytest.mark.parametrize("width", [2, 6, 16, 24, 63, 64, 80, 96, 128])
@@ -185,5 +212,7 @@ def test_a_cache_takes_as_many_bytes_as_the_format_says(kv_format: KVFormat) -> 
 
 
 def test_heads_that_a_format_cannot_pack_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^head_dim is 9"):
+        empty_cache(replace(LATENTS, head_dim=25, v_head_dim=16), 1, torch.float32, kv_format=KVFormat.INT4)
     with pytest.raises(InvalidArgumentError, match=r"^head_dim is 33"):
         allocate_kv(1, 8, 1, 33, torch.float32, "cpu", format=KVFormat.INT4, layout=Layout.TOKEN_MAJOR)

@@ -236,10 +236,7 @@ def _notes(shape: ModelShape, plan: MemoryPlan) -> list[str]:
     from radixkv.planner import plan_memory
 
     stored = plan_memory(shape, dtype=plan.dtype, kv_dtype=plan.kv_dtype, tp=plan.tp, layout="stored")
-    differs = stored.token_bytes != plan.token_bytes
-    if differs and any(layer.is_latent for layer in shape.stored_layers):
-        kept = f"unrounded where it is latents, {stored.token_bytes:,} bytes a token"
-    elif differs:
+    if stored.token_bytes != plan.token_bytes:
         kept = f"expanded to every head, {stored.token_bytes:,} bytes a token"
     elif shape.layers != shape.stored_layers:
         kept = "for all tokens, also where a layer looks back through a window only"

@@ -186,7 +186,7 @@ def stop_of(reply: Reply, max_tokens: int) -> dict[str, str | None]:
     text = None
     if reply.reason is FinishReason.LENGTH:
         reason = "max_tokens" if len(reply.token_ids) >= max_tokens else "model_context_window_exceeded"
-    elif reply.calls:
+    elif reply.wants_results:
         reason = "tool_use"
     elif isinstance(reply.stop, str):
         reason, text = "stop_sequence", reply.stop

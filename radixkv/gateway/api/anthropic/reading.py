@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.gateway.api.anthropic.schema import Block, MessagesPrompt, ResultPart, Turn
+from radixkv.gateway.api.anthropic.schema import Block, MessagesPrompt, ResultPart, Turn, is_of_a_server
 from radixkv.gateway.turns.client_noise import without_noise
 from radixkv.gateway.turns.messages import placeholder, unsupported_part
 
 __all__ = ["keep_readable"]
 
 _NOT_HONOURED = ("container", "context_management", "mcp_servers")
-_THOUGHTS = ("thinking", "redacted_thinking")
-_RUN_BY_SERVERS = ("server_tool_use", "mcp_tool_use")
 
 
 def keep_readable(prompt: MessagesPrompt, *, thinks: bool = False) -> list[str]:
@@ -33,6 +31,7 @@ def keep_readable(prompt: MessagesPrompt, *, thinks: bool = False) -> list[str]:
         ApiError: 400: a turn holds a part that would change the reply and cannot be read.
     """
     left_out = [name for name in _NOT_HONOURED if getattr(prompt, name)]
+    left_out += ["thinking.type"] if prompt.thinking and prompt.thinking.type == "between_tools" else []
     if isinstance(prompt.system, str):
         said, prompt.system = prompt.system, without_noise(prompt.system)
         left_out += ["system"] if prompt.system != said else []
@@ -59,7 +58,7 @@ def _keep_readable_blocks(turn: Turn, blocks: list[Block], param: str, thinks: b
             left_out += _keep_readable_parts(block, f"{place}.content")
             continue
         text = _text(block)
-        if text is None and turn.role == "assistant" and _is_of_a_server(block.type):
+        if text is None and turn.role == "assistant" and (block.type == "thinking" or is_of_a_server(block.type)):
             text = ""
             left_out.append(place)
         elif text is None and answers_calls:  # an attachment next to a tool's result
@@ -80,10 +79,6 @@ def _keep_readable_parts(block: Block, param: str) -> list[str]:
             left_out.append(f"{param}.{index}")
         part.type, part.text = "text", text
     return left_out
-
-
-def _is_of_a_server(kind: str) -> bool:
-    return kind in _THOUGHTS or kind in _RUN_BY_SERVERS or kind.endswith("_tool_result")
 
 
 def _text(part: Block | ResultPart) -> str | None:

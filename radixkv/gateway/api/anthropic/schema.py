@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
@@ -38,7 +38,16 @@ from radixkv.gateway.turns.tools import (
 from radixkv.generation.params import Grammar, SamplingParams
 from radixkv.generation.request import ModelInfo
 
-__all__ = ["Block", "CacheControl", "MessagesPrompt", "MessagesRequest", "ResultPart", "TextBlock", "Turn"]
+__all__ = [
+    "Block",
+    "CacheControl",
+    "MessagesPrompt",
+    "MessagesRequest",
+    "ResultPart",
+    "TextBlock",
+    "Turn",
+    "is_of_a_server",
+]
 
 
 class CacheControl(ApiModel):
@@ -62,6 +71,14 @@ _READ = frozenset(
     )
 )
 """Types of blocks that reach the prompt in some form, or are not a server's."""
+
+
+_OF_SERVERS = ("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_listing", "fallback")
+
+
+def is_of_a_server(kind: str) -> bool:
+    """Whether a block of this type shows what a server did for an earlier reply: it holds no text for this model."""
+    return kind in _OF_SERVERS or kind.endswith("_tool_result")
 
 
 class TextBlock(ApiModel):
@@ -106,6 +123,15 @@ class Block(Piece):
     caller: PlainObject | None = Field(None, description="Accepted and ignored.")
     is_error: bool | None = Field(None, description="Accepted and ignored.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_is_not_read(cls, value: Any) -> Any:
+        """Keep the type and the mark of a block that is left out: its other fields are of each server's own types."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or not is_of_a_server(kind):
+            return value
+        return {name: value[name] for name in ("type", "cache_control") if name in value}
+
     @property
     def is_read(self) -> bool:
         return self.type in _READ
@@ -147,9 +173,9 @@ class Choice(ApiModel):
 
 
 class Thinking(ApiModel):
-    """Whether the model thinks before it replies; "adaptive" leaves that to the model."""
+    """Whether the model thinks before it replies; "adaptive" and "between_tools" leave that to the model."""
 
-    type: Literal["disabled", "adaptive", "enabled"]
+    type: Literal["disabled", "adaptive", "between_tools", "enabled"]
     budget_tokens: Annotated[Whole, Field(ge=1, lt=2**31)] | None = None
 
 
@@ -200,6 +226,9 @@ class MessagesPrompt(ApiModel):
         for index, tool in enumerate(self.tools or ()):
             if tool.is_own and tool.name is None:
                 raise ApiError(400, f"tools.{index}.name is missing", param=f"tools.{index}.name")
+            if tool.type == "function":
+                message = f"tools.{index} has the form of another API; here it is {{'name': ..., 'input_schema': ...}}"
+                raise ApiError(400, message, param=f"tools.{index}.type")
         if self.goes_on:
             self._check_begun(self.messages[-1])
 
@@ -224,7 +253,7 @@ class MessagesPrompt(ApiModel):
     def thinking_wish(self) -> ThinkingWish:
         """Whether and how long the model thinks."""
         thinking, effort = self.thinking, self.output_config.effort if self.output_config else None
-        if thinking is None or thinking.type == "adaptive":
+        if thinking is None or thinking.type in ("adaptive", "between_tools"):
             return ThinkingWish(None, effort, thinking.budget_tokens if thinking else None)
         return ThinkingWish(thinking.type == "enabled", effort, thinking.budget_tokens)
 

@@ -35,6 +35,7 @@ from radixkv.gateway.api.jobs.schema import (
 from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute
 from radixkv.gateway.http.bodies.uploads import Upload
+from radixkv.gateway.protocol.anthropic_errors import speaks_anthropic
 from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import MAX_NAME_CHARACTERS
 from radixkv.gateway.turns.openapi import answer_of
@@ -61,6 +62,9 @@ Id = Annotated[str | None, Query(max_length=MAX_NAME_CHARACTERS, description="Ob
 
 
 def _files(request: Request) -> FileStore:
+    """Return the files of batches. Raises ApiError 404 for a caller of the Anthropic API, whose files are for messages."""
+    if speaks_anthropic(request.scope):
+        raise ApiError(404, "no files for messages are kept here; send a document's text within the message")
     store: FileStore = request.app.state.files
     return store
 

@@ -44,9 +44,6 @@ MAX_REFERRED_CHARACTERS = 4 * 1024 * 1024
 MAX_ITEM_STRINGS = 8
 """Per item, as made here."""
 
-_CALLS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "local_shell_call")
-_OF_SERVERS = ("reasoning", "mcp_", "compaction")
-
 
 def new_id(kind: str) -> str:
     """Return a random id that cannot be guessed: ``resp_...``, ``msg_...``, ``fc_...``."""
@@ -128,10 +125,7 @@ def left_out_items(given: str | Sequence[InputItem], *, thinks: bool = False) ->
 
 def _is_left_out(item: InputItem, thinks: bool) -> bool:
     """Whether it holds thoughts of another model, or a call that a server ran for it."""
-    kind = item.kind
-    if kind == "reasoning" and thinks and _thoughts(item):
-        return False
-    return kind.startswith(_OF_SERVERS) or (kind.endswith(("_call", "_call_output")) and kind not in _CALLS)
+    return item.is_of_a_server or (item.kind == "reasoning" and not (thinks and _thoughts(item)))
 
 
 def _thoughts(item: InputItem) -> str:
@@ -183,11 +177,12 @@ def _read_item(item: InputItem, param: str) -> Item:
         call_id = _needed(item.call_id, f"{param}.call_id")
         told = {"call_id": call_id, "name": "local_shell", "arguments": json.dumps(item.action or {})}
         return {"id": item.id or new_id("fc"), "type": "function_call", "status": "completed", **told}
+    if item.kind == "local_shell_call_output":  # its id may be the call's
+        told = {"call_id": _needed(item.call_id or item.id, f"{param}.call_id"), "output": _output(item, param)}
+        return {"id": new_id("fco"), "type": "function_call_output", "status": "completed", **told}
     if item.kind in ("function_call_output", "custom_tool_call_output"):
-        call_id = _needed(item.call_id, f"{param}.call_id")
-        output = _output_text(_needed(item.output, f"{param}.output"))
-        shown = {"type": item.kind, "status": "completed", "call_id": call_id, "output": output}
-        return {"id": item.id or new_id("fco"), **shown}
+        told = {"call_id": _needed(item.call_id, f"{param}.call_id"), "output": _output(item, param)}
+        return {"id": item.id or new_id("fco"), "type": item.kind, "status": "completed", **told}
     message = f"{param} is of type {item.kind!r}; this server takes messages, calls of tools and their outputs"
     raise ApiError(400, message, code="unsupported_item", param=f"{param}.type")
 
@@ -208,8 +203,9 @@ def _needed(value: Any, param: str) -> Any:
     return value
 
 
-def _output_text(output: str | Sequence[ContentPart]) -> str:
+def _output(item: InputItem, param: str) -> str:
     """Return the text of a tool's output, with placeholders for other parts."""
+    output: str | Sequence[ContentPart] = _needed(item.output, f"{param}.output")
     if isinstance(output, str):
         return output
     return "".join(placeholder(part.type) if part.said is None else part.said for part in output)

@@ -94,7 +94,7 @@ class Output:
         if piece.arguments and not offer.is_custom:  # text within JSON is emitted once complete
             self._tell("response.function_call_arguments.delta", self._place | {"delta": piece.arguments})
         if piece.ends:
-            self.close("completed")
+            self.close("incomplete" if piece.call.is_cut else "completed")
 
     def finish(self, status: str) -> None:
         """Close the output. A reply without any text becomes an empty message.

@@ -85,7 +85,7 @@ async def make_plan(request: ResponseRequest, http: Request, context: RequestCon
     model = await chat_model(http, request.model)
     thinks = model.info.thinking is not None
     sharing = context.choose_sharing(request.sharing)
-    context.leave_out(left_out_tools(request.tools))
+    context.leave_out(left_out_tools(request.tools, request.tool_choice))
     context.leave_out(request.left_out_includes)
     context.leave_out(left_out_items(request.input, thinks=thinks))
     arguments, unread = thinking_arguments(model.info, ThinkingWish(None, request.effort))

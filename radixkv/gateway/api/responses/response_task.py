@@ -129,9 +129,8 @@ class ResponseTask(ReplyTask):
             logprobs = await chat_logprobs(self.turn.backend, growth.logprobs)
         self._output.add_thinking(growth.thinking)
         self._output.add_text(growth.text, logprobs)
-        is_cut = self._reply.reason is FinishReason.LENGTH
         for piece in growth.calls:
-            self._output.add_call(piece._replace(ends=piece.ends and not is_cut))
+            self._output.add_call(piece)
 
     async def _end(self, failure: ApiError | None) -> None:
         if self.is_lost:

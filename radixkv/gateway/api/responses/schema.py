@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.protocol.api_model import ApiModel
@@ -56,10 +56,13 @@ _UINT64 = 2**64
 _READ = frozenset(
     (
         *("message", "reasoning", "item_reference", "function_call", "function_call_output"),
-        *("custom_tool_call", "custom_tool_call_output", "local_shell_call"),
+        *("custom_tool_call", "custom_tool_call_output", "local_shell_call", "local_shell_call_output"),
     )
 )
 """Types of items that belong to no other server."""
+
+_OF_SERVERS = ("mcp_", "compaction", "program", "tool_search_")
+"""Begin the types of items that are left out, next to calls of tools that are not read."""
 
 
 InputParts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS), FAIL_FAST]
@@ -89,6 +92,13 @@ class InputItem(ApiModel):
         default=None, description="Accepted; the thoughts themselves are in `content`."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_is_not_read(cls, value: Any) -> Any:
+        """Keep the type of an item that is left out: its other fields are of each server's own types."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and _is_of_a_server(kind) else value
+
     @property
     def kind(self) -> str:
         """Its type, given or implied."""
@@ -97,6 +107,16 @@ class InputItem(ApiModel):
     @property
     def is_read(self) -> bool:
         return self.kind in _READ
+
+    @property
+    def is_of_a_server(self) -> bool:
+        """Whether it shows what a server did for an earlier reply."""
+        return _is_of_a_server(self.kind)
+
+
+def _is_of_a_server(kind: str) -> bool:
+    is_call = kind.endswith(("_call", "_call_output"))
+    return kind not in _READ and (is_call or kind.startswith(_OF_SERVERS))
 
 
 class Reasoning(ApiModel):

@@ -93,15 +93,29 @@ class NamedChoice(ApiModel):
     namespace: Name | None = None
 
 
+class AllowedName(ApiModel):
+    """One of the tools that are allowed. Those that a server runs are left out, as they are in `tools`."""
+
+    type: Annotated[Name, Field(min_length=1)]
+    name: Annotated[Name, Field(min_length=1)] | None = None
+    namespace: Name | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.type in ("function", "custom")
+
+
 class AllowedNames(ApiModel):
     """A `tool_choice` that allows some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
+    tools: Annotated[list[AllowedName], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
 
 
-ResponseChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedNames
+ResponseChoice = (
+    Literal["none", "auto", "required"] | Annotated[NamedChoice | AllowedNames, Field(discriminator="type")]
+)
 
 
 class Offer(NamedTuple):
@@ -171,10 +185,12 @@ def offers_of(tools: Sequence[ResponseTool] | None) -> dict[str, Offer]:
     return offers
 
 
-def left_out_tools(tools: Sequence[ResponseTool] | None) -> list[str]:
+def left_out_tools(tools: Sequence[ResponseTool] | None, choice: ResponseChoice | None = None) -> list[str]:
     """Return the places of tools that are not offered to the model, and of formats that are not enforced."""
     told = [(param, tool) for param, tool, _ in _each(tools or ())]
     left_out = [param for param, tool in told if tool.type not in ("function", "custom")]
+    allowed = choice.tools if isinstance(choice, AllowedNames) else ()
+    left_out += [f"tool_choice.tools.{index}" for index, tool in enumerate(allowed) if not tool.is_read]
     return left_out + [f"{param}.format" for param, tool in told if tool.leaves_format_out]
 
 
@@ -200,12 +216,26 @@ def plan_response_tools(
     if isinstance(choice, NamedChoice):
         chosen = _named(choice)
     elif isinstance(choice, AllowedNames):
-        allowed = AllowedTools(mode=choice.mode, tools=list(map(_named, choice.tools)))
-        chosen = AllowedChoice(type="allowed_tools", allowed_tools=allowed)
+        chosen = _allowed(choice)
     else:
         chosen = choice
     return plan_tools(tools, chosen, parallel_calls, [offer.schema_param for offer in offers.values()])
 
 
-def _named(choice: NamedChoice) -> NamedTool:
+def _allowed(choice: AllowedNames) -> ToolChoice:
+    named: list[NamedTool] = []
+    for index, tool in enumerate(choice.tools):
+        if tool.is_read and tool.name is None:
+            raise missing(f"tool_choice.tools.{index}.name")
+        if tool.is_read:
+            named.append(_named(tool))
+    if named:
+        return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=named))
+    if choice.mode == "required":
+        raise invalid("tool_choice.tools has none that the model is offered here", "tool_choice.tools")
+    return "none"
+
+
+def _named(choice: NamedChoice | AllowedName) -> NamedTool:
+    assert choice.name is not None, "checked"
     return NamedTool(type="function", function=NamedFunction(name=offered_name(choice.name, choice.namespace)))

@@ -70,7 +70,7 @@ class _JsonRequest(Request):
 
 class JsonRoute(APIRoute):
     """A route that rejects with 400 a body out of the bounds of `core.json_text`, or of its model; with 415 one that is sent as
-    no JSON.
+    no JSON, or compressed.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -82,6 +82,9 @@ class JsonRoute(APIRoute):
             try:
                 return await handle(request)
             except RequestValidationError as error:
+                encoding = request.headers.get("content-encoding", "identity")
+                if request.refusal is not None and encoding != "identity":
+                    raise _compressed(encoding) from None
                 if request.refusal is not None:
                     raise request.refusal from None
                 sent = request.headers.get("content-type", "")
@@ -95,6 +98,11 @@ class JsonRoute(APIRoute):
 def _not_json(sent: str) -> ApiError:
     message = f"the body is sent as {sent[:128]!r}; send it with the header 'content-type: application/json'"
     return ApiError(415, message, code="not_json")
+
+
+def _compressed(encoding: str) -> ApiError:
+    message = f"the body is compressed with {encoding[:128]!r}; send it as it is, without the header 'content-encoding'"
+    return ApiError(415, message, code="unsupported_encoding")
 
 
 async def off_loop(request: Request, function: Callable[[], _Result]) -> _Result:

@@ -27,6 +27,7 @@ from radixkv.worker.scheduling.limits import SchedulerLimits
 pytestmark = pytest.mark.thorough
 
 VOCAB_SIZE, MAX_LENGTH, BLOCK_SIZE, NUM_BLOCKS = 97, 256, 8, 64
+ROPE_DIM = 8
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -55,13 +56,23 @@ CONFIGS = {
         v_head_dim=12,
         first_k_dense_replace=2,
     ),
+    "latents": lambda: tf.DeepseekV3Config(
+        **SIZES,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=ROPE_DIM,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+        first_k_dense_replace=2,
+    ),
 }
 RELATIVE_ERRORS = {KVFormat.INT8: 0.05, KVFormat.FP8: 0.15, KVFormat.INT4: 0.5}
 """Of logits, against KV as it is. These models are random and sharp: rounding is felt far more than in a trained one."""
 
 
 class Model(NamedTuple):
-    """A random model: its folder, as it is, and with the K and V of every token and head rounded before they are used."""
+    """A random model: its folder, as it is, and with the K and V of every token and head, or its latent, rounded before use."""
 
     folder: str
     exact: Any
@@ -91,16 +102,28 @@ def model(request: pytest.FixtureRequest, folder: str) -> Model:
     tf.AttentionInterface.register(name, _rounding(request.param))
     AttentionMaskInterface.register(name, eager_mask)
     rounded.set_attn_implementation(name)
+    for module in rounded.modules():
+        if _has_latents(module):
+            module.kv_a_layernorm.register_forward_hook(lambda _module, _inputs, rows: _rounded(rows, request.param))
     return Model(folder, exact, rounded, request.param)
 
 
-def _rounding(kv_format: KVFormat) -> Any:
-    def round_rows(rows: Tensor) -> Tensor:
-        return rotate(kv_format.dequantise(*kv_format.quantise(rotate(rows))))
+def _rounded(rows: Tensor, kv_format: KVFormat) -> Tensor:
+    return rotate(kv_format.dequantise(*kv_format.quantise(rotate(rows))))
 
+
+def _has_latents(module: Any) -> bool:
+    return type(module).__name__ == "DeepseekV3Attention"
+
+
+def _rounding(kv_format: KVFormat) -> Any:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **named: Any) -> Any:
         eager = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
-        return eager(module, query, round_rows(key), round_rows(value), *arguments, **named)
+        if _has_latents(module):  # its value is rounded before it is expanded to K and V
+            key = torch.cat([key[..., :-ROPE_DIM], _rounded(key[..., -ROPE_DIM:], kv_format)], dim=-1)
+        else:
+            key, value = _rounded(key, kv_format), _rounded(value, kv_format)
+        return eager(module, query, key, value, *arguments, **named)
 
     return attend
 

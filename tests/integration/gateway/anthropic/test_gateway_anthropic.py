@@ -164,6 +164,7 @@ def test_tokens_are_counted_as_the_request_has_them(client: Anthropic) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id is missing"),
         ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0 has the form of another API"),
         ({"extra_body": {"guided_regex": "a+"}}, "guided_regex"),
         ({"extra_body": {"thread": {"type": "continue", "previous_message_id": "msg_1"}}}, "thread"),
         ({"extra_body": {"compaction": {"type": "enabled"}}}, "compaction"),

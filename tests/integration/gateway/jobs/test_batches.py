@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
+from anthropic import Anthropic
 from batch_calls import CHAT, OPEN, body_of, client_of, create, ended, jsonl, line, results
 from chat_stack import Stack, chat_stack, keys_file
 from openai import OpenAI
@@ -88,6 +90,21 @@ def test_completions_and_responses_run_in_batches(client: OpenAI, endpoint: Any,
     batch = ended(client, create(client, line("one", body, endpoint), endpoint=endpoint))
     answer = results(client, batch.output_file_id)["one"]["response"]["body"]
     assert answer["object"] in ("text_completion", "response")
+
+
+def test_files_of_batches_are_not_shown_as_files_for_messages(stack: Stack, client: OpenAI) -> None:
+    file = client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+    with Anthropic(base_url=stack.server.url.removesuffix("/v1"), api_key="red", max_retries=0) as other:
+        calls: list[Callable[[], object]] = [
+            other.beta.files.list,
+            lambda: other.beta.files.upload(file=("a.txt", b"a")),
+            lambda: other.beta.files.retrieve_metadata(file.id),
+            lambda: other.beta.files.delete(file.id),
+        ]
+        for call in calls:
+            with pytest.raises(anthropic.NotFoundError, match="no files for messages"):
+                call()
+    assert client.files.delete(file.id).deleted
 
 
 def test_an_error_of_a_request_is_its_result(client: OpenAI) -> None:

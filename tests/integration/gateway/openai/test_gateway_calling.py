@@ -151,8 +151,14 @@ def test_json_mode_answers_an_object(client: OpenAI, stream: bool) -> None:
     assert answered
 
 
-def test_a_schema_is_kept_to_by_every_choice(client: OpenAI) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
+        {"type": "json_object", "schema": SCHEMA},
+    ],
+)
+def test_a_schema_is_kept_to_by_every_choice(client: OpenAI, wanted: dict[str, Any]) -> None:
     answer = chat(client, response_format=wanted, n=4, seed=1, max_tokens=200)
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
@@ -342,3 +348,32 @@ def test_a_call_that_is_cut_is_a_call_and_no_text(stack: Stack, client: OpenAI, 
         assert (item.type, item.status, item.name) == ("function_call", "incomplete", "write")
         (block,) = message.content
         assert block.input["text"].startswith("and")
+    for item in response.output:
+        assert (item.type, item.status) in (("message", "incomplete"), ("function_call", "incomplete"))
+
+
+@pytest.mark.parametrize(("stop", "is_within"), [("Or", True), ("}}", True), ("</tool_call>", False), ("Then", False)])
+def test_a_call_is_to_be_run_unless_a_stop_text_has_cut_its_arguments(
+    stack: Stack, client: OpenAI, stop: str, is_within: bool
+) -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "object"}}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": schema}}
+    reply = '<tool_call>\n{"name": "go", "arguments": {"to": {"city": "Paris Orly"}}}\n</tool_call>\nThen'
+    stack.dictate(reply)
+    (whole,) = chat(client, tools=[tool], stop=[stop]).choices
+    stack.dictate(reply)
+    chunks = list(chat(client, tools=[tool], stop=[stop], stream=True))
+    stack.dictate(reply)
+    asked = {"model": "gibberish", "input": "Go", "tools": [{"type": "function", **tool["function"]}]}
+    response = client.responses.create(**asked, extra_body={"stop": [stop]})
+    stack.dictate(reply)
+    with Anthropic(base_url=f"http://{stack.server.address}", api_key="none") as other:
+        own = {"name": "go", "input_schema": schema}
+        message = other.messages.create(
+            model="gibberish", messages=QUESTION, max_tokens=90, tools=[own], stop_sequences=[stop]
+        )
+    assert whole.finish_reason == chunks[-1].choices[0].finish_reason == ("stop" if is_within else "tool_calls")
+    assert response.output[0].type == "function_call"
+    assert response.output[0].status == ("incomplete" if is_within else "completed")
+    assert message.stop_reason == ("stop_sequence" if is_within else "tool_use")
+    assert message.stop_sequence == (stop if is_within else None)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from chat_stack import Stack, chat_stack
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel, ConfigDict
 from responses_calls import create, said, stream, totals
@@ -142,3 +142,25 @@ def test_a_custom_tools_format_is_kept_to_or_named(client: OpenAI, form: dict[st
     assert call.type == "custom_tool_call"
     if form.get("syntax") == "regex" and left_out is None:
         assert re.fullmatch(form["definition"], call.input)
+
+
+def test_of_allowed_tools_those_that_a_server_runs_are_left_out_and_named(stack: Stack, client: OpenAI) -> None:
+    of_servers: list[Any] = [{"type": "mcp", "server_label": "x"}, {"type": "image_generation"}]
+    choice: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [*of_servers, {"type": "function", "name": "add"}],
+    }
+    asked: Any = {"model": "gibberish", "input": "Hi", "tools": [TOOL], "max_output_tokens": 100}
+    stack.dictate('{"name": "add", "arguments": {}}')
+    answer = client.responses.with_raw_response.create(**asked, tool_choice=choice)
+    assert answer.headers["x-radixkv-left-out"] == "tool_choice.tools.0, tool_choice.tools.1"
+    assert [item.type for item in answer.parse().output] == ["function_call"]
+    alone = {"type": "allowed_tools", "tools": of_servers}
+    stack.dictate(CALL)
+    (message,) = client.responses.create(**asked, tool_choice={**alone, "mode": "auto"}).output
+    assert message.type == "message"
+    with pytest.raises(BadRequestError, match=r"tool_choice\.tools has none"):
+        client.responses.create(**asked, tool_choice={**alone, "mode": "required"})
+    with pytest.raises(BadRequestError, match=r"tool_choice\.tools\.0\.name is missing"):
+        client.responses.create(**asked, tool_choice={**alone, "mode": "auto", "tools": [{"type": "function"}]})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -171,6 +173,30 @@ def test_a_body_in_small_chunks_is_read(server: GatewayServer) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in padded) + b"0\r\nX: y\r\n\r\n"
     with dial(server, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) as connection:
         assert answer(connection)[0] == 200
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+def test_a_compressed_body_is_refused_by_its_header(server: GatewayServer, compress: Callable[[bytes], bytes]) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    told = httpx.post(f"{server.url}/completions", content=compress(ASKED), headers=headers)
+    assert told.status_code == 415
+    assert "content-encoding" in told.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_its_connection(
+    server: GatewayServer, streams: bool
+) -> None:
+    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 3, "stream": streams}).encode()
+    head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
+    with dial(server, head + body) as connection, connection.makefile("rb") as file:
+        told, _, said = file.read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in told.lower()
+    if streams:
+        assert all(line.startswith(b"data: ") for line in said.split(b"\n\n") if line)
+        assert said.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(said)["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])

@@ -135,3 +135,27 @@ def test_what_changes_no_prompt_is_refused_only_where_a_reply_is_drawn() -> None
         assert set(unknown_fields(model.model_validate(body), body)) == {"max_tokens", "stop", "n"}
         with pytest.raises(ApiError, match="chat_template is not supported here"):
             unknown_fields(model.model_validate(body), {**body, "chat_template": "{{ x }}"})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name", "known"),
+    [
+        ("responses", "max_tokens", "max_output_tokens"),
+        ("chat/completions", "max_output_tokens", "max_completion_tokens"),
+        ("completions", "max_new_tokens", "max_tokens"),
+        ("messages", "max_completion_tokens", "max_tokens"),
+        ("messages", "stop", "stop_sequences"),
+        ("chat/completions", "stop_sequences", "stop"),
+        ("responses", "response_format", "text"),
+        ("messages", "response_format", "output_config"),
+        ("chat/completions", "system", "messages"),
+        ("completions", "tools", None),
+    ],
+)
+def test_the_refusal_of_a_field_names_the_one_that_stands_for_it_here(
+    endpoint: str, name: str, known: str | None
+) -> None:
+    with pytest.raises(ApiError) as refusal:
+        left_out(endpoint, **{name: "x"})
+    assert refusal.value.message == f"{name} is not supported here; {f'use {known}' if known else 'leave it out'}"
+    assert known is None or known in ENDPOINTS[endpoint].model_fields

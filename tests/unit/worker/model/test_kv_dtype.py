@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +78,17 @@ def test_heads_of_an_odd_size_are_refused_to_int4_alone(tmp_path: Path) -> None:
     assert ModelRunner(str(tmp_path), kv_dtype="fp8", **arguments).token_bytes == 2 * 4 * 2 * (9 + 2)
 
 
-def test_latents_stay_in_the_models_dtype_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    arguments: dict[str, Any] = {"num_blocks": 2, "dtype": "float32", "device": "cpu"}
-    latent = save_model("deepseek_v3", tmp_path)
-    with caplog.at_level(logging.WARNING, "radixkv.worker.model.model"):
-        runner = ModelRunner(latent, kv_dtype="int8", **arguments)
-    assert "KV stays in float32: the model keeps latents, which are not rounded to int8" in caplog.text
-    assert (runner.kv_dtype, runner.kv_format) == ("float32", None)
-    assert runner.token_bytes == ModelRunner(latent, **arguments).token_bytes
+@pytest.mark.parametrize("kv_format", KVFormat)
+def test_latents_are_stored_in_the_format(tmp_path: Path, kv_format: KVFormat) -> None:
+    runner = ModelRunner(
+        save_model("deepseek_v3", tmp_path), num_blocks=2, dtype="float32", device="cpu", kv_dtype=kv_format.value
+    )
+    assert runner.kv_dtype == kv_format.value
+    assert all(cache.is_latent and cache.format is kv_format for cache in runner.pool.caches)
+    layers = runner.pool.layers
+    parts = [(layer.value_dim, layer.key_dim - layer.value_dim) for layer in layers]
+    assert runner.token_bytes == sum(kv_format.row_bytes(width) for widths in parts for width in widths)
+    assert runner.pool.size_bytes == runner.token_bytes * 2 * runner.pool.block_size
 
 
 def test_what_gathering_takes_on_a_cpu_is_planned_in_fp32_whatever_is_stored(folder: str) -> None:

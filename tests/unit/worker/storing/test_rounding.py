@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from radixkv.kernels import KVCache, KVFormat, allocate_kv
+from radixkv.kernels import KVCache, KVFormat, allocate_kv, allocate_latents
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.rotation import rotate
 from radixkv.worker.storing.rounding import RoundedRows
@@ -15,10 +15,11 @@ SHAPES = [(3, 64, 64), (3, 64, 64), (1, 32, 16)]
 
 
 def made(dtype: torch.dtype, layout: Layout | None) -> list[KVCache]:
-    return [
+    heads = [
         allocate_kv(2, 16, heads, width, dtype, "cpu", v_head_dim=v_width, layout=layout)
         for heads, width, v_width in SHAPES
     ]
+    return [*heads, *(allocate_latents(2, 16, 72, 64, dtype, "cpu", layout=layout) for _ in range(2))]
 
 
 def row_of(caches: list[KVCache], block_id: int) -> bytearray:
@@ -35,9 +36,11 @@ def test_a_row_comes_back_rounded_once(kv_format: KVFormat, layout: Layout | Non
     for cache, other in zip(caches, expected, strict=True):
         values = [torch.randn_like(tensor, dtype=torch.float32).to(dtype) for tensor in cache.token_major()]
         cache.fill(*values)
-        rounded = [
-            rotate(kv_format.dequantise(*kv_format.quantise(rotate(value.float())))).to(dtype) for value in values
-        ]
+        rounded = []
+        for value in values:
+            parts = torch.split(value.float(), cache.key_parts if cache.is_latent else value.shape[-1], dim=-1)
+            restored = [rotate(kv_format.dequantise(*kv_format.quantise(rotate(part)))) for part in parts]
+            rounded.append(torch.cat(restored, dim=-1).to(dtype))
         other.fill(*rounded)
     rows = RoundedRows(caches, kv_format)
     row = row_of(caches, 1)

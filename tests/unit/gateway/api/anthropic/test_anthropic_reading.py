@@ -71,6 +71,14 @@ def test_what_a_server_did_within_a_reply_is_left_out(kind: str, thinks: bool) -
     assert (blocks, left_out) == ([("text", ""), ("text", "so")], ["messages.0.content.0"])
 
 
+@pytest.mark.parametrize("content", ["x", ["x"], {"type": "x_error"}, [{"type": "x", "content": {"a": 1}}], 1, None])
+@pytest.mark.parametrize("kind", ["web_fetch_tool_result", "mcp_tool_use", "mcp_tool_listing", "fallback"])
+def test_what_is_left_out_has_fields_of_any_type(kind: str, content: Any) -> None:
+    told = dict.fromkeys(("content", "input", "name", "title", "source", "tools", "data"), content)
+    blocks, left_out = read("assistant", {"type": kind, **told}, {"type": "text", "text": "so"})
+    assert (blocks, left_out) == ([("text", ""), ("text", "so")], ["messages.0.content.0"])
+
+
 def test_thoughts_of_a_reply_are_read_by_a_model_that_thinks_itself() -> None:
     assert read("assistant", THOUGHT, thinks=True) == ([("thinking", None)], [])
     for block, thinks in ((THOUGHT, False), (EMPTY, True), (EMPTY, False)):
@@ -103,6 +111,13 @@ def test_fields_and_tools_that_are_not_honoured_are_named() -> None:
         }
     )
     assert keep_readable(prompt) == ["container", "mcp_servers", "tools.0"]
+
+
+def test_whether_to_think_between_calls_alone_is_left_to_the_model_and_named() -> None:
+    told = {"messages": [{"role": "user", "content": "hi"}], "thinking": {"type": "between_tools"}}
+    prompt = MessagesPrompt.model_validate(told)
+    assert keep_readable(prompt, thinks=True) == ["thinking.type"]
+    assert prompt.thinking_wish == (None, None, None)
 
 
 NOISE = "x-anthropic-billing-header: cc_version=2; cch=5f0b1;\n"
