@@ -29,7 +29,7 @@ from radixkv.core.api import (
     StepOp,
 )
 from radixkv.core.cache.prefix_cache import PrefixCache
-from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError
+from radixkv.core.errors import InvalidArgumentError, StaleIncarnationError, UnknownSequenceError
 from radixkv.core.tokens import pack_tokens, unpack_tokens
 from radixkv.core.tree.block_records import BlockRecord
 from radixkv.testing.hash_kv_worker import HashKvWorker, WorkerSequence, kv_of
@@ -61,7 +61,8 @@ class Drive:
             self.wire.spoils = lambda: self.random.random() < 0.2
         self.worker = HashKvWorker(self.wire, NUM_BLOCKS, BLOCK_SIZE)  # type: ignore[arg-type]  # it only submits
         self.followed, self.follower = self.wire.pool.cache, EventFollower(BLOCK_SIZE)
-        self.next_id = 1
+        self.next_id, self.spoils = 1, spoils
+        self.cleared: set[str] = set()
         self.counts: Counter[str] = Counter()
 
     def step(self) -> None:
@@ -82,7 +83,7 @@ class Drive:
                 self.wire.act()
                 if self.random.random() < 0.7:
                     self.wire.hear()
-                self.wire.clear(self.random.choice(NAMESPACES))
+                self._clear()
         elif fate < 0.10:
             self.counts["answers lost"] += 1
             self.wire.act()
@@ -92,14 +93,29 @@ class Drive:
                 self.wire.reconnect()
         elif fate < 0.13 and self.clears:
             self.wire.carry()
-            self.wire.clear(self.random.choice(NAMESPACES))
+            self._clear()
         self.wire.carry()
         for notice in self.wire.notices.take():
             if notice.kind == "lost":
                 self.counts["not taken on"] += 1
+                assert self.spoils or self._may_be_rejected(notice.seq_id), f"sequence {notice.seq_id} was not taken on"
                 self.worker.lose(notice.seq_id)
         if self.random.random() < 0.7:
             self.worker.catch_up(self.random.randint(0, 1))
+
+    def _clear(self) -> None:
+        namespace = self.random.choice(NAMESPACES)
+        self.cleared.add(namespace)
+        self.wire.clear(namespace)
+
+    def _may_be_rejected(self, seq_id: int) -> bool:
+        """Whether it shares a partly filled block of a hidden tree in which it has written nothing."""
+        self.worker.catch_up()
+        lost = self.worker.sequences[seq_id]
+        is_hidden = lost.namespace in self.cleared or lost.namespace not in NAMESPACES
+        wrote_nothing = lost.num_stored == lost.num_computed == lost.room < len(lost.table) * BLOCK_SIZE
+        num_readers = sum(lost.table[-1] in one.table for one in self.worker.sequences.values() if one.is_open)
+        return is_hidden and wrote_nothing and num_readers > 1
 
     def _op(self, named: set[int]) -> list[StepOp]:
         usable = [s for s in self.worker.sequences.values() if s.is_usable and s.seq_id not in named]
@@ -217,6 +233,25 @@ def test_restarts_at_any_moment_lose_no_sequence_and_give_no_wrong_slot(part: in
     assert counts["restarts"] > 50
     assert counts["lost"] > 25
     assert counts["cleared early"] > 15
+
+
+def test_of_two_hidden_blocks_with_the_same_tokens_each_of_several_sequences_one_keeps_one_sequence() -> None:
+    """Which of these sequences a block keeps does not matter: each has written nothing there. The rest ask again."""
+    wire = Wire()
+    wire.carry()
+    wire.submit([AcquireOp(pack_tokens([1, 0]), seq_id=1, share_prefix=False), InsertOp(1, 2)])
+    wire.submit([ForkOp(1, 1, 3, 0, (2, 3, 4)), ReleaseOp(1)])
+    wire.submit([ExtendOp(2, 2), InsertOp(2, 2, pack_tokens([5])), ForkOp(2, 1, 3, 0, (5, 6, 7)), ReleaseOp(2)])
+    wire.carry()
+    wire.restart()
+    rooms = {seq_id: wire.submit([ExtendOp(seq_id, 4)]) for seq_id in range(3, 8)}
+    wire.carry()
+    wire.pool.cache.check()
+    lost_ids = {notice.seq_id for notice in wire.notices.take()}
+    assert lost_ids in [{6, 7}, {4}]
+    for seq_id, room in rooms.items():
+        (result,) = room.result(0)
+        assert isinstance(result, UnknownSequenceError if seq_id in lost_ids else ExtendResult)
 
 
 @pytest.mark.slow

@@ -146,10 +146,14 @@ class Adoption(CacheState):
         the block is promised. `last_record`: the kept record of the block of its last computed token stands for that `adopt`.
         O(history).
 
+        Two tails below one node differ in their tokens. Of two partly filled blocks with the same computed tokens, both read by
+        several sequences, the second is a tail only if more of its tokens are known, by a sequence or by `last_record`. In a
+        hidden tree no block has a record: one sequence keeps that block, and the others are rejected.
+
         Raises:
             InvalidArgumentError: an argument out of its bound; a block of its table that another sequence owns, and that it may
-                write to or has other tokens in; or blocks of the pool were taken by other calls already. Its message names the
-                sequence. Nothing changed.
+                write to, has other tokens in, or reads where it cannot be a tail; or blocks of the pool were taken by other
+                calls already. Its message names the sequence. Nothing changed.
         """
         self._enter()
         if not isinstance(op, AdoptSequenceOp):

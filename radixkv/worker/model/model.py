@@ -268,10 +268,13 @@ class ModelRunner:
         """Make a new pool of the model's layers, replacing the current one.
 
         Raises:
-            InvalidArgumentError, ModelError: as `KVPool`.
+            InvalidArgumentError, ModelError: as `KVPool`; or the native decoder cannot read such blocks.
         """
         sizes = (num_blocks, block_size, self.dtype, self.device, num_host_blocks)
-        self.pool = self._make_pool(self._layers, *sizes, kv_format=self.kv_format)
+        pool = self._make_pool(self._layers, *sizes, kv_format=self.kv_format)
+        if self._native is not None:
+            self._native.check_pool(pool)
+        self.pool = pool
         self._batch: AttentionBatch | None = None  # of the last step outside the static steps
 
     def _make_pool(self, *sizes: Any, **format: Any) -> KVPool:

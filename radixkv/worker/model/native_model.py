@@ -54,6 +54,18 @@ class NativeModel:
         self._decoder = decoder
         self.dtype = decoder.dtype
 
+    def check_pool(self, pool: KVPool) -> None:
+        """Reject a pool that the decoder cannot read.
+
+        Raises:
+            InvalidArgumentError: its blocks are of an odd number of tokens, in a dtype of two bytes.
+        """
+        try:
+            self._decoder.check_caches(pool.caches)
+        except InvalidArgumentError as error:
+            bound = f"even: the native decoder reads {self.dtype} in pairs of tokens; or leave the weights unrounded"
+            raise InvalidArgumentError("block_size", pool.block_size, bound) from error
+
     def forward(
         self,
         inputs: npt.NDArray[np.int64],

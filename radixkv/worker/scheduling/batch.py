@@ -43,12 +43,12 @@ def is_background(branch: Branch, priority: Callable[[Branch], int]) -> bool:
 
 
 def limit_background(
-    branches: Iterable[Branch], priority: Callable[[Branch], int], max_beside: int
+    branches: Iterable[Branch], priority: Callable[[Branch], int], max_beside: int, drawing: Container[Branch] = ()
 ) -> tuple[list[Branch], bool]:
     """The branches that may run, and whether all are of the background: with others' prompts none of it runs, with their
-    decodes `max_beside` of it, owners in turn. O(n log n).
+    decodes `max_beside` of those that can run, owners in turn. O(n log n).
 
-    `priority`: of a branch, or of those that wait for its prefix.
+    `priority`: of a branch, or of those that wait for its prefix. `drawing`: as in `choose_rows`.
     """
     running = list(branches)
     background = {branch for branch in running if is_background(branch, priority)}
@@ -57,7 +57,10 @@ def limit_background(
         return running, bool(background)
     if any(branch.awaits_first_token for branch in others):
         return others, False
-    return others + _in_turn(background, {}, lambda branch: branch.order)[:max_beside], False
+    can_run = [
+        branch for branch in background if branch.can_run or branch in drawing
+    ]  # not a beam that waits for the rest
+    return others + _in_turn(can_run, {}, lambda branch: branch.order)[:max_beside], False
 
 
 def choose_rows(

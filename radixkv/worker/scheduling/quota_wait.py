@@ -71,8 +71,10 @@ class QuotaWaiters:
         return branch in self._waiting
 
     def owners(self) -> list[str]:
-        """Owners with waiting branches."""
-        return [owner for owner, tenant in self._tenants.items() if tenant.refused or tenant.untried]
+        """Owners with waiting branches, or of which none is admitted until one has finished."""
+        return [
+            owner for owner, tenant in self._tenants.items() if tenant.refused or tenant.untried or tenant.is_recovering
+        ]
 
     def refused(self, branch: Branch) -> None:
         """Add a branch refused by its namespace's quota."""

@@ -320,7 +320,7 @@ class Scheduler:
     def _choose_rows(self, drawing: Container[Branch]) -> list[Row]:
         now_s = self._clock()
         urgency = self._admission.pending.urgency
-        running, is_alone = limit_background(self._running_set, self._priority, self.limits.max_beside)
+        running, is_alone = limit_background(self._running_set, self._priority, self.limits.max_beside, drawing)
         limits = self.limits
         if is_alone and self.tokens_per_s:
             num_short = max(limits.max_beside, int(BACKGROUND_S * self.tokens_per_s))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from desk import Desk, LateCache
+from desk import Desk, LateCache, greedy
 
 from radixkv.core.tokens import unpack_tokens
 from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import BACKGROUND_PRIORITY
 from radixkv.generation.stream import BranchFinished, Completed, Delta
 from radixkv.testing.hash_model import HashRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -73,3 +74,24 @@ def test_log_probabilities_of_beams_are_the_model_s(num_top: int) -> None:
             score = item.score
     assert num_tokens == 6
     assert score == pytest.approx(total / num_tokens, abs=1e-4)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("num_beams", [2, 4, 5, 12])
+def test_a_search_of_the_background_advances_next_to_decodes_however_many_its_beams(
+    num_beams: int, overlaps: bool
+) -> None:
+    """Beams advance together, so those that have been run and wait for the rest must leave their place in the batch."""
+    cache = LateCache(128, 4)
+    limits = SchedulerLimits()
+    desk = Desk(cache, HashRunner(128, 4), limits, overlaps=overlaps)
+    search = desk.put(PROMPT, beams(num_beams=num_beams, n=1), priority=BACKGROUND_PRIORITY)
+    desk.loop.run()
+    cache.answer()
+    reply = desk.put([7, 8], greedy(100))
+    num_rounds_a_token = -(-num_beams // limits.max_beside)
+    for _ in range(10 + 6 * (num_rounds_a_token + 2)):
+        desk.loop.run()
+        cache.answer()
+    assert reply.generation_id in desk.loop.generations, "it decodes all the time"
+    assert search.generation_id not in desk.loop.generations

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_models import VOCAB_SIZE, save_wide
 
+from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels import KVCache
 from radixkv.kernels.runtime.native_build import native_library
 from radixkv.worker.model import model as worker_model
@@ -208,3 +209,21 @@ def test_heads_whose_int4_keys_fill_no_words_run_by_the_models_own_code(tmp_path
         runner = load(folder, "bfloat16", kv_dtype=kv_dtype)
         assert runner.is_native is is_native
         assert runner.forward([ForwardRow([4, 8], 0, array("i", [3]), 0, True)]).isfinite().all()
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5, 15])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("dtype", RELATIVE_ERRORS)
+def test_a_pool_that_the_decoder_cannot_read_is_rejected_at_the_start(
+    dtype: str, kv_dtype: str, block_size: int, tmp_path: Path
+) -> None:
+    runner = load(save_wide("llama", tmp_path), dtype, kv_dtype=kv_dtype)
+    before = runner.pool
+    if dtype == "bfloat16" and block_size % 2:
+        with pytest.raises(InvalidArgumentError, match=f"block_size is {block_size}; it must be even"):
+            runner.allocate_pool(8, block_size)
+        assert runner.pool is before
+        return
+    runner.allocate_pool(8, block_size)
+    logits = runner.forward([ForwardRow([5, 6, 7], 0, array("i", range(3)), 0, True)])
+    assert torch.isfinite(logits).all()

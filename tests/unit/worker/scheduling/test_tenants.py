@@ -207,3 +207,28 @@ def test_whatever_comes_and_goes_everybody_is_served_and_nothing_is_left(seed: i
             bench.scheduler.finish(branch)
             num_cancelled += 1
     finish_all(bench, 40 - num_cancelled)
+
+
+@pytest.mark.parametrize("num_other_tokens", [3, 9])
+@pytest.mark.parametrize("num_children", [1, 2])
+def test_a_namespace_whose_last_branch_starts_again_waits_for_no_message_to_go_on(
+    num_children: int, num_other_tokens: int
+) -> None:
+    """Another request takes the only place as the last branch starts again, and ends at once where it never fits the pool."""
+    bench = bench_with_quota(3, num_blocks=5, growth=no_growth(), max_running=1)
+    parent = make_branch(0, [1] * 4, 30, namespace=TENANT)
+    children = [make_branch(0, [1] * 4, 30, 1 + number, namespace=TENANT) for number in range(num_children)]
+    add(bench, parent)
+    bench.round()
+    bench.scheduler.fork(parent, 4, children)
+    while bench.scheduler.num_running != 1:
+        bench.round()
+    add(bench, make_branch(1, [9] * num_other_tokens, 1))
+    ended: list[Branch] = []
+    while len(ended) + len(bench.finished) < 2 + num_children:
+        ops = bench.scheduler.plan_step()
+        failures = bench.scheduler.apply(bench.cache.step(ops)).failures if ops else bench.scheduler.take_failures()
+        for failed, _ in failures:
+            bench.scheduler.finish(failed)
+            ended.append(failed)
+        assert bench.run() or ops or failures, "branches wait, and no round follows"
