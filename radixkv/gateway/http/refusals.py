@@ -115,11 +115,18 @@ def _path(error: Any, body: Any) -> list[str | int]:
 
 
 def _of_http(error: HTTPException, request: Request) -> ApiError:
-    messages = {404: _no_such_url(request), 405: "this URL does not take this method"}
-    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
-    status = 404 if error.status_code == 405 and _why_not_served(request) else error.status_code
-    message = messages.get(status, str(error.detail))
-    return ApiError(status, message, code=codes.get(status), headers=error.headers)
+    messages = {
+        404: _no_such_url(request),
+        405: "this URL does not take this method",
+        426: "no WebSockets are served here: send the same by POST over HTTP, with 'stream': true for events",
+    }
+    codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large", 426: "no_websockets"}
+    status, headers = error.status_code, dict(error.headers or {})
+    if status == 405 and _why_not_served(request):
+        status = 404
+    elif status == 405 and request.headers.get("upgrade", "").lower() == "websocket":
+        status, headers["upgrade"] = 426, "HTTP/1.1"  # by 426 clients know that they should go on over HTTP, by 405 not
+    return ApiError(status, messages.get(status, str(error.detail)), code=codes.get(status), headers=headers)
 
 
 def _why_not_served(request: Request) -> str | None:

@@ -274,6 +274,28 @@ def test_errors_of_the_framework_have_the_protocols_form(
 
 
 @pytest.mark.parametrize(
+    ("path", "status"), [("/responses", 426), ("/chat/completions", 426), ("/realtime", 404), ("/models", 200)]
+)
+def test_a_websocket_is_refused_so_that_its_client_goes_on_over_http(
+    server: GatewayServer, path: str, status: int
+) -> None:
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "WebSocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
+    with httpx.Client() as client:
+        answer = client.get(server.url + path, headers=upgrade)
+        assert answer.status_code == status
+        assert answer.headers.get("upgrade") == ("HTTP/1.1" if status == 426 else None)
+        assert client.get(f"{server.url}/models").status_code == 200
+    if status == 426:
+        assert answer.json()["error"]["code"] == "no_websockets"
+        assert "POST" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "body", [b"{", b"[1]", b"null", b'{"model": "gibberish", "messages": "\\ud800"}', b"[" * 100_000]
 )
 def test_a_body_that_is_no_request_is_refused(server: GatewayServer, body: bytes) -> None:
