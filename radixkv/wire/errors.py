@@ -206,7 +206,7 @@ def error_from_rpc(
 
     Args:
         call: the `grpc.RpcError`, which is also the finished call.
-        address: of the service, for the message where the transport failed.
+        address: of the server, for the message where the transport failed.
         kinds: makes the error of a status without our details from its message, of a server that may be another's.
     """
     for key, value in call.trailing_metadata() or ():
@@ -217,12 +217,12 @@ def error_from_rpc(
         return kinds[status](call.details() or status.name)
     kind = _BY_STATUS.get(status, RadixKVError)
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return kind(f"the service at {address} did not answer in time; it may be overloaded or stopped")
+        return kind(f"the server at {address} did not answer in time; it may be overloaded or stopped")
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return kind(f"the server at {address} is not a radixkv service of this version: {call.details()}")
     if kind is UnavailableError:
-        return kind(f"the service at {address} cannot be reached: {call.details()}")
-    return kind(f"the service at {address} failed with {status.name}: {call.details()}")
+        return kind(f"the server at {address} cannot be reached: {call.details()}")
+    return kind(f"the server at {address} failed with {status.name}: {call.details()}")
 
 
 async def abort(context: Any, error: RadixKVError) -> NoReturn:

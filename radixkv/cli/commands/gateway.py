@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -319,23 +319,19 @@ def gateway_config(
     )
 
 
-def _first_model(generator: GenerationClient | RoutedGenerator, services: Sequence[str]) -> ModelInfo:
-    """The model of the worker; of services, once one has a worker: they come and go while the gateway serves, too.
+def _first_model(generator: GenerationClient | RoutedGenerator, of: str) -> ModelInfo:
+    """The model of the worker, once there is one: they come and go while the gateway serves, too.
 
     Raises:
-        RadixKVError: the worker cannot be reached or asked.
+        RadixKVError: the worker cannot be asked.
     """
-    from radixkv.gateway.backend.routed import RoutedGenerator
-
     is_said = False
     while True:
         try:
             return generator.model()
         except UnavailableError as error:
-            if not isinstance(generator, RoutedGenerator):
-                raise
             if not is_said:
-                say(f"Waiting for a worker of {', '.join(services)}: {error}")
+                say(f"Waiting for {of}: {error}")
             is_said = True
         time.sleep(_LOOK_S)
 
@@ -357,7 +353,7 @@ def _run(options: argparse.Namespace) -> int:
         worker = worker or DEFAULT_WORKER_ADDRESS
         generator, of = GenerationClient(worker, retries=False, credentials=credentials), f"the worker at {worker}"
     with StopSignals() as signals, generator:
-        model = _first_model(generator, services)  # before listening: without a worker there is nothing to serve
+        model = _first_model(generator, of)  # before listening: without a worker there is nothing to serve
         server, notice = make_gateway(generator, options, services[0] if services else None, credentials)
         with server:
             set_heap_aside()

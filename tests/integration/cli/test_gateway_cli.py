@@ -136,31 +136,42 @@ def test_up_says_where_the_api_is() -> None:
         assert "Paris" in answer(url)
 
 
-def test_a_gateway_without_a_worker_says_so_in_one_line() -> None:
-    arguments = [*COMMAND, "gateway", "--worker", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 1
-    assert re.fullmatch(r"radixkv: the service at 127\.0\.0\.1:1 .*\n", done.stderr)
-
-
 @contextmanager
-def waiting(service: str) -> Iterator[subprocess.Popen[str]]:
-    """A gateway of a service that has no worker."""
-    arguments = [*COMMAND, "gateway", "--service", service, "--listen", "127.0.0.1:0", "--state", "none"]
+def waiting(*flags: str, until: str) -> Iterator[subprocess.Popen[str]]:
+    """A gateway that has no worker."""
+    arguments = [*COMMAND, "gateway", *flags, "--listen", "127.0.0.1:0", "--state", "none"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         try:
-            assert re.match(f"Waiting for a worker of {service}: .* attach one", process.stdout.readline())
+            assert re.match(until, process.stdout.readline())
             yield process
         finally:
             process.kill()
 
 
+@pytest.mark.usefixtures("default_model")
+def test_a_gateway_of_a_worker_that_is_not_there_waits_for_it_or_ctrl_c(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/worker"
+    said = f"Waiting for the worker at {re.escape(address)}: the server at .* cannot be reached"
+    flags = ("--worker", address)
+    with waiting(*flags, until=said) as served, waiting(*flags, until=said) as given_up:
+        given_up.send_signal(signal.SIGINT)
+        assert given_up.communicate(timeout=300)[0] == ""
+        assert given_up.returncode == EXIT_INTERRUPTED
+        free = "127.0.0.1:0"
+        up = ["up", "--no-chat", "--num-blocks", "256", "--listen", address, "--service-listen", free, "--http", free]
+        with running(*up, until=r"(OpenAI API)"):
+            assert served.stdout is not None
+            assert re.match("OpenAI API on .* of the worker at", served.stdout.readline())
+
+
 def test_a_gateway_of_a_service_waits_for_its_first_worker_or_ctrl_c(default_model: str) -> None:
     host = Host(default_model, "default")
     host.stop_worker()
+    flags = ("--service", host.address)
+    said = f"Waiting for the workers of {host.address}: .* attach one"
     try:
-        with waiting(host.address) as served, waiting(host.address) as given_up:
+        with waiting(*flags, until=said) as served, waiting(*flags, until=said) as given_up:
             given_up.send_signal(signal.SIGINT)
             assert given_up.communicate(timeout=300)[0] == ""
             assert given_up.returncode == EXIT_INTERRUPTED
