@@ -56,7 +56,10 @@ class _Layer:
         """
         cache = self.cache
         if cache.format is None:
-            rows = [self._gather(tensor, number, blocks, hidden) for number, tensor in enumerate(cache.tensors)]
+            rows = [
+                self._gather(tensor, name, blocks, hidden)
+                for tensor, name in zip(cache.tensors, ("keys", "values"), strict=False)
+            ]
         else:
             taken = (
                 tensor.view(torch.uint8).index_select(0, blocks.ids).view(tensor.dtype) for tensor in cache.tensors
@@ -66,11 +69,11 @@ class _Layer:
                 rows = [each.index_fill_(0, hidden, 0.0) for each in rows]
         return rows[0], rows[-1]
 
-    def _gather(self, numbers: Tensor, number: int, blocks: Blocks, hidden: Tensor | None) -> Tensor:
+    def _gather(self, numbers: Tensor, name: str, blocks: Blocks, hidden: Tensor | None) -> Tensor:
         num_blocks = blocks.ids.shape[0]
         if blocks.run >= 0 and hidden is None:
             return numbers[blocks.run : blocks.run + num_blocks].view(-1, *numbers.shape[2:])
-        gathered = self.scratch.take(("keys", "values")[number], (num_blocks, *numbers.shape[1:]), numbers)
+        gathered = self.scratch.take(name, (num_blocks, *numbers.shape[1:]), numbers)
         rows = torch.index_select(numbers, 0, blocks.ids, out=gathered).view(-1, *numbers.shape[2:])
         return rows if hidden is None else rows.index_fill_(0, hidden, 0.0)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from radixkv.core.errors import InvalidArgumentError
-from radixkv.kernels.kv.kv_format import int4_group
+from radixkv.kernels.kv.kv_format import int4_group, latent_parts
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, next_power_of_2
 
 __all__ = [
@@ -181,8 +181,7 @@ class LayerShape:
     @property
     def key_parts(self) -> tuple[int, ...]:
         """As `KVCache.key_parts`."""
-        rest = self.head_dim - self.v_head_dim
-        return (self.v_head_dim, rest) if self.is_latent and rest else (self.head_dim,)
+        return latent_parts(self.head_dim, self.v_head_dim) if self.is_latent else (self.head_dim,)
 
     @property
     def row(self) -> tuple[str, int, int]:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.kernels.checks import KERNEL_DTYPES
-from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat, latent_parts
 from radixkv.kernels.runtime.huge_pages import zeros
 from radixkv.kernels.runtime.native_build import native_library
 
@@ -98,8 +98,7 @@ class KVCache:
     @property
     def key_parts(self) -> tuple[int, ...]:
         """Widths of a key's parts that are rotated and quantised each by itself: of a latent its value and the rest."""
-        rest = self.head_dim - self.v_head_dim
-        return (self.v_head_dim, rest) if self.is_latent and rest else (self.head_dim,)
+        return latent_parts(self.head_dim, self.v_head_dim) if self.is_latent else (self.head_dim,)
 
     @property
     def token_elements(self) -> int:
@@ -250,7 +249,7 @@ def allocate_latents(
     if format is None:
         rows = zeros((num_blocks, *slots, head_dim), dtype, device)
         return KVCache(rows, rows[..., :v_head_dim], None, None, layout, None, True, dtype, **sizes)
-    parts = [width for width in (v_head_dim, head_dim - v_head_dim) if width]
+    parts = latent_parts(head_dim, v_head_dim)
     widths = list(map(format.data_width, parts))
     rows = zeros((num_blocks, *slots, sum(widths)), format.data_dtype, device)
     shapes = [

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from radixkv.core.errors import InvalidArgumentError
 
-__all__ = ["KVFormat", "QuantisedKV"]
+__all__ = ["KVFormat", "QuantisedKV", "latent_parts"]
 
 LARGEST = 2.0**126
 """Larger magnitudes are clamped to it: a difference of two then cannot overflow fp32."""
@@ -157,6 +157,12 @@ class KVFormat(Enum):
             return data.float() * scales.float()
         pairs = scales.float().view(*data.shape[:-1], wanted[-1] // 2, 2)
         return (_grouped(_unpack(data)) * pairs[..., :1] + pairs[..., 1:]).flatten(-2)
+
+
+def latent_parts(head_dim: int, v_head_dim: int) -> tuple[int, ...]:
+    """Widths of the rows that a latent is rounded as: its value and the rest of its key, if there is any."""
+    rest = head_dim - v_head_dim
+    return (v_head_dim, rest) if rest else (v_head_dim,)
 
 
 def int4_group(head_dim: int) -> int:

@@ -15,7 +15,7 @@ from radixkv.generation.verification import BlockDifference
 from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents
 from radixkv.kernels.kv.block_copy import carry_out, copied_together
 from radixkv.kernels.kv.kv_cache import Layout
-from radixkv.kernels.kv.kv_format import KVFormat
+from radixkv.kernels.kv.kv_format import KVFormat, latent_parts
 from radixkv.kernels.runtime.huge_pages import take_soon
 from radixkv.worker.errors import ModelError
 
@@ -43,10 +43,7 @@ class LayerShape(NamedTuple):
     @property
     def row_dims(self) -> tuple[int, ...]:
         """Widths of the rows that a head of a token is rounded as: K and V, or a latent's value and the rest of its key."""
-        if not self.is_latent:
-            return self.key_dim, self.value_dim
-        rest = self.key_dim - self.value_dim
-        return (self.value_dim, rest) if rest else (self.value_dim,)
+        return latent_parts(self.key_dim, self.value_dim) if self.is_latent else (self.key_dim, self.value_dim)
 
 
 class KVPool:
