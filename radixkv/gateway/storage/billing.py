@@ -8,12 +8,15 @@ cache service, which counts them whichever way they were computed.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from radixkv.core.api import NamespaceUsage
 from radixkv.gateway.storage.connection import Connection
 from radixkv.gateway.storage.database import Database
+from radixkv.gateway.storage.owners import is_flushed
 from radixkv.generation.prices import Prices
 
 __all__ = ["Bill", "BillingBook"]
@@ -37,12 +40,20 @@ class Bill(NamedTuple):
     cost: float = 0.0
 
 
+class _Flush(NamedTuple):
+    """Sums on their way into the database, by namespace."""
+
+    name: str
+    bills: Mapping[str, Bill]
+
+
 class BillingBook:
     """The sums of all namespaces. A killed process loses those not flushed. One event loop uses it."""
 
     def __init__(self) -> None:
         self._database: Database | None = None
         self._new: dict[str, Bill] = {}
+        self._flush: _Flush | None = None  # not known to be committed
         self._holding: dict[str, set[str]] = {}  # by pool
 
     def open(self, database: Database) -> None:
@@ -66,21 +77,19 @@ class BillingBook:
         self._new[namespace] = added if before is None else _sum(before, added)
 
     async def flush(self) -> None:
-        """Store what has been counted. A cancelled call stores it all the same.
+        """Store what has been counted, once: a flush whose commit was not answered is repeated under its name. A cancelled call
+        stores it all the same.
 
         Raises:
             Exception: it cannot be stored, and is part of the next call.
         """
-        if not self._new or self._database is None:
-            return
-        new, self._new = self._new, {}
-        try:
-            storing = self._database.submit(lambda connection: _add(connection, new.values()))
-            await asyncio.shield(asyncio.wrap_future(storing))
-        except Exception:
-            for name, bill in new.items():
-                self._new[name] = _sum(bill, self._new[name]) if name in self._new else bill
-            raise
+        while self._database is not None and (self._flush is not None or self._new):
+            if self._flush is None:
+                self._flush, self._new = _Flush(uuid.uuid4().hex, self._new), {}
+            flush, owner = self._flush, self._database.owner
+            await asyncio.shield(asyncio.wrap_future(self._database.submit(partial(_store, flush=flush, owner=owner))))
+            if self._flush is flush:
+                self._flush = None
 
     async def hold(self, pool: str, usages: Iterable[NamespaceUsage], block_size: int, prices: Prices | None) -> None:
         """Add what namespaces have held in a pool since the last time, by its counters.
@@ -110,6 +119,11 @@ class BillingBook:
 
 def _sum(one: Bill, other: Bill) -> Bill:
     return Bill._make((one.namespace, *(a + b for a, b in zip(one[1:], other[1:], strict=True))))
+
+
+def _store(connection: Connection, flush: _Flush, owner: str) -> None:
+    if not is_flushed(connection, owner, flush.name):
+        _add(connection, flush.bills.values())
 
 
 def _add(connection: Connection, bills: Iterable[Bill]) -> None:

@@ -316,6 +316,9 @@ CREATE TABLE clears (
 ) WITHOUT ROWID;
 CREATE INDEX clears_by_owner ON clears (owner);
 """
+_FLUSHES = """
+ALTER TABLE gateways ADD COLUMN flush TEXT;                -- its last that is in the sums of billing
+"""
 
 STEPS = (
     _RESPONSES,
@@ -329,6 +332,7 @@ STEPS = (
     _OWNERS,
     _BILLING,
     _POOLS,
+    _FLUSHES,
 )
 """Migration steps by version; a file of an earlier version is migrated to the latest when opened."""
 

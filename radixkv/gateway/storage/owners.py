@@ -1,6 +1,7 @@
 """Which gateway writes what is under way: a name in its row, and a lease of the gateway.
 
     gateways: id, seen_s      renewed every BEAT_S, on the database's clock
+              flush           the last of its bills, see `billing`
     responses, messages,      owner: a gateway's id; once its lease ends, any other
     files, batches            gateway ends what it left unfinished
 
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from radixkv.gateway.storage.connection import Connection
 
-__all__ = ["BEAT_S", "LEASE_S", "LOST", "MAX_TAKEN", "TAKEABLE", "Lost", "beat", "num_gateways"]
+__all__ = ["BEAT_S", "LEASE_S", "LOST", "MAX_TAKEN", "TAKEABLE", "Lost", "beat", "is_flushed", "num_gateways"]
 
 LEASE_S = 10.0
 """After so many seconds without a sign of life a gateway counts as gone."""
@@ -46,8 +47,15 @@ class Lost(NamedTuple):
 
 def beat(connection: Connection, owner: str) -> None:
     """Renew the lease of a gateway."""
-    query = "INSERT INTO gateways VALUES (?, epoch_s()) ON CONFLICT (id) DO UPDATE SET seen_s = excluded.seen_s"
+    query = "INSERT INTO gateways (id, seen_s) VALUES (?, epoch_s()) ON CONFLICT (id) DO UPDATE SET seen_s = excluded.seen_s"
     connection.execute(query, (owner,))
+
+
+def is_flushed(connection: Connection, owner: str, flush: str) -> bool:
+    """Whether a gateway's last committed flush of its bills is this one, which it is once this transaction commits."""
+    beat(connection, owner)
+    query = "UPDATE gateways SET flush = ? WHERE id = ? AND (flush IS NULL OR flush <> ?)"
+    return connection.execute(query, (flush, owner, flush)).rowcount == 0
 
 
 def num_gateways(connection: Connection) -> int:

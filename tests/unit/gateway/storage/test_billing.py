@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_server import PostgresServer
 
 from radixkv.core.api import NamespaceUsage
 from radixkv.core.errors import UnavailableError
@@ -116,3 +117,40 @@ def test_what_cannot_be_stored_is_kept_for_the_next_try(tmp_path: Path) -> None:
             return await book.read("a")
 
     assert [bill.num_generated_tokens for bill in asyncio.run(run())] == [7]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_is_counted_is_stored_once_though_the_answer_of_a_commit_is_lost(
+    is_committed: bool, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    from radixkv.gateway.storage.postgresql import PostgreSQL
+
+    transact, lost = PostgreSQL.transact, []
+
+    def lose(self: PostgreSQL, jobs: Sequence[Any]) -> list[tuple[Any, Exception | None]]:
+        if is_committed:
+            transact(self, jobs)
+        self.close()
+        self.is_unsure = True
+        lost.append(len(jobs))
+        raise psycopg.OperationalError("the connection is lost")
+
+    async def run() -> list[int]:
+        told = []
+        with Database(postgres.new_database()) as database:
+            book = book_of(database)
+            await book.read("a")  # connected
+            for tokens in (3, 4):
+                book.count("a", PRICES, num_generated=tokens)
+                with monkeypatch.context() as patch:
+                    patch.setattr(PostgreSQL, "transact", lose)
+                    for _ in range(2):
+                        with pytest.raises(UnavailableError):
+                            await book.flush()
+                book.count("a", PRICES, num_generated=10)
+                told += [bill.num_generated_tokens for bill in await book.read("a")]
+        return told
+
+    assert asyncio.run(run()) == [13, 27]
+    assert len(lost) == 4

@@ -258,7 +258,7 @@ def test_gateways_are_counted_while_their_lease_is_renewed_and_forgotten_after_a
         assert counted() == 1
         do(THERE)
         for name, age_s in (("late", 5), ("gone", 60), ("long gone", 3590), ("forgotten", 3700)):
-            do("INSERT INTO gateways VALUES (?, epoch_s() - ?)", name, age_s)
+            do("INSERT INTO gateways (id, seen_s) VALUES (?, epoch_s() - ?)", name, age_s)
         assert counted() == 2
         known = database.submit(
             lambda c: [row["id"] for row in c.execute("SELECT id FROM gateways").fetchall()]
