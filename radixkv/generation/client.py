@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -75,7 +76,7 @@ _STREAM_KINDS = {**_KINDS, grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededEr
 
 
 class GenerationClient(Closing):
-    """A `Generator` at an address. Thread-safe.
+    """A `Generator` at an address. Thread-safe. It closes, if not by `close`, once neither it nor a stream of it is used any more.
 
     Args:
         address: ``host:port`` or ``unix:path``.
@@ -107,6 +108,7 @@ class GenerationClient(Closing):
         service = pb.DESCRIPTOR.services_by_name["Generation"]
         retrying = retry_policy(service) if retries else ("grpc.enable_retries", 0)
         self._channel = make_channel(address, credentials, (retrying,))
+        weakref.finalize(self, self._channel.close).atexit = False
         self._is_closed = threading.Event()
         self._stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 

@@ -347,8 +347,11 @@ class RoutedGenerator(Closing):
                 self._refusals.refused(worker)
 
     def _client(self, worker: str) -> GenerationClient:
+        """The client of a worker; a new one replaces those of workers that are gone, which close with their last stream."""
         with self._lock:
             if worker not in self._clients:
+                known = {route.worker.generation_address for route in self._members.known()}
+                self._clients = {each: client for each, client in self._clients.items() if each in known}
                 self._clients[worker] = GenerationClient(
                     worker,
                     retries=False,

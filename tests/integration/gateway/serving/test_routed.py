@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -396,6 +397,31 @@ def test_a_fork_whose_worker_is_lost_says_so(hosts: tuple[Host, Host], routed: R
     sampling = SamplingParams(max_tokens=4, ignore_eos=True)
     with pytest.raises(UnavailableError):
         routed.fork(ForkParams(generation_id=stream.generation_id, position=36, sampling=sampling))
+
+
+def test_the_connection_of_a_worker_that_is_gone_ends_with_its_last_stream() -> None:
+    def num_clients() -> int:
+        gc.collect()
+        return sum(isinstance(each, GenerationClient) and each.address in addresses for each in gc.get_objects())
+
+    host = Host("moving")
+    addresses = {host.server.address}
+    try:
+        with RoutedGenerator([host.address], answer_s=DEADLINE_S) as routed:
+            wait_until(lambda: len(routed.workers()) == 1)
+            early = routed.generate(request(0))
+            for number in range(4):
+                server = host.stack.enter_context(GenerationServer(host.engine, "127.0.0.1:0"))
+                addresses.add(server.address)
+                host.holder.announce(server.address, "f00d")
+                wait_until(lambda: routed.workers()[0].generation_address == server.address)  # noqa: B023
+                list(routed.generate(request(number)))
+            assert num_clients() == 2, "that of the stream, and of the worker as it is now"
+            assert len(told(list(early))) == 8
+            del early
+            assert num_clients() == 1
+    finally:
+        host.close()
 
 
 def test_equal_workers_are_chosen_by_the_given_chance(hosts: tuple[Host, Host]) -> None:
