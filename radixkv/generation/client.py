@@ -76,7 +76,7 @@ _STREAM_KINDS = {**_KINDS, grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededEr
 
 
 class GenerationClient(Closing):
-    """A `Generator` at an address. Thread-safe. It closes, if not by `close`, once neither it nor a stream of it is used any more.
+    """A `Generator` at an address. Thread-safe. Without `close` it closes once neither it nor a stream of it is used any more.
 
     Args:
         address: ``host:port`` or ``unix:path``.
