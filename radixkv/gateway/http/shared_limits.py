@@ -81,7 +81,7 @@ if why == '' and takes >= 0 then
     if requests > 0 then left_requests = left_requests - 1 end
     if takes == 1 then
         redis.call('HINCRBY', KEYS[2], owner, 1)
-        redis.call('EXPIRE', KEYS[2], 3600)
+        redis.call('EXPIRE', KEYS[2], 86400) -- no request takes longer
     end
     keep('requests', left_requests or 0, requests)
     keep('tokens', left_tokens or 0, tokens)
