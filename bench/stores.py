@@ -5,7 +5,7 @@
     files           a file per block, each synced, and their folder
     SQLite blobs    the blocks as rows, write-ahead log, `synchronous=FULL`
     RocksDB         with blob files, one synced batch (package `rocksdict`, where it is installed)
-    bare file       no store: the same bytes into one allocated file, one `fdatasync`; what the disk lets any of them reach
+    bare file       no store: the same bytes into one allocated file, and one `fdatasync`: the disk's own limit
 
 All get the same sealed blocks in batches of 32; a batch counts when it is durable. Stores take turns batch by batch, in rotated
 order. Random batches are then read into the caller's buffer: from the disk, each store opened again with nothing of it in the
@@ -169,7 +169,7 @@ class RocksDB:
 
 
 class BareFile:
-    """The same bytes into one allocated file, and where each block lies in memory alone: what the disk lets a store reach."""
+    """The same bytes into one allocated file; only memory knows the place of each block. The limit of every store."""
 
     def __init__(self, folder: Path, sealed_bytes: int, num_blocks: int) -> None:
         folder.mkdir(exist_ok=True)

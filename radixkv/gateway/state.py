@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -24,6 +24,7 @@ from radixkv.gateway.api.responses.item_lists import ItemLists
 from radixkv.gateway.api.responses.live_events import LiveEvents
 from radixkv.gateway.api.responses.response_store import ResponseStore
 from radixkv.gateway.api.responses.response_task import ResponseTasks
+from radixkv.gateway.backend.elsewhere import Elsewhere
 from radixkv.gateway.storage.database import Database
 from radixkv.gateway.storage.owners import BEAT_S, beat, num_gateways
 from radixkv.gateway.storage.shared_streams import SharedStreams
@@ -46,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 async def kept_state(app: FastAPI) -> AsyncIterator[None]:
     """The application's lifespan: opens its state file and sets
     `state.database`, `state.store`, `state.item_lists`, `state.conversations`, `state.transcripts`, `state.response_tasks`,
-    `state.live_events`, `state.files`, `state.batches` and `state.jobs`.
+    `state.live_events`, `state.elsewhere`, `state.files`, `state.batches` and `state.jobs`.
 
     At the end, everything under way is ended and stored.
 
@@ -59,7 +60,13 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         state.database = database
         state.response_tasks = ResponseTasks()
         limits = TranscriptCacheLimits(ttl_s=config.response_ttl_s)
-        state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=state.generations.forget)
+
+        def forget_generations(namespace: str, keys: Collection[bytes]) -> None:
+            state.generations.forget(namespace, keys)
+            if state.elsewhere is not None:
+                state.elsewhere.forget(namespace, keys)
+
+        state.transcripts = Transcripts(state.backend, database, limits, when_forgotten=forget_generations)
         state.store = ResponseStore(
             database,
             ttl_s=config.response_ttl_s,
@@ -94,10 +101,11 @@ async def kept_state(app: FastAPI) -> AsyncIterator[None]:
         await state.limits.start()
         if state.clears is not None:
             await state.clears.open(database)
-        streams = state.live_events = None
+        streams = state.live_events = state.elsewhere = None
         if config.shared_url is not None and database.is_shared:
             streams = SharedStreams(config.shared_url)
             state.live_events = LiveEvents(streams)
+            state.elsewhere = Elsewhere(streams, state.generations, state.transcripts)
             live_text = LiveText(streams, state.conversations.lives, state.conversations.look_at)
             state.conversations.lives.spread = live_text.send
         tasks = [asyncio.create_task(loop, name="radixkv-sweep") for loop in loops]

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from radixkv.core.namespaces import is_conversation_salt
 from radixkv.gateway.api.openai.chat import ChatOptions, answer_plan, plan_turn
-from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.backend.generations import ToldGeneration
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError, invalid
@@ -53,8 +53,10 @@ class ForkRequest(ChatOptions):
 async def fork_generation(generation_id: str, body: ForkRequest, request: Request, context: CurrentContext) -> Response:
     """Fork a reply at a position; the response is a chat completion with the new text only."""
     state = request.app.state
-    generations: Generations = state.generations
-    told = generations.find(context.caller.namespace, generation_id)
+    namespace = context.caller.namespace
+    told = state.generations.find(namespace, generation_id)
+    if told is None and state.elsewhere is not None:
+        told = await state.elsewhere.find(namespace, generation_id)
     if told is None:
         message = f"generation {generation_id!r} does not run here and is not remembered any more"
         raise ApiError(404, message, code="not_found", param="generation_id")

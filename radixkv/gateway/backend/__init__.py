@@ -7,5 +7,6 @@ clears       clears of namespaces in all pools, kept until each has confirmed th
 members      who these workers are, how busy, and what each holds of a prompt
 resume       a generation that outlives its worker
 generations  tokens and texts emitted by running and recent generations
+elsewhere    the same of other gateways
 lately       a result cached for a short time
 """

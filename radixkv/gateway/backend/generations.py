@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.gateway.storage.transcript import Transcript
@@ -23,16 +23,16 @@ class GeneratedBranch:
 
     __slots__ = ("_text", "tokens")
 
-    def __init__(self) -> None:
-        self.tokens = array("I")
-        self._text: list[str] = []
+    def __init__(self, tokens: bytes = b"", text: str = "") -> None:
+        self.tokens = array("I", tokens)
+        self._text = [text]
 
     @property
     def text(self) -> str:
         """All its text so far, including tool calls."""
         if len(self._text) > 1:
             self._text = ["".join(self._text)]
-        return self._text[0] if self._text else ""
+        return self._text[0]
 
     def grow(self, event: Delta) -> None:
         """Append the tokens and the text of an event."""
@@ -57,7 +57,7 @@ class ToldGeneration:
         transcript: Transcript,
         adapter: str,
         prompt: bytes,
-        num_branches: int,
+        branches: Sequence[GeneratedBranch],
         cache_salt: str = "",
     ) -> None:
         self.generation_id = generation_id
@@ -65,7 +65,7 @@ class ToldGeneration:
         self.adapter = adapter
         self.cache_salt = cache_salt
         self.prompt = prompt
-        self.branches = [GeneratedBranch() for _ in range(num_branches)]
+        self.branches = branches
 
 
 class Generations:

@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from radixkv.core.errors import InvalidArgumentError, PermissionDeniedError
 from radixkv.core.namespaces import choose_sharing, derived_namespace
 from radixkv.gateway.backend.backend import Backend, EventStream
-from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.backend.generations import GeneratedBranch, Generations, ToldGeneration
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.metrics import Metrics
 from radixkv.gateway.http.recording import Recorded, Recording
@@ -286,7 +286,8 @@ class _Meter:
                 context.num_prompt_tokens += cost.num_prompt_tokens
                 books.metrics.prompted(cost.num_prompt_tokens)
                 told = event.generation_id, self._transcript, self._params.adapter, event.prompt
-                self._told = ToldGeneration(*told, self._params.sampling.n, self._params.cache_salt)
+                branches = [GeneratedBranch() for _ in range(self._params.sampling.n)]
+                self._told = ToldGeneration(*told, branches, self._params.cache_salt)
                 books.generations.begin(self._told)
                 namespace, salt = context.caller.namespace, self._params.cache_salt
                 place = derived_namespace(namespace, salt=salt, adapter=self._params.adapter)

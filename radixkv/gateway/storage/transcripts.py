@@ -311,6 +311,11 @@ class Transcripts:
             self._saving.add(task)
             task.add_done_callback(self._saving.discard)
 
+    async def look_up(self, namespace: str, keys: Sequence[bytes]) -> Remembered | None:
+        """Return the last of the entries of a conversation of these keys, in order, if it is remembered."""
+        await self._cache.look_up(namespace, keys)
+        return self._cache.find(namespace, keys[-1])
+
     async def forget(
         self,
         namespace: str,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 
 from radixkv.core.tokens import pack_tokens
-from radixkv.gateway.backend.generations import Generations, ToldGeneration
+from radixkv.gateway.backend.generations import GeneratedBranch, Generations, ToldGeneration
 from radixkv.gateway.storage.transcript import nothing_said
 from radixkv.generation.stream import Delta
 
 
 def told(generation_id: str, namespace: str = "a", length: int = 10) -> ToldGeneration:
-    return ToldGeneration(generation_id, nothing_said(namespace), "", pack_tokens(range(length)), 2)
+    return ToldGeneration(
+        generation_id, nothing_said(namespace), "", pack_tokens(range(length)), [GeneratedBranch(), GeneratedBranch()]
+    )
 
 
 def test_what_was_told_of_a_branch_is_there() -> None:
