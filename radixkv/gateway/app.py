@@ -34,7 +34,7 @@ from radixkv.gateway.backend.pools import CachePools, PoolName
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.gateway.config import GatewayConfig
 from radixkv.gateway.http.admission import Admission
-from radixkv.gateway.http.auth import KeyRing
+from radixkv.gateway.http.auth import ANONYMOUS, KeyRing
 from radixkv.gateway.http.connections import Connections
 from radixkv.gateway.http.gate import Gate
 from radixkv.gateway.http.metrics import CONTENT_TYPE, Metrics
@@ -126,7 +126,7 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.backend = Backend(generator, patience_s=config.worker_wait_s, is_shared=not state.keys.is_open)
     state.cache_view, state.node_texts, state.clears = _cache_view(config, state.backend)
     state.gate = Gate(config.max_requests, config.max_waiting, is_shared=not state.keys.is_open)
-    state.connections = Connections()
+    state.connections = Connections(ANONYMOUS.name if state.keys.is_open else None)
     state.body_calls = Calls(1, None)
     state.one_by_one = FairSemaphore(None, 1)
     state.told_metrics = Lately(partial(_metrics_text, state))

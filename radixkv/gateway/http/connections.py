@@ -21,6 +21,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from radixkv.gateway.protocol.errors import ApiError, error_body
+from radixkv.net.addresses import is_own_host
 
 __all__ = ["CONNECTION", "Connection", "Connections"]
 
@@ -57,9 +58,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Connections:
-    """All connections of a server. The event loop owns it."""
+    """All connections of a server. The event loop owns it.
 
-    def __init__(self) -> None:
+    Args:
+        own_tenant: of all connections from this machine; None: of each request's key. Where no keys separate tenants, the bounds
+            on strangers would only reset a client that opens hundreds of connections before it sends its first request.
+    """
+
+    def __init__(self, own_tenant: str | None = None) -> None:
+        self.own_tenant = own_tenant
         self.is_draining = False
         self._all: dict[Connection, None] = {}  # the oldest first
 
@@ -112,7 +119,7 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         address: of the peer.
-        tenant: of the latest request with a known key; None: no such request yet.
+        tenant: of the latest request with a known key; before it `Connections.own_tenant`, or None.
         late: status and message of the rejection of a request whose body did not come in time.
         opened_s: when it was opened, on the loop's clock.
     """
@@ -213,6 +220,8 @@ class Connection(HttpToolsProtocol):
         """The connection is open."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
+        if is_own_host(self.address):
+            self.tenant = self._connections.own_tenant
         self._connections.join(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

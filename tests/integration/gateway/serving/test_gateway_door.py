@@ -449,6 +449,22 @@ def test_connections_of_strangers_make_room_and_those_of_tenants_stay(
         assert answer(known)[0] == 200
 
 
+def test_without_keys_a_client_of_this_machine_may_open_many_connections_before_its_first_request(
+    server: GatewayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_STRANGERS_OF_ADDRESS", 4)
+    models = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with ExitStack() as held:
+        before = num_open(server)
+        opened = [held.enter_context(dial(server)) for _ in range(40)]
+        wait_until(lambda: num_open(server) >= before + len(opened))
+        monkeypatch.setattr(connections, "SETTLING_S", 1.0)
+        pass_time(server, 2.0)
+        for connection in opened:
+            connection.sendall(models)
+        assert [answer(connection)[0] for connection in opened] == [200] * len(opened)
+
+
 def test_readers_of_files_who_take_nothing_hold_nothing_of_tenants(engine: Engine, tmp_path: Path) -> None:
     static = b"GET /static/vendor/highlight.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with keyed(engine, tmp_path, max_requests=4) as server, ExitStack() as held:
