@@ -137,6 +137,16 @@ def test_another_tenant_and_an_unknown_id_find_nothing_at_once(three: Three) -> 
         fork(three.red[0], "gen-unknown", 404)
         return time.monotonic() - start_s
 
+    for junk in (
+        "",
+        "[]",
+        "{",
+        "7",
+        '{"id": 1}',
+        '{"forget": [7], "namespace": "red"}',
+        '{"namespace": [], "id": {}, "answers": 1}',
+    ):
+        three.server.command("PUBLISH", "radixkv:generations", junk)
     wait_until(lambda: took_s() < 0.9)  # every gateway answers that it has none: nothing else is waited for
     fork(three.red[1], generation)
 
