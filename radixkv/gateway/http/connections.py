@@ -61,8 +61,9 @@ class Connections:
     """All connections of a server. The event loop owns it.
 
     Args:
-        own_tenant: of all connections from this machine; None: of each request's key. Where no keys separate tenants, the bounds
-            on strangers would only reset a client that opens hundreds of connections before it sends its first request.
+        own_tenant: counts all connections from this machine, where no keys separate tenants: the bounds on strangers would
+            only reset a client that opens hundreds of connections before it sends its first request. None: nothing is known
+            of a connection before its first request.
     """
 
     def __init__(self, own_tenant: str | None = None) -> None:
@@ -91,14 +92,14 @@ class Connections:
         of_tenants: Counter[str] = Counter()
         for connection in list(self._all):
             connection.check(now_s)
-            if connection.tenant is None:
+            if connection.counted_as is None:
                 strangers.append(connection)
             else:
-                of_tenants[connection.tenant] += 1
+                of_tenants[connection.counted_as] += 1
         self._end_strangers(strangers, now_s)
         for name, number in of_tenants.items():
             if number > MAX_OF_TENANT:
-                idle = [each for each in self._all if each.tenant == name and each.is_idle]
+                idle = [each for each in self._all if each.counted_as == name and each.is_idle]
                 for connection in idle[: number - MAX_OF_TENANT]:
                     connection.end()
 
@@ -119,7 +120,8 @@ class Connection(HttpToolsProtocol):
 
     Attributes:
         address: of the peer.
-        tenant: of the latest request with a known key; before it `Connections.own_tenant`, or None.
+        tenant: of the latest request with a known key; None: no such request yet.
+        counted_as: whose connection it is in the bounds of their number; None: a stranger's.
         late: status and message of the rejection of a request whose body did not come in time.
         opened_s: when it was opened, on the loop's clock.
     """
@@ -128,6 +130,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.address = ""
         self.tenant: str | None = None
+        self.counted_as: str | None = None
         self.late: tuple[int, str] | None = None
         self.opened_s = self._since_s = self.loop.time()
         self._connections = connections
@@ -156,7 +159,7 @@ class Connection(HttpToolsProtocol):
 
     def known_as(self, tenant: str) -> None:
         """Note that a request of this tenant arrived."""
-        self.tenant = tenant
+        self.tenant = self.counted_as = tenant
 
     def end(self) -> None:
         """Close the connection now, also in the middle of a response."""
@@ -221,7 +224,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
         if is_own_host(self.address):
-            self.tenant = self._connections.own_tenant
+            self.counted_as = self._connections.own_tenant
         self._connections.join(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
