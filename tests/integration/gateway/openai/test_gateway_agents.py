@@ -168,6 +168,31 @@ def test_what_tools_have_read_is_read_as_text_or_has_a_placeholder(stack: Stack,
     assert "plain words" in stack.engine.shown()
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
+        {"type": "image", "source": PNG},
+    ],
+    ids=lambda part: str(part["type"]),
+)
+def test_what_a_function_of_a_chat_has_read_has_a_placeholder_where_it_is_no_text(
+    stack: Stack, http: httpx.Client, part: dict[str, Any], role: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    result = {"role": role, "content": [{"type": "text", "text": "read:"}, part, {"type": "text", "text": ":end"}]}
+    result |= {"tool_call_id": "c"} if role == "tool" else {"name": "read"}
+    turns = [{"role": "user", "content": "Read it"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answer = sent(http, "chat/completions", **messages(*turns, result))
+    assert "messages.2.content.1" in left_out(answer)
+    assert f"read:[{part['type']}: this model reads text alone]:end" in stack.engine.shown()
+    own = http.post("chat/completions", json=messages({"role": "user", "content": [part]}))
+    assert (own.status_code, own.json()["error"]["param"]) == (400, "messages.0.content.0")
+
+
 def test_tools_that_servers_run_are_not_offered(stack: Stack, http: httpx.Client) -> None:
     own = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}}
     others = ["web_search_20250305", "bash_20250124", "text_editor_20250728", "code_execution_20250825"]
