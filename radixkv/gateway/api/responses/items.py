@@ -17,7 +17,7 @@ from typing import Any
 from radixkv.gateway.api.responses.schema import InputItem
 from radixkv.gateway.api.responses.tools import INPUT, offered_name
 from radixkv.gateway.protocol.errors import ApiError, invalid, missing, not_found
-from radixkv.gateway.turns.messages import ContentPart, check_arguments, result_text, template_arguments, text_of
+from radixkv.gateway.turns.messages import check_arguments, result_text, template_arguments, text_of
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
 
