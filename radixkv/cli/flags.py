@@ -39,7 +39,10 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """A parser for `radixkv NAME`, run by `run`. `help_text`: one line in lower case without a full stop."""
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=help_text, description=help_text[0].upper() + help_text[1:] + "."
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        allow_abbrev=False,  # --host is not --host-cache
     )
     command.set_defaults(run=run)
     return command

@@ -29,6 +29,7 @@ from radixkv.cli.commands import (
 )
 from radixkv.cli.commands.sizing import plan, replay
 from radixkv.cli.commands.stored import block_files, store
+from radixkv.cli.other_names import hint
 from radixkv.core.errors import RadixKVError
 from radixkv.net.signals import EXIT_INTERRUPTED
 
@@ -166,6 +167,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add(commands)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # argparse would print the usage of the whole program
-        name = options.command
-        commands.choices[name].error(f"{' '.join(unknown)}: no such argument; radixkv {name} --help lists them")
+        command = commands.choices[options.command]
+        known = command._option_string_actions  # argparse has no other list of them
+        told = hint(unknown, known) or f"radixkv {options.command} --help lists them"
+        command.error(f"{' '.join(unknown)}: no such argument; {told}")
     return options

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -179,6 +179,11 @@ class HostLevel:
         with self._changed:
             for name in self._tree.below(parents):
                 self._drop(name)
+
+    def share(self, parts: Mapping[bytes, float]) -> None:
+        """From now on, keep these parts of the level for namespaces, by id; see `LeafFirst`. O(n)."""
+        with self._changed:
+            self._tree.share(parts, self.num_kept)
 
     def follow(self, on_change: Callable[[bytes, Entry, bool], None]) -> None:
         """Have changes reported; see `DiskLevel.follow`."""

@@ -110,6 +110,8 @@ class BlockStore:
         self._to_clear: dict[str, Future[None]] = {}  # whose erasure has not begun
         self._unused: set[bytes] = set()  # ids of keys that came after an erasure here, under which nothing was saved
         self._to_drop: dict[bytes, set[bytes]] = {}  # by namespace id: names below which nothing is to stay
+        self._sharing = threading.RLock()
+        self._parts: dict[str, float] = {}  # of the levels, by namespace
         self._chores = Lane(1, "radixkv-store-chores")
         self.hints: LevelHints | None = None
         if disk is not None or host.num_kept:
@@ -122,6 +124,18 @@ class BlockStore:
                 _LOG.warning(
                     "%s: erasures since the last start are unknown; the disk level is read all the same", remote
                 )
+
+    def share(self, parts: Mapping[str, float]) -> None:
+        """From now on, keep these parts of host memory and of the disk level for namespaces: within its part a namespace loses
+        no block there to others. Parts that exceed 1 together are cut in proportion. O(blocks).
+        """
+        with self._sharing:
+            self._parts = dict(parts)
+            whole = max(1.0, sum(parts.values()))
+            by_id = {self.keys.of(namespace).id: part / whole for namespace, part in parts.items()}
+            self.host.share(by_id)
+            if self.disk is not None:
+                self.disk.share(by_id)
 
     def keys_of(self, namespace: str) -> NamespaceKeys:
         """Keys of a namespace that is in use."""
@@ -386,6 +400,9 @@ class BlockStore:
         erased = {"host": True} if self.host.num_kept else {}
         if self.disk is not None:
             erased["disk"] = self.disk.erase(namespace_id)
+        with self._sharing:
+            if self._parts:
+                self.share(self._parts)  # the next blocks of the namespace have another id
         return erased
 
     def close(self, timeout_s: float = 8.0) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape, WorkerLoad
+from radixkv.core.api import BlockTimes, CacheHolder, CacheStats, PoolShape, SetQuotaOp, WorkerLoad
 from radixkv.core.cache.prefix_cache import PrefixCache
 from radixkv.core.errors import (
     InvalidArgumentError,
@@ -237,6 +237,8 @@ class Worker:
         if store is None and config.store is not None:
             self.runner.pool.shrink_host(plan.num_host_blocks if limits.preemption == "swap" else 0)
         lease = self._lease = _Lease(config, PoolShape(plan.num_blocks, plan.block_size, config.pool_name))
+        if store is not None:
+            lease.share = store.share
         stack.callback(lease.close)
         first_line = (plan.num_blocks, plan.num_lines, plan.line_blocks, plan.block_size)
         self.engine = Engine(
@@ -423,6 +425,7 @@ class _Lease:
 
     Attributes:
         wake: called, on any thread, when the service has sent notices. noted: as `connect`'s `on_journal`.
+        share: called, on any thread, with the part of the pool that each namespace has by its quota, when it may have changed.
         measured: returns how busy the worker is.
     """
 
@@ -432,6 +435,8 @@ class _Lease:
         self._holder: RemoteHolder | None = None
         self.wake: Callable[[], None] = lambda: None
         self.noted: Callable[[Sequence[JournalEntry]], Sequence[Future[None]]] = lambda _entries: ()
+        self.share: Callable[[Mapping[str, float]], None] | None = None
+        self._sharing = threading.Lock()
         self._given_up = threading.Event()
         self.measured: Callable[[], WorkerLoad] = lambda: WorkerLoad(0, 0.0, 0, is_accepting=False)
         self._is_refusing = False
@@ -489,13 +494,31 @@ class _Lease:
         )
         if self._announced[0]:
             self._holder.announce(*self._announced)
+        self._ask_quotas()
         return self._holder
 
     def _told(self) -> None:
         self.wake()
 
     def _changed(self, entries: Sequence[JournalEntry]) -> Sequence[Future[None]]:
+        if any(isinstance(entry, SetQuotaOp) for entry in entries):
+            self._ask_quotas()
         return self.noted(entries)
+
+    def _ask_quotas(self) -> None:
+        """Have `share` called, on another thread: the service is asked for all quotas, also those that it was started with."""
+        share = self.share
+        if share is None:
+            return
+
+        def ask() -> None:
+            with self._sharing, contextlib.suppress(RadixKVError):  # without an answer they stay as they were
+                if (holder := self._holder) is not None:
+                    quotas = {usage.namespace: usage.block_quota for usage in holder.usage()}
+                    num_blocks = self._pool.num_blocks
+                    share({name: quota / num_blocks for name, quota in quotas.items() if quota is not None})
+
+        threading.Thread(target=ask, name="radixkv-quotas", daemon=True).start()
 
     def stats(self) -> tuple[CacheStats, BlockTimes]:
         """The service's stats of the pool. Thread-safe.

@@ -76,22 +76,25 @@ class Elsewhere:
             _LOG.warning("other gateways keep generations of a deleted conversation until they drop them: %s", error)
 
     async def _listen(self) -> None:
-        redis = self._streams.redis
-        async with redis.pubsub() as channel:
+        async with self._streams.redis.pubsub() as channel:
             await channel.subscribe(_CHANNEL)
             while True:
                 message = await channel.get_message(ignore_subscribe_messages=True, timeout=_LISTEN_S)
-                if message is None:
-                    continue
-                told = json.loads(message["data"])
-                if "forget" in told:
-                    self._own.forget(told["namespace"], [bytes.fromhex(key) for key in told["forget"]])
-                    continue
-                found = self._own.find(told["namespace"], told["id"])
-                batch = redis.pipeline(transaction=False)
-                batch.rpush(told["answers"], json.dumps(_written(found)) if found is not None else "")
-                batch.expire(told["answers"], _ANSWER_KEPT_S)
-                await batch.execute()
+                if message is not None:
+                    try:
+                        await self._handle(json.loads(message["data"]))
+                    except (ValueError, LookupError, TypeError, AttributeError) as error:
+                        _LOG.warning("a message of another version on %s is left out: %r", _CHANNEL, error)
+
+    async def _handle(self, told: dict[str, Any]) -> None:
+        if "forget" in told:
+            self._own.forget(told["namespace"], [bytes.fromhex(key) for key in told["forget"]])
+            return
+        found = self._own.find(told["namespace"], told["id"])
+        batch = self._streams.redis.pipeline(transaction=False)
+        batch.rpush(told["answers"], json.dumps(_written(found)) if found is not None else "")
+        batch.expire(told["answers"], _ANSWER_KEPT_S)
+        await batch.execute()
 
     async def _read(self, told: dict[str, Any], namespace: str, generation_id: str) -> ToldGeneration:
         fields: dict[str, Any] = {name: b64decode(told[name]) for name in _BYTES} | {

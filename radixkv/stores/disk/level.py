@@ -18,7 +18,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from radixkv.core.errors import InvalidArgumentError
@@ -26,7 +26,7 @@ from radixkv.stores.block import SealedBlock
 from radixkv.stores.breaker import Breaker
 from radixkv.stores.disk.folder import FLAG, DiskFolder
 from radixkv.stores.disk.slots import slot_bytes_of
-from radixkv.stores.disk.table import MIN_SLOTS, BlockTable, cause_of
+from radixkv.stores.disk.table import MIN_SLOTS, PART_OF_WRITE, BlockTable, cause_of
 from radixkv.stores.errors import StoreError
 from radixkv.stores.leaf_first import Entry
 from radixkv.stores.stats import LevelCounters, LevelStats
@@ -218,7 +218,7 @@ class DiskLevel:
                 return 0
             started_s = time.perf_counter()
             keep = {block.parent for block in blocks} | {block.name for block in blocks}
-            part = max(self._table.slots.max_slots // 4, 1)
+            part = max(self._table.slots.max_slots // PART_OF_WRITE, 1)
             starts = range(0, len(blocks), part)
             tasks = [partial(self._table.store, blocks[start : start + part], keep) for start in starts]
             is_well = self._attempt(self._table.mend, *tasks)
@@ -249,6 +249,11 @@ class DiskLevel:
         """Ids of all namespaces that have blocks here. O(blocks)."""
         with self._lock:
             return {entry.namespace_id for entry in self._table.tree.entries.values()}
+
+    def share(self, parts: Mapping[bytes, float]) -> None:
+        """From now on, keep these parts of the level, less the slots ahead, for namespaces, by id; see `LeafFirst`. O(n)."""
+        with self._lock:
+            self._table.share(parts)
 
     def follow(self, on_change: Callable[[bytes, Entry, bool], None]) -> None:
         """Have changes reported: the name of a block, its entry, and whether it is found from now on. The function is called

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from radixkv.stores.block import SealedBlock
 from radixkv.stores.disk.folder import DiskFolder
@@ -21,7 +21,7 @@ from radixkv.stores.disk.slots import SlotFile
 from radixkv.stores.leaf_first import Entry, LeafFirst
 from radixkv.stores.stats import LevelCounters
 
-__all__ = ["MIN_SLOTS", "BlockTable", "cause_of", "unlisted"]
+__all__ = ["MIN_SLOTS", "PART_OF_WRITE", "BlockTable", "cause_of", "unlisted"]
 
 MIN_SLOTS = 8
 
@@ -30,6 +30,9 @@ GROW_AGAIN_S = 30.0
 
 MAX_AHEAD, PART_AHEAD = 512, 16
 """Slots for writes until the next commit, at most a sixteenth of all; a start reads their labels."""
+
+PART_OF_WRITE = 4
+"""A write takes a quarter of all slots at most."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -146,6 +149,11 @@ class BlockTable:
         for name in [name for name, entry in self.tree.entries.items() if entry.namespace_id in self.erased]:
             self.drop(name)
         self.num_erasures += 1
+
+    def share(self, parts: Mapping[bytes, float]) -> None:
+        """Keep parts of what blocks may take without a next write's slots. Under the lock. O(n)."""
+        max_slots = self.slots.max_slots
+        self.tree.share(parts, max_slots - min(max_slots // PART_OF_WRITE, MAX_AHEAD))
 
     def check(self) -> None:
         """Assert every invariant, while no call is going on. O(n)."""

@@ -451,3 +451,26 @@ def test_an_argument_that_there_is_not_names_the_command_whose_help_lists_them(
     told = capsys.readouterr().err
     assert told.startswith("usage: radixkv quota ")
     assert told.endswith("radixkv quota: error: --nope: no such argument; radixkv quota --help lists them\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("up --host 0.0.0.0", "use --http 0.0.0.0:PORT"),
+        ("up --port 8000", "use --http 127.0.0.1:8000"),
+        ("gateway --worker a:1 --port=8000", "use --listen 127.0.0.1:8000"),
+        ("up Qwen/Qwen3-0.6B", "use --model Qwen/Qwen3-0.6B"),
+        ("worker --tensor-parallel-size 2", "use --tensor-parallel 2"),
+        ("up --gpu-memory-utilization=0.8", "use --utilisation 0.8"),
+        ("up --api-key secret", "use --keys FILE"),
+        ("up --temprature 3", "did you mean --temperature?"),
+        ("serve --max-model-len 5", "radixkv serve --help lists them"),
+    ],
+)
+def test_an_argument_of_another_program_is_answered_with_its_name_here(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f": no such argument; {told}")

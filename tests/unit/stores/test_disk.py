@@ -259,3 +259,33 @@ def test_after_closing_everything_is_a_miss_and_closing_again_is_harmless(maker:
     assert not level.erase(bytes(16))
     level.use(maker.names([1]))
     assert level.stats().misses == {"closed": 1}
+
+
+def test_a_flood_takes_no_block_of_a_namespace_within_its_share(maker: BlockMaker, folder: Path) -> None:
+    """Also after a restart; beyond its share, and where it has none, its blocks go like all others."""
+    own, longer = list(range(10, 22)), list(range(50, 90))
+
+    def flood(level: DiskLevel, first: int) -> None:
+        for number in range(first, first + 30):
+            level.write(maker.chain([1000 + number * 10 + step for step in range(8)], "bob"))
+            level.check()
+
+    level = maker.level(folder, 64)
+    level.share({maker.keys.of("alice").id: 0.25})
+    level.write(maker.chain(own))
+    flood(level, 0)
+    assert maker.found(level, own) == 12
+    level.close()
+    level = maker.level(folder, 64)
+    level.share({maker.keys.of("alice").id: 0.25})
+    flood(level, 100)
+    assert maker.found(level, own) == 12
+    level.write(maker.chain(longer))
+    flood(level, 200)
+    assert 12 <= maker.found(level, own) + maker.found(level, longer) <= 20, (
+        "of 52: its share, and some of the slots for a next write"
+    )
+    level.share({})
+    flood(level, 300)
+    assert maker.found(level, own) + maker.found(level, longer) == 0
+    level.close()

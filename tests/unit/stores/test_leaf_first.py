@@ -105,3 +105,94 @@ def test_random_histories_keep_the_invariants(seed: int) -> None:
             assert name[:-1] == entry.parent
         if action < 0.8:
             tree.check()
+
+
+IDS = [bytes([number]) * 16 for number in range(1, 5)]
+
+
+def shared_tree(*blocks: tuple[bytes, int]) -> LeafFirst:
+    """Of each id a chain of so many blocks, the first the oldest."""
+    tree = LeafFirst()
+    for number, (namespace_id, length) in enumerate(blocks):
+        names = [b"%d/%d" % (number, index) for index in range(length)]
+        parents = [b"root", *names]
+        tree.add(
+            (name, Entry(len(tree.entries), parent, namespace_id)) for name, parent in zip(names, parents, strict=False)
+        )
+        tree.touch(names)
+    tree.check()
+    return tree
+
+
+def left(tree: LeafFirst) -> list[int]:
+    tree.check()
+    return [sum(entry.namespace_id == each for entry in tree.entries.values()) for each in IDS]
+
+
+def test_a_namespace_within_its_share_loses_nothing_to_others() -> None:
+    tree = shared_tree((IDS[0], 20), (IDS[1], 30), (IDS[2], 50))
+    tree.share({IDS[0]: 0.25}, 100)
+    assert len(tree.evict(60)) == 60
+    assert left(tree)[0] == 20
+    tree.share({}, 100)
+    assert [entry.namespace_id for _, entry in tree.evict(5)] == 5 * [IDS[0]], "the oldest, once it has no share"
+
+
+def test_what_a_namespace_has_above_its_share_goes_first() -> None:
+    tree = shared_tree((IDS[1], 30), (IDS[0], 60))
+    tree.share({IDS[0]: 0.25}, 100)
+    tree.evict(35)
+    assert left(tree)[:2] == [25, 30]
+    tree.add([(b"new", Entry(1000, b"x", IDS[2]))])
+    tree.touch([b"new"])
+    tree.evict(6)
+    assert left(tree)[:3] == [25, 25, 0] or left(tree)[:3] == [25, 24, 1], "none is above: the rest has no guarantee"
+    tree.evict(30)
+    assert left(tree) == [20, 0, 0, 0], "all has to go"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_histories_with_shares(seed: int) -> None:
+    """The reference takes block by block, by the rule as it is said."""
+    draw = random.Random(seed)
+    tree, capacity, slots = LeafFirst(), 60, iter(range(100_000))
+    parts: dict[bytes, float] = {}
+    for step in range(400):
+        owner = draw.choice(IDS)
+        path = b"%d" % IDS.index(owner) + bytes(draw.choices(b"ab", k=draw.randint(1, 6)))
+        names = [path[:end] for end in range(2, len(path) + 1)]
+        action = draw.random()
+        if action < 0.05:
+            wanted = draw.sample(IDS, draw.randint(0, 3))
+            parts = {each: draw.choice([0.0, 0.1, 0.2, 0.33]) for each in wanted}
+            tree.share(parts, capacity)
+        elif action < 0.6:
+            new = [name for name in names if name not in tree.entries]
+            tree.add([(name, Entry(next(slots), name[:-1], owner)) for name in new])
+            tree.touch(new)
+        elif action < 0.7:
+            tree.touch([path])
+        elif action < 0.75:
+            tree.remove(path)
+        else:
+            count, keep = draw.randint(0, 8), set(names) if draw.random() < 0.5 else set()
+            shares = {each: int(part * capacity) for each, part in parts.items()} if parts else {}
+            groups: dict[bytes, list[bytes]] = {}
+            for name, entry in tree.entries.items():
+                groups.setdefault(entry.namespace_id if entry.namespace_id in shares else b"", []).append(name)
+            rest = capacity - sum(shares.values())
+            asked = dict.fromkeys(groups, 0)
+            for _ in range(min(count, len(tree.entries))):
+                able = [each for each in groups if asked[each] < len(groups[each])]
+                below = {each: shares.get(each, rest) - len(groups[each]) + asked[each] for each in able}
+                below[b""] = min(below.get(b"", 0), 0)
+                asked[min(able, key=lambda each: (below[each], each))] += 1
+            expected = set[bytes]()
+            for each, number in asked.items():
+                for name in groups[each]:
+                    is_leaf = not any(other[:-1] == name for other in tree.entries if other not in expected)
+                    if number and is_leaf and name not in keep:
+                        expected.add(name)
+                        number -= 1  # noqa: PLW2901
+            assert {name for name, _ in tree.evict(count, keep)} == expected, step
+        tree.check()

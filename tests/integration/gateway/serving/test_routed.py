@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -364,11 +366,23 @@ def test_all_workers_are_counted_together(hosts: tuple[Host, Host], routed: Rout
     assert stats.cache.eviction == hosts[0].holder.stats().eviction
 
 
+def slowed(forward: Callable[..., Any], seconds: float, *, once: bool = False) -> Callable[..., Any]:
+    waits = itertools.chain([seconds], itertools.repeat(0.0 if once else seconds))
+
+    def run(*rows: Any) -> Any:
+        time.sleep(next(waits))
+        return forward(*rows)
+
+    return run
+
+
 def test_an_idle_worker_reports_no_backlog_and_its_measured_speed(
     hosts: tuple[Host, Host], routed: RoutedGenerator
 ) -> None:
     list(routed.generate(request(1)))
     owner, _ = sorted(hosts, key=lambda host: -holds(host, 1))
+    owner.runner.forward = slowed(owner.runner.forward, 1.1)  # type: ignore[method-assign]
+    list(routed.generate(request(1, length=60)))
 
     def reported() -> WorkerLoad:
         load = owner.holder.workers_all()[owner.holder.pool_name].load
@@ -378,6 +392,19 @@ def test_an_idle_worker_reports_no_backlog_and_its_measured_speed(
     wait_until(lambda: (reported().num_backlog_tokens, reported().num_running) == (0, 0))
     assert reported().tokens_per_s > 0
     assert reported().is_accepting
+
+
+def test_a_worker_that_was_slow_at_its_first_prompt_gets_its_share_of_later_ones(
+    hosts: tuple[Host, Host], routed: RoutedGenerator
+) -> None:
+    """The first use of a worker compiles, loads and allocates."""
+    slow = hosts[0]
+    slow.runner.forward = slowed(slow.runner.forward, 0.5, once=True)  # type: ignore[method-assign]
+    given = []
+    for first in range(1, 38):
+        list(routed.generate(request(first)))
+        given.append(max(hosts, key=lambda host, first=first: holds(host, first)))  # type: ignore[misc]
+    assert 5 <= given.count(slow) <= 32
 
 
 def test_names_of_services_are_looked_up_and_bad_ones_refused() -> None:
