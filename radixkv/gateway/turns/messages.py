@@ -34,6 +34,7 @@ __all__ = [
     "template_messages",
     "text_of",
     "unsupported_part",
+    "whole_lines",
 ]
 
 MAX_ARGUMENT_VALUES = 200_000
@@ -76,7 +77,7 @@ class FileData(ApiModel):
             text = base64.b64decode(data, validate=True).decode()
         except ValueError:
             return None
-        return f"{self.filename}\n{text}" if self.filename else text
+        return whole_lines(f"{self.filename}\n{text}" if self.filename else text)
 
 
 class ContentPart(FileData):
@@ -194,6 +195,11 @@ def result_text(content: str | Sequence[ContentPart]) -> str:
     if isinstance(content, str):
         return content
     return "".join(placeholder(part.type) if part.said is None else part.said for part in content)
+
+
+def whole_lines(document: str) -> str:
+    """Return a document's text with an end of its last line, so that it does not run into the text after it."""
+    return document if document.endswith("\n") else f"{document}\n"
 
 
 def placeholder(kind: str) -> str:
