@@ -136,10 +136,21 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """Return all turns in the template's form.
 
     Raises:
-        ApiError: 400: a message has no content, or a part that is not text, other than a tool's result.
+        ApiError: 400: a message has no content, or a part that is not text, other than a tool's result and a message after it.
     """
     check_arguments((c.function.arguments for m in messages for c in m.calls), "messages")
-    return [_template_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+    return [
+        _template_message(message, f"messages.{index}", has_placeholders=_has_placeholders(messages, index))
+        for index, message in enumerate(messages)
+    ]
+
+
+def _has_placeholders(messages: Sequence[ChatMessage], index: int) -> bool:
+    """Whether parts of a message that are not text are replaced: of a tool's result, and of a user's message right after one,
+    in which agents send what a tool has read.
+    """
+    role, before = messages[index].role, messages[index - 1].role if index else ""
+    return role in _OF_TOOLS or (role == "user" and before in _OF_TOOLS)
 
 
 def check_arguments(arguments: Iterable[str], param: str) -> None:
@@ -156,8 +167,9 @@ def check_arguments(arguments: Iterable[str], param: str) -> None:
             raise invalid(message, param)
 
 
-def _template_message(message: ChatMessage, param: str) -> Message:
-    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message, param)}
+def _template_message(message: ChatMessage, param: str, *, has_placeholders: bool) -> Message:
+    text = _text(message, param, has_placeholders=has_placeholders)
+    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
     if message.thoughts:
         turn["reasoning_content"] = message.thoughts
     if message.name is not None:
@@ -169,7 +181,7 @@ def _template_message(message: ChatMessage, param: str) -> Message:
     return turn
 
 
-def _text(message: ChatMessage, param: str) -> str:
+def _text(message: ChatMessage, param: str, *, has_placeholders: bool) -> str:
     content = message.content
     if message.audio is not None:
         raise unsupported_part("audio", f"{param}.audio")
@@ -177,7 +189,7 @@ def _text(message: ChatMessage, param: str) -> str:
         if message.role not in ("assistant", *_OF_TOOLS):  # a tool's result may be empty
             raise missing(f"{param}.content")
         return message.refusal or ""
-    return result_text(content) if message.role in _OF_TOOLS else text_of(content, f"{param}.content")
+    return result_text(content) if has_placeholders else text_of(content, f"{param}.content")
 
 
 def text_of(content: str | Sequence[ContentPart], param: str) -> str:
@@ -222,13 +234,14 @@ def leave_noise_out(messages: Sequence[ChatMessage]) -> list[str]:
 
 def left_out_parts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[str]:
     """Return the places of thoughts that the model does not get, since it has no thinking or they are not an assistant's text,
-    and of parts of a tool's result that a placeholder replaces.
+    and of parts that a placeholder replaces.
     """
     left_out: list[str] = []
     for index, message in enumerate(messages):
         if (message.reasoning_content or message.reasoning) and (info.thinking is None or not message.thoughts):
             left_out.append(f"messages.{index}.{'reasoning_content' if message.reasoning_content else 'reasoning'}")
-        parts = message.content if message.role in _OF_TOOLS and isinstance(message.content, list) else ()
+        content = message.content if _has_placeholders(messages, index) else None
+        parts = content if isinstance(content, list) else ()
         left_out += [f"messages.{index}.content.{number}" for number, part in enumerate(parts) if part.said is None]
     return left_out
 

@@ -231,8 +231,14 @@ def test_what_a_function_of_a_chat_has_read_has_a_placeholder_where_it_is_no_tex
     answer = sent(http, "chat/completions", **messages(*turns, result))
     assert "messages.2.content.1" in left_out(answer)
     assert f"read:[{part['type']}: this model reads text alone]:end" in stack.engine.shown()
-    own = http.post("chat/completions", json=messages({"role": "user", "content": [part]}))
-    assert (own.status_code, own.json()["error"]["param"]) == (400, "messages.0.content.0")
+    own = {"role": "user", "content": [{"type": "text", "text": "It holds:"}, part]}
+    after = sent(http, "chat/completions", **messages(*turns, result | {"content": "see below"}, own))
+    assert "messages.3.content.1" in left_out(after)
+    assert f"It holds:[{part['type']}: this model reads text alone]" in stack.engine.shown()
+    for history in ([own], [*turns, result, {"role": "assistant", "content": "I see."}, own]):
+        refused = http.post("chat/completions", json=messages(*history))
+        place = f"messages.{len(history) - 1}.content.1"
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, place)
 
 
 def test_tools_that_servers_run_are_not_offered(stack: Stack, http: httpx.Client) -> None:
