@@ -167,8 +167,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         command.add(commands)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # argparse would print the usage of the whole program
-        command = commands.choices[options.command]
-        known = command._option_string_actions  # argparse has no other list of them
+        parsing = commands.choices[options.command]
+        known = parsing._option_string_actions  # argparse has no other list of them
         told = hint(unknown, known) or f"radixkv {options.command} --help lists them"
-        command.error(f"{' '.join(unknown)}: no such argument; {told}")
+        parsing.error(f"{' '.join(unknown)}: no such argument; {told}")
     return options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -135,7 +135,8 @@ def create_app(generator: Generator, config: GatewayConfig | None = None, limite
     state.failure = None
     add_error_handlers(app)
     app.router.routes.extend(_ROUTES.routes)
-    state.post_paths = _post_paths()
+    state.routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    state.post_paths = _post_paths(state.routes)
     app.add_api_route("/openapi.json", _openapi, include_in_schema=False)
     app.add_api_route("/health", _health, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/ping", _health, methods=["GET", "HEAD", "POST"], include_in_schema=False)
@@ -199,9 +200,8 @@ def _warm(app: FastAPI) -> None:
             route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
 
-def _post_paths() -> list[str]:
+def _post_paths(routes: Iterable[APIRoute]) -> list[str]:
     """Documented paths that take POST."""
-    routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     return sorted(route.path for route in routes if route.include_in_schema and "POST" in (route.methods or ()))
 
 

@@ -20,7 +20,7 @@ from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.errors import ApiError, invalid
 from radixkv.gateway.protocol.fields import Whole
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
-from radixkv.gateway.turns.messages import ChatMessages, left_out_thoughts, template_messages
+from radixkv.gateway.turns.messages import ChatMessages, left_out_parts, template_messages
 from radixkv.gateway.turns.models import served_model
 from radixkv.gateway.turns.openapi import ChatCompletion, streamed_or
 from radixkv.gateway.turns.tools import plan_tools
@@ -71,7 +71,7 @@ async def fork_generation(generation_id: str, body: ForkRequest, request: Reques
     grammar = context.hold(await off_loop(request, body.constraint))
     transcript = await _transcript(state.transcripts, told, body)
     if body.messages is not None:
-        context.leave_out(left_out_thoughts(body.messages, model.info))
+        context.leave_out(left_out_parts(body.messages, model.info))
         messages = await off_loop(request, partial(template_messages, body.messages))
         tokens = await read_prompt(state.backend, transcript, ())
         nothing = {"role": "assistant", "content": ""}

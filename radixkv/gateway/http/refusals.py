@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from radixkv.core.errors import RadixKVError
@@ -115,9 +116,10 @@ def _path(error: Any, body: Any) -> list[str | int]:
 
 
 def _of_http(error: HTTPException, request: Request) -> ApiError:
+    methods = ", ".join(_methods(request))
     messages = {
         404: _no_such_url(request),
-        405: "this URL does not take this method",
+        405: f"this URL does not take {request.method}; it takes {methods}",
         426: "no WebSockets are served here: send the same by POST over HTTP, with 'stream': true for events",
     }
     codes = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large", 426: "no_websockets"}
@@ -126,7 +128,18 @@ def _of_http(error: HTTPException, request: Request) -> ApiError:
         status = 404
     elif status == 405 and request.headers.get("upgrade", "").lower() == "websocket":
         status, headers["upgrade"] = 426, "HTTP/1.1"  # by 426 clients know that they should go on over HTTP, by 405 not
+    elif status == 405:
+        headers["Allow"] = methods
     return ApiError(status, messages.get(status, str(error.detail)), code=codes.get(status), headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods of all routes with the request's URL; the framework's own `Allow` has those of the first alone."""
+    own = [route for route in request.app.router.routes if isinstance(route, Route)]
+    routes = [*request.app.state.routes, *own]
+    return sorted(
+        {each for route in routes if route.matches(request.scope)[0] != Match.NONE for each in route.methods or ()}
+    )
 
 
 def _why_not_served(request: Request) -> str | None:

@@ -27,12 +27,14 @@ __all__ = [
     "ToolCall",
     "check_arguments",
     "leave_noise_out",
-    "left_out_thoughts",
+    "left_out_parts",
     "placeholder",
+    "result_text",
     "template_arguments",
     "template_messages",
     "text_of",
     "unsupported_part",
+    "whole_lines",
 ]
 
 MAX_ARGUMENT_VALUES = 200_000
@@ -41,6 +43,7 @@ MAX_ARGUMENT_VALUES = 200_000
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TEXT_FILES = ("data:text/", "data:application/json")
 _ROLES = {"developer": "system", "function": "tool"}
+_OF_TOOLS = ("tool", "function")
 
 
 class FunctionCall(ApiModel):
@@ -74,7 +77,7 @@ class FileData(ApiModel):
             text = base64.b64decode(data, validate=True).decode()
         except ValueError:
             return None
-        return f"{self.filename}\n{text}" if self.filename else text
+        return whole_lines(f"{self.filename}\n{text}" if self.filename else text)
 
 
 class ContentPart(FileData):
@@ -133,10 +136,21 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     """Return all turns in the template's form.
 
     Raises:
-        ApiError: 400: a message has no content, or a part that is not text.
+        ApiError: 400: a message has no content, or a part that is not text, other than a tool's result and a message after it.
     """
     check_arguments((c.function.arguments for m in messages for c in m.calls), "messages")
-    return [_template_message(message, f"messages.{index}") for index, message in enumerate(messages)]
+    return [
+        _template_message(message, f"messages.{index}", has_placeholders=_has_placeholders(messages, index))
+        for index, message in enumerate(messages)
+    ]
+
+
+def _has_placeholders(messages: Sequence[ChatMessage], index: int) -> bool:
+    """Whether parts of a message that are not text are replaced: of a tool's result, and of a user's message right after one,
+    in which agents send what a tool has read.
+    """
+    role, before = messages[index].role, messages[index - 1].role if index else ""
+    return role in _OF_TOOLS or (role == "user" and before in _OF_TOOLS)
 
 
 def check_arguments(arguments: Iterable[str], param: str) -> None:
@@ -153,8 +167,9 @@ def check_arguments(arguments: Iterable[str], param: str) -> None:
             raise invalid(message, param)
 
 
-def _template_message(message: ChatMessage, param: str) -> Message:
-    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": _text(message, param)}
+def _template_message(message: ChatMessage, param: str, *, has_placeholders: bool) -> Message:
+    text = _text(message, param, has_placeholders=has_placeholders)
+    turn: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
     if message.thoughts:
         turn["reasoning_content"] = message.thoughts
     if message.name is not None:
@@ -166,15 +181,15 @@ def _template_message(message: ChatMessage, param: str) -> Message:
     return turn
 
 
-def _text(message: ChatMessage, param: str) -> str:
+def _text(message: ChatMessage, param: str, *, has_placeholders: bool) -> str:
     content = message.content
     if message.audio is not None:
         raise unsupported_part("audio", f"{param}.audio")
     if content is None:
-        if message.role not in ("assistant", "tool", "function"):  # a tool's result may be empty
+        if message.role not in ("assistant", *_OF_TOOLS):  # a tool's result may be empty
             raise missing(f"{param}.content")
         return message.refusal or ""
-    return text_of(content, f"{param}.content")
+    return result_text(content) if has_placeholders else text_of(content, f"{param}.content")
 
 
 def text_of(content: str | Sequence[ContentPart], param: str) -> str:
@@ -185,6 +200,18 @@ def text_of(content: str | Sequence[ContentPart], param: str) -> str:
         if part.said is None:
             raise unsupported_part(part.type, f"{param}.{index}")
     return "".join(part.said or "" for part in content)
+
+
+def result_text(content: str | Sequence[ContentPart]) -> str:
+    """Return the text of a tool's result, with placeholders for other parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(placeholder(part.type) if part.said is None else part.said for part in content)
+
+
+def whole_lines(document: str) -> str:
+    """Return a document's text with an end of its last line, so that it does not run into the text after it."""
+    return document if document.endswith("\n") else f"{document}\n"
 
 
 def placeholder(kind: str) -> str:
@@ -205,13 +232,18 @@ def leave_noise_out(messages: Sequence[ChatMessage]) -> list[str]:
     return ["messages.0.content.0"] if part.text != said else []
 
 
-def left_out_thoughts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[str]:
-    """Return the places of thoughts that the model does not get: it has no thinking, or they are not an assistant's text."""
-    return [
-        f"messages.{index}.{'reasoning_content' if message.reasoning_content else 'reasoning'}"
-        for index, message in enumerate(messages)
-        if (message.reasoning_content or message.reasoning) and (info.thinking is None or not message.thoughts)
-    ]
+def left_out_parts(messages: Sequence[ChatMessage], info: ModelInfo) -> list[str]:
+    """Return the places of thoughts that the model does not get, since it has no thinking or they are not an assistant's text,
+    and of parts that a placeholder replaces.
+    """
+    left_out: list[str] = []
+    for index, message in enumerate(messages):
+        if (message.reasoning_content or message.reasoning) and (info.thinking is None or not message.thoughts):
+            left_out.append(f"messages.{index}.{'reasoning_content' if message.reasoning_content else 'reasoning'}")
+        content = message.content if _has_placeholders(messages, index) else None
+        parts = content if isinstance(content, list) else ()
+        left_out += [f"messages.{index}.content.{number}" for number, part in enumerate(parts) if part.said is None]
+    return left_out
 
 
 def unsupported_part(kind: str, param: str) -> ApiError:

@@ -15,7 +15,7 @@ from typing import Any
 
 from radixkv.gateway.api.anthropic.schema import Block, MessagesPrompt, ResultPart, Turn, is_of_a_server
 from radixkv.gateway.turns.client_noise import without_noise
-from radixkv.gateway.turns.messages import placeholder, unsupported_part
+from radixkv.gateway.turns.messages import placeholder, unsupported_part, whole_lines
 
 __all__ = ["keep_readable"]
 
@@ -86,10 +86,11 @@ def _text(part: Block | ResultPart) -> str | None:
     if part.type == "tool_reference" and part.tool_name:
         return f"[tool {part.tool_name}]"
     if part.type == "search_result" and isinstance(part.content, list):
-        return "\n".join([part.title or "", str(part.source or ""), *(each.text or "" for each in part.content)])
+        lines = [part.title or "", str(part.source or ""), *(each.text or "" for each in part.content)]
+        return whole_lines("\n".join(lines))
     if part.type == "document" and isinstance(part.source, Mapping):
         text = _document_text(part.source)
-        return f"{part.title}\n{text}" if text is not None and part.title else text
+        return None if text is None else whole_lines(f"{part.title}\n{text}" if part.title else text)
     return None
 
 

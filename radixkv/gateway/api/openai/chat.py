@@ -27,7 +27,7 @@ from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_discon
 from radixkv.gateway.storage.transcripts import Transcript, Transcripts
 from radixkv.gateway.turns.constraints import ConstrainedOptions
 from radixkv.gateway.turns.logprobs import chat_logprobs
-from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, left_out_thoughts, template_messages
+from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, left_out_parts, template_messages
 from radixkv.gateway.turns.models import ServedModel
 from radixkv.gateway.turns.openapi import ChatCompletion, streamed_or
 from radixkv.gateway.turns.options import MaxTokens
@@ -168,7 +168,7 @@ async def _make_plan(body: ChatRequest, request: Request, context: RequestContex
     grammar = context.hold(await off_loop(request, lambda: tools.hold(body.constraint())))
     context.choose_sharing(body.sharing)
     context.leave_out(leave_noise_out(body.messages))
-    context.leave_out(left_out_thoughts(body.messages, model.info))
+    context.leave_out(left_out_parts(body.messages, model.info))
     messages = await off_loop(request, partial(template_messages, body.messages))
     transcripts: Transcripts = state.transcripts
     goes_on = bool(body.continue_final_message)

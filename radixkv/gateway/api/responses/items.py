@@ -17,7 +17,7 @@ from typing import Any
 from radixkv.gateway.api.responses.schema import InputItem
 from radixkv.gateway.api.responses.tools import INPUT, offered_name
 from radixkv.gateway.protocol.errors import ApiError, invalid, missing, not_found
-from radixkv.gateway.turns.messages import ContentPart, check_arguments, placeholder, template_arguments, text_of
+from radixkv.gateway.turns.messages import check_arguments, result_text, template_arguments, text_of
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
 
@@ -204,11 +204,7 @@ def _needed(value: Any, param: str) -> Any:
 
 
 def _output(item: InputItem, param: str) -> str:
-    """Return the text of a tool's output, with placeholders for other parts."""
-    output: str | Sequence[ContentPart] = _needed(item.output, f"{param}.output")
-    if isinstance(output, str):
-        return output
-    return "".join(placeholder(part.type) if part.said is None else part.said for part in output)
+    return result_text(_needed(item.output, f"{param}.output"))
 
 
 def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[Message]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -156,7 +157,7 @@ def test_what_tools_have_read_is_read_as_text_or_has_a_placeholder(stack: Stack,
     assert left_out(answer) == ["messages.2.content.0.content.1", "messages.2.content.1"]
     shown = stack.engine.shown()
     for text in (
-        "read:[image: this model reads text alone]notes\nplain words[tool Grep]found\ns\na line",
+        "read:[image: this model reads text alone]notes\nplain words\n[tool Grep]found\ns\na line\n",
         "[document:",
     ):
         assert text in shown
@@ -166,6 +167,78 @@ def test_what_tools_have_read_is_read_as_text_or_has_a_placeholder(stack: Stack,
     assert (own.status_code, "messages.0.content.0" in own.json()["error"]["message"]) == (400, True)
     sent(http, "messages", **messages({"role": "user", "content": [{"type": "document", "source": plain}]}))
     assert "plain words" in stack.engine.shown()
+
+
+TEXT_URL = "data:text/plain;base64," + base64.b64encode(b"the last word").decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "messages",
+            {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "the last word"}},
+        ),
+        (
+            "messages",
+            {
+                "type": "document",
+                "title": "T",
+                "source": {"type": "content", "content": [{"type": "text", "text": "the last word"}]},
+            },
+        ),
+        (
+            "messages",
+            {
+                "type": "search_result",
+                "source": "s",
+                "title": "t",
+                "content": [{"type": "text", "text": "the last word"}],
+            },
+        ),
+        ("chat/completions", {"type": "file", "file": {"filename": "a.txt", "file_data": TEXT_URL}}),
+        ("responses", {"type": "input_file", "filename": "a.txt", "file_data": TEXT_URL}),
+    ],
+    ids=["text", "content", "search_result", "file", "input_file"],
+)
+def test_a_document_does_not_run_into_the_question_after_it(
+    stack: Stack, http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    parts = [body, {"type": "input_text" if path == "responses" else "text", "text": "What is it?"}]
+    turns = [{"role": "user", "content": parts}]
+    sent(http, path, **({"input": turns, "max_output_tokens": 8} if path == "responses" else messages(*turns)))
+    assert "the last word\nWhat is it?" in stack.engine.shown()
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}},
+        {"type": "image", "source": PNG},
+    ],
+    ids=lambda part: str(part["type"]),
+)
+def test_what_a_function_of_a_chat_has_read_has_a_placeholder_where_it_is_no_text(
+    stack: Stack, http: httpx.Client, part: dict[str, Any], role: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    result = {"role": role, "content": [{"type": "text", "text": "read:"}, part, {"type": "text", "text": ":end"}]}
+    result |= {"tool_call_id": "c"} if role == "tool" else {"name": "read"}
+    turns = [{"role": "user", "content": "Read it"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answer = sent(http, "chat/completions", **messages(*turns, result))
+    assert "messages.2.content.1" in left_out(answer)
+    assert f"read:[{part['type']}: this model reads text alone]:end" in stack.engine.shown()
+    own = {"role": "user", "content": [{"type": "text", "text": "It holds:"}, part]}
+    after = sent(http, "chat/completions", **messages(*turns, result | {"content": "see below"}, own))
+    assert "messages.3.content.1" in left_out(after)
+    assert f"It holds:[{part['type']}: this model reads text alone]" in stack.engine.shown()
+    for history in ([own], [*turns, result, {"role": "assistant", "content": "I see."}, own]):
+        refused = http.post("chat/completions", json=messages(*history))
+        place = f"messages.{len(history) - 1}.content.1"
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, place)
 
 
 def test_tools_that_servers_run_are_not_offered(stack: Stack, http: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -271,6 +272,23 @@ def test_errors_of_the_framework_have_the_protocols_form(
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert answer.json()["error"]["code"] == code
+
+
+def test_a_method_that_a_url_does_not_take_is_answered_with_all_that_it_takes(server: GatewayServer) -> None:
+    root = f"http://{server.address}"
+    with httpx.Client(base_url=root, timeout=300) as client:
+        described = client.get("/openapi.json").json()["paths"]
+        assert "/v1/conversations/{conversation_id}" in described
+        others = {path: ["get"] for path in ("/", "/tree", "/docs", "/health", "/metrics", "/openapi.json")}
+        for path, methods in {**described, **others}.items():
+            answer = client.request("PUT", re.sub(r"\{\w+(:\w+)?\}", "x", path))
+            takes = {each.upper() for each in methods}
+            assert "PUT" not in takes
+            assert answer.status_code == 405, path
+            named = answer.headers["allow"].split(", ")
+            assert takes <= set(named), path
+            told = answer.json()["error"]["message"]
+            assert told == f"this URL does not take PUT; it takes {', '.join(named)}", path
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ TEXT = "data:text/csv;base64,YSxiCg=="
     ("data", "text"),
     [
         (TEXT, "t.csv\na,b\n"),
-        ("data:application/json;charset=utf-8;base64,e30=", "t.csv\n{}"),
+        ("data:application/json;charset=utf-8;base64,e30=", "t.csv\n{}\n"),
         ("data:application/pdf;base64,YQ==", None),
         ("data:text/plain,plain", None),
         ("data:text/plain;base64,%%%", None),

@@ -31,11 +31,14 @@ def read(role: str, *blocks: dict[str, Any], thinks: bool = False) -> tuple[list
 @pytest.mark.parametrize(
     ("block", "text"),
     [
-        (document(type="text", data="all of it"), "all of it"),
-        ({**document(type="text", data="all of it"), "title": "A"}, "A\nall of it"),
-        (document(type="content", content="some"), "some"),
-        (document(type="content", content=[{"type": "text", "text": "so"}, {"type": "text", "text": "me"}]), "some"),
-        ({"type": "search_result", "title": "T", "source": "s", "content": [{"type": "text", "text": "x"}]}, "T\ns\nx"),
+        (document(type="text", data="all of it"), "all of it\n"),
+        ({**document(type="text", data="all of it"), "title": "A"}, "A\nall of it\n"),
+        (document(type="content", content="some\n"), "some\n"),
+        (document(type="content", content=[{"type": "text", "text": "so"}, {"type": "text", "text": "me"}]), "some\n"),
+        (
+            {"type": "search_result", "title": "T", "source": "s", "content": [{"type": "text", "text": "x"}]},
+            "T\ns\nx\n",
+        ),
         ({"type": "search_result", "content": []}, "\n"),
     ],
 )
