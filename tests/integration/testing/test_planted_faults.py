@@ -349,7 +349,9 @@ def played_back(block: int, record: bytes) -> workers.Op:
 
 async def a_record_changed(holder: SmallHolder) -> None:
     block, record = await _restarted_with_a_record(holder)
-    assert (await holder.step(played_back(block, record[:-1] + bytes([record[-1] ^ 1]))))[0].adopt_blocks.num_blocks == 0
+    assert (await holder.step(played_back(block, record[:-1] + bytes([record[-1] ^ 1]))))[
+        0
+    ].adopt_blocks.num_blocks == 0
     assert holder.kept[block] == b"", "it is refused"
     await holder.goodbye()
 

@@ -220,7 +220,10 @@ def lies(op: StepOp | AdoptionOp) -> Iterator[tuple[AdoptionOp | StepOp | None, 
             yield replace(op, namespace="z"), "adopt-dropped"
         case AdoptBlocksOp():
             yield None, "adopt-record"
-            yield replace(op, records=(*op.records[:-1], op.records[-1][:-1] + b"?")), "adopt-record"
+            yield (
+                replace(op, records=(*op.records[:-1], op.records[-1][:-1] + bytes([op.records[-1][-1] ^ 1]))),
+                "adopt-record",
+            )
             yield replace(op, block_ids=array("i", [*op.block_ids[1:], 99])), "adopt-record"
         case AdoptSequenceOp():
             yield replace(op, seq_id=5), "adopt-sequence"

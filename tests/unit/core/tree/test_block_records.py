@@ -178,7 +178,7 @@ def test_what_is_refused_is_refused_alone_and_forgotten() -> None:
     cache.cached([9] * 4)
     first, second, third = cache.kept
     after = Kept(kept=cache.kept)
-    packed = after.kept[second][:-1] + b"?"
+    packed = after.kept[second][:-1] + bytes([after.kept[second][-1] ^ 1])
     assert after.adopt_blocks([second, third], [packed, after.kept[second]]) == 0  # damaged, and of another block
     assert after.adopt_blocks([third], [after.kept[third]]) == 1
     assert after.adopt_blocks([first], [after.kept[first]]) == 1
