@@ -53,9 +53,11 @@ def beat(connection: Connection, owner: str) -> None:
 
 def is_flushed(connection: Connection, owner: str, flush: str) -> bool:
     """Whether a gateway's last committed flush of its bills is this one, which it is once this transaction commits."""
-    beat(connection, owner)
-    query = "UPDATE gateways SET flush = ? WHERE id = ? AND (flush IS NULL OR flush <> ?)"
-    return connection.execute(query, (flush, owner, flush)).rowcount == 0
+    query = (
+        "INSERT INTO gateways (id, seen_s, flush) VALUES (?, epoch_s(), ?) ON CONFLICT (id) DO UPDATE "
+        "SET flush = excluded.flush WHERE gateways.flush IS NULL OR gateways.flush <> excluded.flush"
+    )
+    return connection.execute(query, (owner, flush)).rowcount == 0
 
 
 def num_gateways(connection: Connection) -> int:
