@@ -186,17 +186,30 @@ class RemoteHolder(RemoteReader):
         super().close()
 
     def _call(self, method: Any, request: Any) -> Any:
-        """`RemoteReader._call`, once a restarted service knows what the holder has; waits at most `timeout_s` for that."""
+        """`RemoteReader._call`, once a restarted service knows what the holder has; waits at most `timeout_s` for that.
+
+        An answer of a service that has restarted meanwhile is asked for again: it may have known a part only.
+        """
         until_s = time.monotonic() + self._timeout_s
         session = self._session
+        self._await_resumed(until_s)
         while True:
-            while not session.is_resumed and session.error is None and time.monotonic() < until_s:
-                time.sleep(_RESUMING_S)
+            num_restarts = session.num_restarts
             try:
-                return super()._call(method, request)
+                answer = super()._call(method, request)
             except UnknownPoolError:
                 if session.error is not None or time.monotonic() > until_s:
                     raise
+                time.sleep(_RESUMING_S)
+                self._await_resumed(until_s)
+                continue
+            self._await_resumed(until_s)
+            if session.num_restarts == num_restarts or session.error is not None or time.monotonic() > until_s:
+                return answer
+
+    def _await_resumed(self, until_s: float) -> None:
+        session = self._session
+        while not session.is_resumed and session.error is None and time.monotonic() < until_s:
             time.sleep(_RESUMING_S)
 
     def _one(self, op: StepOp) -> Any:

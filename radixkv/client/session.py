@@ -105,6 +105,7 @@ class HolderSession:
     Attributes:
         error: the reason for which the lease is lost for good; None while it is not.
         lease_ttl_s: how long the service waits for a message; 0 before it is known.
+        num_restarts: how often a restarted service has accepted the holder.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class HolderSession:
     ) -> None:
         self.error: RadixKVError | None = None
         self.lease_ttl_s = 0.0
+        self.num_restarts = 0
         given = {"freed_blocks": on_freed is not None, "erasures": on_journal is not None}
         self._hello = workers.Hello(
             pool=SHAPE.to_proto(pool),
@@ -372,6 +374,7 @@ class HolderSession:
 
     def _begin_again(self, ledger: Ledger) -> None:
         """Start the adoption in a restarted service; pending Steps follow it. The lock is held."""
+        self.num_restarts += 1
         self._notices.lost(outcomes_follow="awaited" in self._features)
         for pending in self._pending:
             for op, proto in zip(pending.ops, pending.request.step.ops, strict=True):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from array import array
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
 
 from radixkv import HintOp, InvalidArgumentError, MatchResult, PoolShape, connect, pack_tokens
-from radixkv.client import RemoteHolder
+from radixkv.client import RemoteHolder, RemoteReader
 from radixkv.core.errors import RadixKVError
 from radixkv.core.tree.hashes import chained_hashes, namespace_hash
 from radixkv.service import ServiceConfig, ServiceThread
@@ -64,6 +67,40 @@ def test_a_restarted_service_is_told_again(tmp_path: Path) -> None:
             assert holder.match(TOKENS) == MatchResult(0, 0, 32, 32)
             assert {use.namespace: use.num_disk_blocks for use in holder.usage()} == {"default": 4, "other": 10_000}
             holder.check()
+
+
+def test_an_answer_of_a_service_that_has_been_told_a_part_only_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServiceConfig(addresses=(f"unix:{tmp_path}/s",))
+    service = ServiceThread(config).start()
+    with connect(service.addresses[0], PoolShape(64), patience_s=300) as holder:
+        holder.hint("disk", HASHES)
+        session, ask, go_on = holder._session, RemoteReader._call, holder._session._send_what_fits
+        monkeypatch.setattr(session, "_send_what_fits", lambda: None)
+        asked: list[Any] = []
+
+        def restarted_before(reader: RemoteReader, *call: Any) -> Any:
+            """The holder has attached to a new service, and has told nothing, when its call arrives there."""
+            if reader is not holder:
+                return ask(reader, *call)
+            if not asked:
+                service.stop()
+                restarted = ServiceThread(config).start()
+                stops.callback(restarted.stop)
+                with connect(restarted.addresses[0]) as other:
+                    while not other.match_all(TOKENS):
+                        time.sleep(0.01)
+            asked.append(ask(holder, *call))
+            with session._lock:
+                monkeypatch.setattr(session, "_send_what_fits", go_on)
+                go_on()
+            return asked[-1]
+
+        with ExitStack() as stops, monkeypatch.context() as restart:
+            restart.setattr(RemoteReader, "_call", restarted_before)
+            assert holder.match(TOKENS) == MatchResult(0, 0, 0, 96)
+            assert [answer.pools[0].num_disk_tokens for answer in asked] == [0, 96]
 
 
 def test_a_service_of_before_is_told_nothing_and_a_later_one_all(
