@@ -134,7 +134,7 @@ class Engine(Closing):
         )
         self._info = ModelInfo(
             name=model_name,
-            max_length=runner.max_model_len,
+            max_length=self._reader.longest,
             vocab_size=runner.vocab_size,
             block_size=pool.block_size,
             eos_token_ids=tuple(sorted(runner.eos_token_ids)),

@@ -53,6 +53,11 @@ class PromptReader:
         self._block_size = block_size
 
     @property
+    def longest(self) -> int:
+        """Longest history, prompt and generated, that the model and an empty pool allow, in tokens."""
+        return min(self._max_length, self._num_blocks * self._block_size + 1)  # the last token drawn is never run
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether messages can be read."""
         return self._text is not None and self._text.has_chat_template
@@ -79,14 +84,14 @@ class PromptReader:
         return tokens
 
     def truncate(self, tokens: bytes, num_kept: int) -> bytes:
-        """The last `num_kept` of a prompt's packed tokens; 0: all; -1: as many as fit, 1 less than the model's length.
+        """The last `num_kept` of a prompt's packed tokens; 0: all; -1: as many as fit, 1 less than the longest history.
 
         Raises:
             InvalidArgumentError: `num_kept` is more than fit.
         """
-        most = self._max_length - 1
+        most = self.longest - 1
         if num_kept > most:
-            bound = f"at most {most} tokens, 1 less than the model's length"
+            bound = f"at most {most} tokens, 1 less than the longest history"
             raise InvalidArgumentError("truncate_prompt_tokens", num_kept, bound)
         return tokens[-TOKEN_BYTES * (most if num_kept < 0 else num_kept) :] if num_kept else tokens
 

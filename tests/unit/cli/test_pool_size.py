@@ -251,6 +251,19 @@ def test_a_shorter_longest_sequence_bounds_requests_and_the_pool(folder: str) ->
             worker.engine.generate(GenerateParams(token_ids=[5] * 101))
 
 
+def test_the_longest_sequence_is_that_of_the_pool_where_the_model_allows_more(folder: str) -> None:
+    with Worker(config(folder, num_blocks=3)) as worker:
+        longest = worker.engine.model().max_length
+        one = SamplingParams(max_tokens=1)
+        ended = [*worker.engine.generate(GenerateParams(token_ids=[5] * (longest - 1), sampling=one))][-1]
+        assert ended.usage.num_prompt_tokens == longest - 1
+        with pytest.raises(InvalidArgumentError, match=f"at most {longest} tokens"):
+            worker.engine.generate(GenerateParams(token_ids=[5] * longest, sampling=one))
+        cut = GenerateParams(token_ids=[5] * 100, sampling=one, truncate_prompt_tokens=-1)
+        assert [*worker.engine.generate(cut)][-1].usage.num_prompt_tokens == longest - 1
+        assert f"{longest} tokens of context" in describe(worker)
+
+
 @pytest.mark.parametrize("max_model_len", [0, 257])
 def test_a_longest_sequence_beyond_the_model_is_refused(folder: str, max_model_len: int) -> None:
     with (
