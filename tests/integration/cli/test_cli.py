@@ -188,6 +188,19 @@ def test_what_cannot_be_done_is_one_line_with_status_1(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments", [["chat"], ["top"], ["gateway", "--listen", "127.0.0.1:0"]], ids=lambda each: each[0]
+)
+def test_the_address_of_a_service_given_for_that_of_a_worker_is_told_as_such(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServiceThread(ServiceConfig(addresses=("127.0.0.1:0",))) as service:
+        assert main([*arguments, "--worker", service.addresses[0]]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("radixkv: the server is no worker"), error
+    assert error.count("\n") == 1
+
+
 def test_quotas_are_shown_set_one_at_a_time_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     def quota(*arguments: str) -> list[str]:
         assert main(["quota", "--service", address, *arguments]) == 0
