@@ -229,10 +229,10 @@ def _new_body(request: ResponseRequest, model: ServedModel, sampling: SamplingPa
 
 
 def _told_tool(tool: ResponseTool) -> dict[str, Any]:
-    """Return the tool as its caller gave it; a function has all its fields."""
+    """Return the tool as its caller gave it, without keys of its server; a function has all its fields."""
     if tool.type == "function":
         return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
-    return tool.model_dump(exclude_unset=True)
+    return tool.model_dump(exclude_unset=True, exclude={"authorization", "headers"})
 
 
 async def start(plan: Plan, state: State, context: RequestContext) -> TurnReader:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from radixkv.gateway.protocol.api_model import ApiModel
@@ -35,6 +35,7 @@ from radixkv.gateway.turns.tools import (
 __all__ = [
     "INPUT",
     "AllowedNames",
+    "GivenTool",
     "NamedChoice",
     "Offer",
     "ResponseChoice",
@@ -48,6 +49,7 @@ __all__ = [
 INPUT = "input"
 """The only argument of the function for a custom tool."""
 
+_READ = ("function", "namespace", "custom")
 _NAME = Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")
 
 
@@ -76,13 +78,29 @@ class SpacedTool(ApiModel):
 
 
 class ResponseTool(SpacedTool):
-    """One of `tools`. Functions, namespaces of functions and custom tools are offered to the model; others are left out."""
+    """One of `tools` that is offered to the model: a function, a namespace of functions or a custom tool."""
 
     tools: Annotated[list[SpacedTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
 
     @property
     def is_read(self) -> bool:
-        return self.type in ("function", "namespace", "custom")
+        return self.type in _READ
+
+
+class LeftOutTool(ResponseTool):
+    """One of `tools` that a server runs, which the model is not offered. A response repeats it as it was given."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _tag(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "left_out" if isinstance(kind, str) and kind not in _READ else "read"
+
+
+GivenTool = Annotated[
+    Annotated[ResponseTool, Tag("read")] | Annotated[LeftOutTool, Tag("left_out")], Discriminator(_tag)
+]
 
 
 class NamedChoice(ApiModel):

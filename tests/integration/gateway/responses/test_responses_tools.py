@@ -67,6 +67,21 @@ def test_tools_are_told_as_they_were_given_and_functions_with_all_fields(client:
     assert told == [fields | given[0], given[1]]
 
 
+def test_tools_of_servers_are_told_with_all_that_a_client_needs_to_read_them_but_without_their_keys(
+    client: OpenAI,
+) -> None:
+    server = {"type": "mcp", "server_label": "a", "server_url": "http://a.example", "allowed_tools": ["search"]}
+    given: Any = [
+        {"type": "file_search", "vector_store_ids": ["vs_1"], "max_num_results": 3},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+        server | {"headers": {"Authorization": "Bearer secret"}, "authorization": "secret"},
+    ]
+    response = create(client, "Hi", tools=given, max_output_tokens=1)
+    told = client.responses.retrieve(response.id).to_dict()["tools"]
+    assert told == response.to_dict()["tools"] == [*given[:2], server]
+    Response.model_validate(response.to_dict())
+
+
 def test_a_call_streams_as_an_item_of_its_own(stack: Stack, client: OpenAI) -> None:
     said(stack, f"Let me see.\n{CALL}\n{CALL}")
     events = stream(client, tools=[TOOL], max_output_tokens=200)
