@@ -182,7 +182,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             if app.state.cache_view is not None:
                 app.state.cache_view.start()
             yield
-    except RadixKVError as error:
+    except Exception as error:
         app.state.failure = error  # the server only learns that startup failed
         raise
     finally:

@@ -33,6 +33,7 @@ _TICKS_PER_LOOK = 10
 """uvicorn ticks ten times a second."""
 
 _LOG = logging.getLogger(__name__)
+_SILENT = logging.Logger(__name__, level=logging.CRITICAL + 1)
 
 
 class GatewayServer:
@@ -162,7 +163,8 @@ class GatewayServer:
                 runner.run(self._server.serve(sockets=[sock]))
         except BaseException as error:
             self._failure = error
-            _LOG.exception("the gateway has stopped")
+            if self.app.state.failure is None:  # which is raised where the gateway is started
+                _LOG.exception("the gateway has stopped")
         finally:
             sock.close()
             started.set()
@@ -182,7 +184,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         assert sockets is not None
+        log, self.lifespan.logger = self.lifespan.logger, _SILENT  # a failure is raised, not logged
         await self.lifespan.startup()
+        self.lifespan.logger = log
         if self.lifespan.should_exit:
             raise UnavailableError("the application has not started")
 

@@ -30,11 +30,14 @@ def config(**fields: Any) -> GatewayConfig:
     return GatewayConfig(**{"listen": "127.0.0.1:0", "drain_s": 0.1, **fields})
 
 
-def test_a_state_file_that_cannot_be_one_ends_the_start_with_its_reason(engine: Engine, tmp_path: Path) -> None:
+def test_a_state_file_that_cannot_be_one_ends_the_start_with_its_reason(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     threads = set(threading.enumerate())
     server, began_s = GatewayServer(engine, config(state_file=tmp_path)), time.monotonic()
     with pytest.raises(RadixKVError, match=str(tmp_path)):
         server.__enter__()
+    assert not caplog.records, "the reason is raised, and not logged as well, with traces of the program"
     assert time.monotonic() - began_s < _START_S / 2, "it is told at once, not after the time of a start"
     assert not server.is_alive
     assert not any(thread.name == "radixkv-gateway" for thread in set(threading.enumerate()) - threads)
