@@ -198,3 +198,25 @@ def test_a_completion_takes_its_log_probabilities_as_a_flag_too(http: httpx.Clie
     )
     assert as_flag["logprobs"] == as_number["logprobs"] != without["logprobs"]
     assert without["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "a\ud83d"}, "prompt"),
+        ("completions", {"prompt": ["Hi", "a\ud83d"]}, "prompt.1"),
+        ("completions", {"prompt": [1, 1 << 30]}, "prompt"),
+        ("completions", {"prompt": [[1], [1, 1 << 30]]}, "prompt.1"),
+        ("tokenize", {"prompt": "a\ud83d"}, "prompt"),
+        ("detokenize", {"tokens": [1, 1 << 30]}, "tokens"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a\ud83d"}]}, "messages"),
+    ],
+)
+def test_what_the_worker_refuses_is_named_as_the_request_has_it(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    told = json.dumps({"max_tokens": 4, **body})  # as ASCII: halves of characters as escapes
+    answer = http.post(f"/v1/{path}", content=told, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"].split(".content")[0].removesuffix(".0")) == (400, param), error
+    assert error["message"].startswith(error["param"]), error
