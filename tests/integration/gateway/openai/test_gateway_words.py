@@ -220,3 +220,12 @@ def test_what_the_worker_refuses_is_named_as_the_request_has_it(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"].split(".content")[0].removesuffix(".0")) == (400, param), error
     assert error["message"].startswith(error["param"]), error
+
+
+@pytest.mark.parametrize("path", ["agents", "skills/x", "nothing", "embeddings"])
+def test_a_client_of_the_messages_api_reads_the_refusal_of_an_unknown_url(http: httpx.Client, path: str) -> None:
+    answer = http.post(f"/v1/{path}", json={}, headers={"anthropic-version": "2023-06-01"})
+    told = answer.json()
+    assert answer.status_code in (404, 405), told
+    assert (told["type"], told["error"]["type"]) == ("error", "not_found_error"), told
+    assert told["request_id"] == answer.headers["request-id"]
