@@ -119,7 +119,7 @@ inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, co
   }
 }
 #ifdef RADIXKV_TILES
-constexpr int kLeastTileRows = 6;  // below that many, tiles are slower
+constexpr int kLeastTileRows = 8;  // below that many, tiles are slower
 
 using TileSums = int32_t[4][kTileRows][kLanes];
 
