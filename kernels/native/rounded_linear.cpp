@@ -107,19 +107,20 @@ inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, co
   }
   for (int r = 0; r < R; ++r) {
     const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups].digits) + half * kHalf;
-    __m512i found[2]{};
-    for (int word = 0; word < kWords; ++word)
-      for (int v = 0; v < 2; ++v) found[v] = _mm512_dpbusd_epi32(found[v], bytes[word][v], splat_word(digits + word * kPerWord));
-    const __m512i start = _mm512_set1_epi32(factor * x[r * num_groups].sums[half]);
-    for (int v = 0; v < 2; ++v) found[v] = _mm512_add_epi32(_mm512_slli_epi32(found[v], 8), start);
-    for (int word = 0; word < kWords; ++word)
-      for (int v = 0; v < 2; ++v)
-        found[v] = _mm512_dpbusd_epi32(found[v], bytes[word][v], splat_word(digits + kInputs + word * kPerWord));
-    for (int v = 0; v < 2; ++v) sums[r][v] = (Floats)_mm512_cvtepi32_ps(found[v]);
+    __m512i highs[2]{}, lows[2];
+    for (__m512i& low : lows) low = _mm512_set1_epi32(factor * x[r * num_groups].sums[half]);
+    for (int word = 0; word < kWords; ++word) {
+      const __m512i high = splat_word(digits + word * kPerWord), low = splat_word(digits + kInputs + word * kPerWord);
+      for (int v = 0; v < 2; ++v) {
+        highs[v] = _mm512_dpbusd_epi32(highs[v], bytes[word][v], high);
+        lows[v] = _mm512_dpbusd_epi32(lows[v], bytes[word][v], low);
+      }
+    }
+    for (int v = 0; v < 2; ++v) sums[r][v] = (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(highs[v], 8), lows[v]));
   }
 }
 #ifdef RADIXKV_TILES
-constexpr int kLeastTileRows = 8;  // below that many, tiles are slower
+constexpr int kLeastTileRows = 10;  // below that many, tiles are slower
 
 using TileSums = int32_t[4][kTileRows][kLanes];
 
