@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 GROUP_SIZE = 64
-ROUNDED_GROUP_BYTES = 2 * GROUP_SIZE + 12
-"""Bytes of 64 rounded inputs of a row: the numbers, their scale and their sums."""
+ROUNDED_GROUP_BYTES = 3 * GROUP_SIZE
+"""Bytes of 64 rounded inputs of a row: the numbers, their scale and their sums, in whole lines of 64 bytes."""
 
 PANEL = 32
 """Outputs multiplied together."""

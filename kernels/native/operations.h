@@ -20,8 +20,9 @@ struct RoundedWeight {
 
 constexpr int kRoundedInputs = 64;
 
-// 64 activations as integers times a scale: x ~ digits * scale. The order in `digits` is private to rounded_linear.cpp.
-struct RoundedGroup {
+// 64 activations as integers times a scale: x ~ digits * scale. The order in `digits` is private to rounded_linear.cpp, which reads them
+// by whole lines of the memory.
+struct alignas(64) RoundedGroup {
   int16_t digits[kRoundedInputs];
   float scale;
   int32_t sums[2];  // of the first 32, and of the others

@@ -7,7 +7,8 @@
 // Weights are read once per call, in order of memory; that is the bound of calls with few rows. Every total is summed alike whatever
 // the rows.
 // With AVX512_VNNI a weight is a byte, q + 128 or 0 to 15, and an activation two: 256 * high + low. So two instructions do 64
-// products, starting with -128 * (sum of the activations), or -8 times it. Elsewhere words of two 16-bit numbers are multiplied.
+// products, starting with -128 * (sum of the activations), or -8 times it; with AMX besides, a few rows and more are multiplied in tiles,
+// to the same sums. Elsewhere words of two 16-bit numbers are multiplied.
 // For 4 bits, the low half of a byte has a weight of the first 64 bytes in the order for 8 bits, the high half one of the next 64.
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <cstring>
 
 #include "operations.h"
+#include "tiles.h"
 
 namespace radixkv {
 namespace {
@@ -25,6 +27,8 @@ constexpr int kInputs = kRoundedInputs;  // of a group
 constexpr int kHalf = kInputs / 2;  // of a group for 4 bits
 constexpr int kNibbles = 64;  // bytes, of two weights each, read at once
 constexpr int kVectors = kOutputs / kLanes;
+constexpr int64_t kCachedBytes = 512 << 10;  // of rows that are read once per panel, and stay in a cache meanwhile
+constexpr int kFewRows = 16;
 constexpr float kMost = 127 * 256;  // the largest activation: its bytes are -127 to 127 and -128 to 127
 
 // float16 to float, including subnormals, excluding infinities.
@@ -38,7 +42,7 @@ inline Floats from_float16(const uint16_t* from) {
 
 #if defined(__AVX512VNNI__)
 constexpr int kPerWord = 4;  // adjacent inputs of an output
-constexpr int kTileRows = 8, kByteRows = 4;
+constexpr int kRows = 8, kByteRows = 4;  // multiplied together
 constexpr int kAheadBytes = 6144;
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
@@ -103,20 +107,96 @@ inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, co
   }
   for (int r = 0; r < R; ++r) {
     const auto* digits = reinterpret_cast<const int8_t*>(x[r * num_groups].digits) + half * kHalf;
-    __m512i found[2]{};
-    for (int word = 0; word < kWords; ++word)
-      for (int v = 0; v < 2; ++v) found[v] = _mm512_dpbusd_epi32(found[v], bytes[word][v], splat_word(digits + word * kPerWord));
-    const __m512i start = _mm512_set1_epi32(factor * x[r * num_groups].sums[half]);
-    for (int v = 0; v < 2; ++v) found[v] = _mm512_add_epi32(_mm512_slli_epi32(found[v], 8), start);
-    for (int word = 0; word < kWords; ++word)
-      for (int v = 0; v < 2; ++v)
-        found[v] = _mm512_dpbusd_epi32(found[v], bytes[word][v], splat_word(digits + kInputs + word * kPerWord));
-    for (int v = 0; v < 2; ++v) sums[r][v] = (Floats)_mm512_cvtepi32_ps(found[v]);
+    __m512i highs[2]{}, lows[2];
+    for (__m512i& low : lows) low = _mm512_set1_epi32(factor * x[r * num_groups].sums[half]);
+    for (int word = 0; word < kWords; ++word) {
+      const __m512i high = splat_word(digits + word * kPerWord), low = splat_word(digits + kInputs + word * kPerWord);
+      for (int v = 0; v < 2; ++v) {
+        highs[v] = _mm512_dpbusd_epi32(highs[v], bytes[word][v], high);
+        lows[v] = _mm512_dpbusd_epi32(lows[v], bytes[word][v], low);
+      }
+    }
+    for (int v = 0; v < 2; ++v) sums[r][v] = (Floats)_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(highs[v], 8), lows[v]));
   }
 }
+#ifdef RADIXKV_TILES
+constexpr int kLeastTileRows = 10;  // below that many, tiles are slower
+
+using TileSums = int32_t[4][kTileRows][kLanes];
+
+// As multiply_tile, of up to 16 rows, for bytes. The tiles multiply a group while the sums of the last one are scaled.
+RADIXKV_WITH_TILES void multiply_in_tiles(const RoundedGroup* x, int num_groups, int num_rows, const uint8_t* weights,
+                                          const float* scales, Floats (*totals)[kVectors]) {
+  alignas(64) TileSums found[2];
+  const auto multiply = [&](int group) RADIXKV_WITH_TILES {
+    const auto* digits = reinterpret_cast<const int8_t*>(x[group].digits);
+    multiply_digits(digits, digits + kInputs, num_groups * sizeof(RoundedGroup), weights + group * kInputs * kOutputs, found[group % 2]);
+  };
+  multiply(0);
+  for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
+    if (group + 1 < num_groups) multiply(group + 1);
+    const TileSums& sums = found[group % 2];
+    const Floats scale[2] = {load<Floats>(scales), load<Floats>(scales + kLanes)};
+    for (int r = 0; r < num_rows; ++r) {
+      const RoundedGroup& rounded = x[r * num_groups + group];
+      const int start = -128 * (rounded.sums[0] + rounded.sums[1]);
+      for (int v = 0; v < 2; ++v) {
+        const Ints total = (load<Ints>(sums[v][r]) << 8) + (load<Ints>(sums[2 + v][r]) + start);
+        totals[r][v] = multiply_add(__builtin_convertvector(total, Floats), scale[v] * rounded.scale, totals[r][v]);
+      }
+    }
+  }
+}
+
+// As multiply_in_tiles, for weights of 4 bits, which are unpacked once for all rows.
+template <bool has_minimums>
+RADIXKV_WITH_TILES void multiply_in_tiles(const RoundedGroup* x, int num_groups, int num_rows, const uint8_t* weights,
+                                          const uint16_t* scales, const uint16_t* minimums, Floats (*totals)[kVectors]) {
+  constexpr int kWords = kHalf / kPerWord, kFactor = has_minimums ? 0 : -8;
+  alignas(64) TileSums found[2][2];
+  alignas(64) uint8_t bytes[2][kWords][2][kNibbles];
+  const __m512i mask = _mm512_set1_epi8(15);
+  const auto multiply = [&](int group) RADIXKV_WITH_TILES {
+    for (int half = 0; half < 2; ++half, weights += kWords * kNibbles) {
+      for (int word = 0; word < kWords; ++word) {
+        const __m512i both = _mm512_loadu_si512(weights + word * kNibbles);
+        _mm512_store_si512(bytes[half][word][0], _mm512_and_si512(both, mask));
+        _mm512_store_si512(bytes[half][word][1], _mm512_and_si512(_mm512_srli_epi16(both, 4), mask));
+      }
+      const auto* digits = reinterpret_cast<const int8_t*>(x[group].digits) + half * kHalf;
+      multiply_digits(digits, digits + kInputs, num_groups * sizeof(RoundedGroup), bytes[half][0][0], found[group % 2][half]);
+    }
+  };
+  multiply(0);
+  for (int group = 0; group < num_groups; ++group) {
+    if (group + 1 < num_groups) multiply(group + 1);
+    Floats scale[2][2], least[2][2];
+    for (int half = 0; half < 2; ++half)
+      for (int v = 0; v < 2; ++v, scales += kLanes) {
+        scale[half][v] = from_float16(scales);
+        if constexpr (has_minimums) least[half][v] = from_float16(minimums + (2 * half + v) * kLanes);
+      }
+    if constexpr (has_minimums) minimums += 2 * kOutputs;
+    for (int r = 0; r < num_rows; ++r) {
+      const RoundedGroup& rounded = x[r * num_groups + group];
+      for (int v = 0; v < 2; ++v) {
+        Floats total;
+        for (int half = 0; half < 2; ++half) {
+          const TileSums& sums = found[group % 2][half];
+          const Ints whole = (load<Ints>(sums[v][r]) << 8) + (load<Ints>(sums[2 + v][r]) + kFactor * rounded.sums[half]);
+          const Floats value = __builtin_convertvector(whole, Floats);
+          total = half ? multiply_add(value, scale[half][v], total) : value * scale[half][v];
+          if constexpr (has_minimums) total = multiply_add(least[half][v], splat(float(rounded.sums[half])), total);
+        }
+        totals[r][v] = multiply_add(total, splat(rounded.scale), totals[r][v]);
+      }
+    }
+  }
+}
+#endif
 #else
 constexpr int kPerWord = 2;
-constexpr int kTileRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1, kByteRows = kTileRows;
+constexpr int kRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1, kByteRows = kRows;
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
   for (int lane = 0; lane < kLanes; ++lane) to.digits[first + lane] = int16_t(value[lane]);
@@ -221,37 +301,74 @@ void write(const float* totals, int count, Out* to, bool adds) {
   for (; i < count; ++i) put(to + i, adds ? as_float(to[i]) + totals[i] : totals[i]);
 }
 
-// Products of the next rows, at most kTileRows, with one panel, to rows of `out` that are `stride` apart. Returns the number of rows.
-template <bool asks, class Out, int R = kTileRows>
-int multiply_rows(const RoundedGroup* x, int64_t num_rows, int panel, const RoundedWeight& weight, Out* out, int64_t stride, bool adds) {
+// The weights of 32 outputs.
+struct WeightPanel {
+  const RoundedWeight& weight;
+  int num_groups, first, count;  // outputs [first, first + count)
+  int64_t first_scale;
+  const uint8_t* packed;
+  const uint16_t* minimums;
+
+  WeightPanel(const RoundedWeight& weight, int panel)
+      : weight(weight), num_groups(int(weight.num_inputs / kInputs)), first(panel * kOutputs),
+        count(int(std::min<int64_t>(kOutputs, weight.num_outputs - first))) {
+    const int64_t group = int64_t(panel) * num_groups;
+    packed = weight.packed + group * kInputs * kOutputs * weight.bits / 8;
+    first_scale = group * kOutputs * (weight.bits == 8 ? 1 : 2);
+    minimums = weight.minimums ? weight.minimums + first_scale : nullptr;
+  }
+
+  const float* scales() const { return static_cast<const float*>(weight.scales) + first_scale; }
+  const uint16_t* float16_scales() const { return static_cast<const uint16_t*>(weight.scales) + first_scale; }
+
+  // Writes the rows' totals to rows of `out` that are `stride` apart.
+  template <class Out>
+  void write_rows(const Floats (*totals)[kVectors], int num_rows, Out* out, int64_t stride, bool adds) const {
+    for (int r = 0; r < num_rows; ++r) {
+      float row[kOutputs];
+      for (int v = 0; v < kVectors; ++v) store(row + v * kLanes, totals[r][v]);
+      if (weight.bias)
+        for (int i = 0; i < count; ++i) row[i] += weight.bias[first + i];
+      write(row, count, out + r * stride + first, adds);
+    }
+  }
+};
+
+// Products of the next rows, at most kRows, with one panel, to rows of `out` that are `stride` apart. Returns the number of rows.
+template <bool asks, class Out, int R = kRows>
+int multiply_rows(const RoundedGroup* x, int64_t num_rows, const WeightPanel& panel, Out* out, int64_t stride, bool adds) {
   if constexpr (R > 1)
-    if (num_rows < R) return multiply_rows<asks, Out, R - 1>(x, num_rows, panel, weight, out, stride, adds);
-  const int num_groups = int(weight.num_inputs / kInputs), first = panel * kOutputs;
-  const int count = int(std::min<int64_t>(kOutputs, weight.num_outputs - first));
-  const uint8_t* packed = weight.packed + int64_t(panel) * num_groups * kInputs * kOutputs * weight.bits / 8;
-  const int64_t group = int64_t(panel) * num_groups * kOutputs;
+    if (num_rows < R) return multiply_rows<asks, Out, R - 1>(x, num_rows, panel, out, stride, adds);
+  const int num_groups = panel.num_groups;
   Floats totals[R][kVectors]{};
-  if (weight.bits == 8) {
-    const float* scales = static_cast<const float*>(weight.scales) + group;
+  if (panel.weight.bits == 8) {
     constexpr int kFirst = std::min(R, kByteRows);
-    multiply_tile<kFirst, asks>(x, num_groups, packed, scales, totals);
-    if constexpr (R > kFirst) multiply_tile<R - kFirst, false>(x + kFirst * num_groups, num_groups, packed, scales, totals + kFirst);
+    multiply_tile<kFirst, asks>(x, num_groups, panel.packed, panel.scales(), totals);
+    if constexpr (R > kFirst) multiply_tile<R - kFirst, false>(x + kFirst * num_groups, num_groups, panel.packed, panel.scales(), totals + kFirst);
+  } else if (panel.minimums) {
+    multiply_tile<R, asks, true>(x, num_groups, panel.packed, panel.float16_scales(), panel.minimums, totals);
   } else {
-    const uint16_t* scales = static_cast<const uint16_t*>(weight.scales) + 2 * group;
-    if (weight.minimums)
-      multiply_tile<R, asks, true>(x, num_groups, packed, scales, weight.minimums + 2 * group, totals);
-    else
-      multiply_tile<R, asks, false>(x, num_groups, packed, scales, nullptr, totals);
+    multiply_tile<R, asks, false>(x, num_groups, panel.packed, panel.float16_scales(), nullptr, totals);
   }
-  for (int r = 0; r < R; ++r) {
-    float row[kOutputs];
-    for (int v = 0; v < kVectors; ++v) store(row + v * kLanes, totals[r][v]);
-    if (weight.bias)
-      for (int i = 0; i < count; ++i) row[i] += weight.bias[first + i];
-    write(row, count, out + r * stride + first, adds);
-  }
+  panel.write_rows(totals, R, out, stride, adds);
   return R;
 }
+
+#ifdef RADIXKV_TILES
+// As multiply_rows, of `num_rows` rows, at most 16; the first `num_done` have been written before.
+template <class Out>
+void multiply_rows_in_tiles(const RoundedGroup* x, int num_rows, int num_done, const WeightPanel& panel, Out* out, int64_t stride, bool adds) {
+  const int num_groups = panel.num_groups;
+  Floats totals[kTileRows][kVectors]{};
+  if (panel.weight.bits == 8)
+    multiply_in_tiles(x, num_groups, num_rows, panel.packed, panel.scales(), totals);
+  else if (panel.minimums)
+    multiply_in_tiles<true>(x, num_groups, num_rows, panel.packed, panel.float16_scales(), panel.minimums, totals);
+  else
+    multiply_in_tiles<false>(x, num_groups, num_rows, panel.packed, panel.float16_scales(), nullptr, totals);
+  panel.write_rows(totals + num_done, num_rows - num_done, out + num_done * stride, stride, adds);
+}
+#endif
 
 // Rounds the panel's 64 inputs of up to 32 rows of `w` [num_rows, k] to integers + 128 [32, 64] and scales [32].
 void round_panel(const float* w, int64_t num_rows, int64_t k, uint8_t* q, float* scales) {
@@ -267,6 +384,47 @@ void round_panel(const float* w, int64_t num_rows, int64_t k, uint8_t* q, float*
 }
 
 inline int num_panels_of(const RoundedWeight& weight) { return int((weight.num_outputs + kOutputs - 1) / kOutputs); }
+
+// Products of the rows with all panels of the weight and its `next`: those of each thread of a team, which does not wait for the others.
+template <class Out>
+void multiply_panels(const RoundedGroup* x, int64_t num_rows, const RoundedWeight& weight, int num_panels, Out* out, int64_t stride,
+                     bool adds) {
+  const int64_t num_groups = weight.num_inputs / kInputs;
+#ifdef RADIXKV_TILES
+  const int tile_rows = int(std::min<int64_t>(num_rows, kTileRows));
+  const bool in_tiles = num_rows >= kLeastTileRows && may_use_tiles();
+  int shaped_bits = 0;
+#endif
+#pragma omp for schedule(static) nowait
+  for (int panel = 0; panel < num_panels; ++panel) {
+    const RoundedWeight* part = &weight;
+    int own = panel;
+    Out* to = out;
+    for (; own >= num_panels_of(*part); part = part->next) {
+      own -= num_panels_of(*part);
+      to += part->num_outputs;
+    }
+    const WeightPanel weights(*part, own);
+    int64_t row = 0;
+#ifdef RADIXKV_TILES
+    if (in_tiles) {
+      if (part->bits != shaped_bits) shape_tiles(tile_rows, (part->bits == 8 ? kInputs : kHalf) / kPerWord);
+      shaped_bits = part->bits;
+      for (; row < num_rows; row += tile_rows) {
+        const int64_t first = std::min(row, num_rows - tile_rows);  // the last rows are multiplied with some before them
+        multiply_rows_in_tiles(x + first * num_groups, tile_rows, int(row - first), weights, to + first * stride, stride, adds);
+      }
+      continue;
+    }
+#endif
+    if (num_rows) row = multiply_rows<true>(x, num_rows, weights, to, stride, adds);
+    while (row < num_rows)
+      row += multiply_rows<false>(x + row * num_groups, num_rows - row, weights, to + row * stride, stride, adds);
+  }
+#ifdef RADIXKV_TILES
+  if (shaped_bits) release_tiles();
+#endif
+}
 
 }  // namespace
 
@@ -308,19 +466,10 @@ void linear_rounded(const RoundedGroup* x, int64_t num_rows, const RoundedWeight
     stride += part->num_outputs;
   }
   const int64_t num_groups = weight.num_inputs / kInputs;
-#pragma omp for schedule(static)
-  for (int panel = 0; panel < num_panels; ++panel) {
-    const RoundedWeight* part = &weight;
-    int own = panel;
-    Out* to = out;
-    for (; own >= num_panels_of(*part); part = part->next) {
-      own -= num_panels_of(*part);
-      to += part->num_outputs;
-    }
-    int64_t row = num_rows ? multiply_rows<true>(x, num_rows, own, *part, to, stride, adds) : 0;
-    while (row < num_rows)
-      row += multiply_rows<false>(x + row * num_groups, num_rows - row, own, *part, to + row * stride, stride, adds);
-  }
+  const int64_t most_rows = std::max<int64_t>(kCachedBytes / int64_t(num_groups * sizeof(RoundedGroup)) / kFewRows, 1) * kFewRows;
+  for (int64_t row = 0; row < num_rows; row += most_rows)
+    multiply_panels(x + row * num_groups, std::min(most_rows, num_rows - row), weight, num_panels, out + row * stride, stride, adds);
+#pragma omp barrier
 }
 
 template void round_row(const float*, int64_t, RoundedGroup*);

@@ -189,6 +189,7 @@ class PrefixCacheServicer(prefix_cache_pb2_grpc.PrefixCacheServicer):
         pools = self._pools.select(request.pool)
         for pool in pools:
             pool.require_told()
+            pool.require_quotas()
         usages = self._pools.quotas.set(
             {pool.shape.name: pool.cache for pool in pools},
             namespace_of(request),

@@ -218,7 +218,8 @@ class PrefixCacheServicer:
         """Sets both bounds of a namespace, in which derived namespaces count, and keeps them for every later life of the pool. A
         repeat is harmless. A restarted service gets them back from the holder, and they replace those that it was started with. Of
         several pools all are changed or none. Errors: INVALID_ARGUMENT, also where the other quotas of the pool leave less;
-        NOT_FOUND; RESOURCE_EXHAUSTED where more namespaces would have a quota than the service allows.
+        NOT_FOUND; RESOURCE_EXHAUSTED where more namespaces would have a quota than the service allows; UNAVAILABLE where a restarted
+        service has not got the quotas back yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

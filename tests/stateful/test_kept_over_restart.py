@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +28,13 @@ from radixkv.core.api import (
     UnpinOp,
 )
 from radixkv.core.cache.prefix_cache import PrefixCache
-from radixkv.core.errors import LimitError, RadixKVError
+from radixkv.core.errors import InvalidArgumentError, LimitError, RadixKVError, UnavailableError
 from radixkv.core.tokens import TOKEN_BYTES, pack_tokens, unpack_tokens
 from radixkv.service.config import ServiceConfig
+from radixkv.service.events.subscriptions import SubscriberGate
 from radixkv.service.quotas import Quota
+from radixkv.service.reading import PrefixCacheServicer
+from radixkv.v1 import prefix_cache_pb2 as readers
 
 from .wire import Wire
 
@@ -132,6 +136,65 @@ def test_quotas_go_on_also_where_they_fit_in_one_order_alone(act: Act) -> None:
         usages = {usage.namespace: usage for usage in restart(wire).usage()}
         told = {name: (usage.block_quota, usage.sequence_quota) for name, usage in usages.items()}
         assert told == {"a": (10, None), "b": (240, None), "d": (4, 2)}
+
+
+def set_by_reader(wire: Wire, namespace: str, blocks: int) -> None:
+    """As the service does it for a reader's call."""
+    servicer = PrefixCacheServicer(wire.pools, SubscriberGate(1))
+    asyncio.run(servicer.SetQuota(readers.SetQuotaRequest(namespace=namespace, blocks=blocks), None))
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_quota_is_set_once_a_restarted_service_has_those_of_before(hears: bool) -> None:
+    wire = new_wire()
+    for name, blocks in (("a", 10), ("b", 240)):
+        set_by_reader(wire, name, blocks)
+        wire.carry()
+    wire.restart()
+    wire.act()  # it has taken the holder
+    if hears:
+        wire.hear()  # and the holder's quotas are on the way
+    for blocks in (16, 20):
+        with pytest.raises(UnavailableError, match="try again"):
+            set_by_reader(wire, "a", blocks)
+    store(wire, PROMPT)
+    with pytest.raises(InvalidArgumentError, match="from 0 to 16"):
+        set_by_reader(wire, "a", 20)
+    set_by_reader(wire, "a", 16)
+    for _ in range(2):
+        wire.carry()
+        assert {usage.namespace: usage.block_quota for usage in wire.pool.cache.usage()} == {
+            "a": 16,
+            "b": 240,
+            "default": None,
+        }
+        wire.restart()
+
+
+def test_a_quota_goes_on_of_a_holder_without_a_step_whose_first_stream_to_a_restarted_service_breaks() -> None:
+    wire = new_wire()
+    set_by_reader(wire, "a", 10)
+    wire.carry()
+    wire.restart()
+    wire.act()
+    wire.reconnect()  # the answer to its Hello is lost
+    wire.carry()
+    assert wire.pool.cache.usage("a")[0].block_quota == 10
+
+
+@pytest.mark.parametrize("has_quotas", [False, True])
+def test_a_quota_can_be_set_as_soon_as_the_holder_of_a_restarted_service_has_told_all(has_quotas: bool) -> None:
+    wire = new_wire()
+    store(wire, PROMPT)
+    carry(wire, EvictOp(256))  # nothing else is told
+    if has_quotas:
+        set_by_reader(wire, "b", 8)
+        wire.carry()
+    restart(wire)
+    set_by_reader(wire, "a", 10)
+    wire.carry()
+    quotas = {usage.namespace: usage.block_quota for usage in restart(wire).usage()}
+    assert quotas == {"a": 10} | ({"b": 8} if has_quotas else {})
 
 
 def test_a_quota_outlives_both_a_worker_and_after_it_the_service() -> None:

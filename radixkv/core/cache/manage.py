@@ -116,8 +116,9 @@ class Management(CacheState):
         self._enter()
         packed = pack_tokens(tokens)
         root = self._forest.roots.get(validation.check_namespace(namespace))
+        was_cached = root is not None and self._forest.walk(root, packed).matched_bytes == len(packed)
         num_blocks = 0 if root is None else allocation.evict_branch(self._forest, root, packed)
-        allocation.note_dropped(self._forest, namespace, packed)
+        allocation.note_dropped(self._forest, namespace, packed, was_cached=was_cached)
         return num_blocks
 
     def clear(self, namespace: str = DEFAULT_NAMESPACE) -> int:

@@ -115,9 +115,12 @@ def evict_branch(forest: Forest, root: RootNode, tokens: bytes) -> int:
     return evicted
 
 
-def note_dropped(forest: Forest, namespace: str, tokens: bytes) -> None:
-    """Journal that the branches beyond `tokens` were dropped, except for those still there. O(nodes below)."""
-    if not forest.journal.is_kept or note_withdrawn(forest, namespace, tokens):
+def note_dropped(forest: Forest, namespace: str, tokens: bytes, *, was_cached: bool) -> None:
+    """Journal that the branches beyond `tokens` were dropped, except for those still there. O(nodes below).
+
+    Of tokens that were not cached no node is gone; a level below the pool may hold their branches, and others next to them.
+    """
+    if not forest.journal.is_kept or (was_cached and note_withdrawn(forest, namespace, tokens)):
         return
     root, kept = forest.roots.get(namespace), array("i")
     for top in [] if root is None else _tops(forest, root, tokens):

@@ -13,7 +13,7 @@ from radixkv.gateway.http.auth import CurrentTenant
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext
 from radixkv.gateway.protocol.api_model import ApiModel
-from radixkv.gateway.protocol.errors import invalid
+from radixkv.gateway.protocol.errors import invalid, named
 from radixkv.gateway.protocol.fields import TokenIds
 from radixkv.gateway.turns.messages import ChatMessages, leave_noise_out, template_messages
 from radixkv.gateway.turns.models import RADIXKV_VERSION, served_model
@@ -51,7 +51,8 @@ async def tokenize(body: TokenizeRequest, request: Request, context: CurrentCont
         raise invalid("one of prompt and messages must be given", "prompt")
     if body.messages is None:
         model = await served_model(request, body.model)
-        tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.caller.namespace)
+        with named(text="prompt"):
+            tokens = await backend.tokenize(Prompt(text=body.prompt), b"", context.caller.namespace)
     else:
         model = await chat_model(request, body.model)
         context.leave_out(leave_noise_out(body.messages))
@@ -67,7 +68,8 @@ async def tokenize(body: TokenizeRequest, request: Request, context: CurrentCont
 async def detokenize(body: DetokenizeRequest, request: Request, _context: CurrentContext) -> dict[str, str]:
     """The text of token ids."""
     await served_model(request, body.model)
-    return {"prompt": await request.app.state.backend.detokenize(pack_tokens(body.tokens))}
+    with named(token_ids="tokens"):
+        return {"prompt": await request.app.state.backend.detokenize(pack_tokens(body.tokens))}
 
 
 @router.get("/v1/tokenizer_info")

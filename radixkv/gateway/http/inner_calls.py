@@ -9,7 +9,6 @@ from starlette.types import ASGIApp, Message, Scope
 
 from radixkv.gateway.http.auth import Tenant
 from radixkv.gateway.http.request_context import REQUEST_CONTEXT
-from radixkv.gateway.protocol.anthropic_errors import VERSION_HEADER
 
 __all__ = ["JOB", "TAKEN_OVER", "Answer", "post"]
 
@@ -58,7 +57,6 @@ async def post(app: ASGIApp, tenant: Tenant, path: str, body: bytes, taken_over:
         "headers": [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            (VERSION_HEADER.encode(), b"2023-06-01"),
         ],
         "client": None,
         "server": None,

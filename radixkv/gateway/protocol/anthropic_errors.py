@@ -9,9 +9,9 @@ from starlette.types import Scope
 
 from radixkv.gateway.protocol.errors import ApiError
 
-__all__ = ["VERSION_HEADER", "anthropic_error_body", "anthropic_status", "speaks_anthropic"]
+__all__ = ["anthropic_error_body", "anthropic_status", "speaks_anthropic"]
 
-VERSION_HEADER = "anthropic-version"
+_VERSION_HEADER = "anthropic-version"
 
 OVERLOADED = 529
 """The protocol's status of an overloaded server; 429 is the caller's own limit."""
@@ -31,12 +31,9 @@ _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported"
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request uses the Anthropic API: by its path, or by its header where both protocols have the path."""
+    """Whether a request uses the Anthropic API: by its path or by its header."""
     path: str = scope["path"]
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return True
-    is_shared = any(path == shared or path.startswith(f"{shared}/") for shared in ("/v1/models", "/v1/files"))
-    return is_shared and VERSION_HEADER in Headers(scope=scope)
+    return path == "/v1/messages" or path.startswith("/v1/messages/") or _VERSION_HEADER in Headers(scope=scope)
 
 
 def anthropic_status(error: ApiError) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from radixkv.core.errors import (
@@ -38,6 +39,7 @@ __all__ = [
     "error_body",
     "invalid",
     "missing",
+    "named",
     "not_found",
     "rate_limit_headers",
 ]
@@ -108,6 +110,17 @@ def invalid(message: str, param: str | None) -> ApiError:
 def missing(param: str) -> ApiError:
     """Return the rejection of a request without this field."""
     return ApiError(400, f"{param} is missing", code="missing_value", param=param)
+
+
+@contextmanager
+def named(**params: str) -> Iterator[None]:
+    """Name arguments of the worker by the request's fields, where an `InvalidArgumentError` is about them."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if error.argument not in params:
+            raise
+        raise InvalidArgumentError(params[error.argument], error.value, error.bound) from None
 
 
 def not_found(what: str, told: str | None, param: str) -> ApiError:

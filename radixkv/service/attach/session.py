@@ -69,6 +69,7 @@ class AttachSession:
             self.send_notices()
         elif kind == "heartbeat":
             heartbeat = request.heartbeat
+            pool.awaits_quotas = False  # a holder with quotas begins with Steps
             pool.acknowledge(heartbeat.acknowledged_through, heartbeat.notices_acknowledged_through)
             self._send(workers.AttachResponse(heartbeat_answer=workers.HeartbeatAnswer()))
             self.send_notices()

@@ -41,6 +41,7 @@ from radixkv.core.errors import (
     PoolHeldError,
     RadixKVError,
     StaleIncarnationError,
+    UnavailableError,
     UnimplementedError,
     UnknownPoolError,
 )
@@ -90,10 +91,14 @@ class Pool:
 
     Invariant: `answers` holds those to Steps [next_step - len(answers), next_step), in order, and `notices` the messages of
     numbers [next_notices - len(notices), next_notices).
+
+    `is_older`: than the service, which was restarted. `awaits_quotas`: then the holder may still give back the quotas, with
+    which its Steps begin.
     """
 
     __slots__ = (
         "answers",
+        "awaits_quotas",
         "cache",
         "config",
         "erases",
@@ -102,6 +107,7 @@ class Pool:
         "follows_freed",
         "identity",
         "incarnation",
+        "is_older",
         "load",
         "load_at_s",
         "next_notices",
@@ -134,6 +140,8 @@ class Pool:
         self.load: WorkerLoad | None = None
         self.load_at_s = 0.0
         self.first_step = self.next_step = hello.acknowledged_through + 1
+        self.is_older = bool(hello.acknowledged_through or hello.notices_acknowledged_through)
+        self.awaits_quotas = self.is_older
         self.answers: deque[workers.AttachResponse] = deque()
         self.next_notices = hello.notices_acknowledged_through + 1
         self.notices: deque[workers.AttachResponse] = deque()
@@ -187,6 +195,11 @@ class Pool:
         if self._num_untold >= self.config.max_unacknowledged_notices:
             raise LimitError("the holder was not told of earlier changes of its pool yet; try again later")
 
+    def require_quotas(self) -> None:
+        """Raise `UnavailableError` where a quota set now would give way to an older one, which the holder gives back."""
+        if self.awaits_quotas:
+            raise UnavailableError("the holder has not given back the quotas of its pool yet; try again")
+
     def tell(self) -> None:
         """Send changes to the holder, soon."""
         if self.stream is not None:
@@ -239,6 +252,7 @@ class Pool:
         ops, refused = self._read_ops(step)
         if caller is not None:
             refused |= self._denied(ops, caller)
+        self.awaits_quotas = self.awaits_quotas and all(isinstance(op, SetQuotaOp) for op in ops)
         results = self.cache.step(ops, refused)
         response = workers.AttachResponse()
         answer = response.step_answer
@@ -411,8 +425,8 @@ class PoolTable:
         if older is not None:
             older.end(took_over)
         self._renew(pool)
-        # A life that began beyond Step 1 is empty until its first Step has reported the contents, whatever Hello it answered.
-        return Attachment(pool, resumed=pool.first_step == 1 or pool.next_step > pool.first_step)
+        # An older life is empty until its first Step has reported the contents, whatever Hello it answered.
+        return Attachment(pool, resumed=not pool.is_older or pool.next_step > pool.first_step)
 
     def _introduce(self, pool: Pool, hello: workers.Hello) -> None:
         """Keep the holder's report of itself."""

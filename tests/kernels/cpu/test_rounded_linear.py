@@ -109,6 +109,14 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
     assert all(torch.equal(linear_rounded(x[:count], weight), together[:count]) for count in range(1, 29))
 
 
+def test_nor_do_rows_of_a_long_prompt_which_are_multiplied_in_parts() -> None:
+    torch.manual_seed(0)
+    weight = quantise_int8(torch.randn(70, 3072))
+    x = torch.randn(203, 3072)
+    one_by_one = torch.cat([linear_rounded(row[None], weight) for row in x])
+    assert torch.equal(linear_rounded(x, weight), one_by_one)
+
+
 def test_leading_dimensions_and_strides_are_kept_out_of_it() -> None:
     torch.manual_seed(0)
     weight = quantise_int8(torch.randn(32, 64))

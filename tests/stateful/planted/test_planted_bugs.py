@@ -20,6 +20,9 @@ import radixkv
 
 from . import ALL_BUGS, PlantedBug
 
+ENVIRONMENT = dict(os.environ)
+"""As it was at import: pytest changes it between two tests, while threads start hunts."""
+
 MAX_EXAMPLES = 800
 NUM_AT_A_TIME = 2
 THOROUGH_EVERY, QUICK_EVERY = 3, 18
@@ -53,7 +56,7 @@ def hunt(folder: Path, max_examples: int) -> str:
     finished = subprocess.run(
         [sys.executable, "-m", f"{package}.hunt", str(max_examples)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**ENVIRONMENT, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=HUNT_TIMEOUT_S,

@@ -1,7 +1,7 @@
 """Reduces a Messages request to text; other parts are left out or replaced by a placeholder, and reported.
 
 system       per-conversation headers of clients                 left out
-tools        of a server's: web_search_*, bash_*, ...            left out
+tools        of a server's: web_search_*, ...; computer_*        left out
 reply        thinking, where the model thinks itself             read; else left out
              calls that a server ran, their results              left out
 tool result  image, PDF, ...                                     [image: this model reads text alone]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from radixkv.gateway.api.anthropic.client_tools import ClientTool, client_tool
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import ApiError
@@ -145,7 +146,7 @@ class Turn(ApiModel):
 
 
 class Tool(ApiModel):
-    """A tool that the model may use. Only the caller's own tools, with a schema, are offered to the model."""
+    """A tool that the model may use. Those that the caller runs are offered to the model."""
 
     type: Name | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")] | None = None
@@ -160,8 +161,8 @@ class Tool(ApiModel):
 
     @property
     def is_own(self) -> bool:
-        """Whether the caller defines and runs the tool."""
-        return self.type in (None, "custom")
+        """Whether the caller runs the tool."""
+        return self.type in (None, "custom") or client_tool(self.type) is not None
 
 
 class Choice(ApiModel):
@@ -312,8 +313,9 @@ class MessagesRequest(MessagesPrompt):
 
 def _chat_tool(tool: Tool) -> ChatTool:
     assert tool.name is not None, "checked"
+    told = client_tool(tool.type) or ClientTool(tool.description, tool.input_schema)
     function = ToolFunction(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        name=tool.name, description=told.description, parameters=told.parameters, strict=tool.strict
     )
     return ChatTool(type="function", function=function)
 

@@ -21,7 +21,7 @@ from radixkv.gateway.api.openai.prompt_scores import ScoredPrompt, check_size
 from radixkv.gateway.backend.backend import Backend, EventStream
 from radixkv.gateway.http.bodies.json_body import JsonRoute, off_loop
 from radixkv.gateway.http.request_context import CurrentContext, RequestContext
-from radixkv.gateway.protocol.errors import ApiError, invalid
+from radixkv.gateway.protocol.errors import ApiError, invalid, named
 from radixkv.gateway.protocol.fields import FAIL_FAST, TokenIds, Whole, check_fits
 from radixkv.gateway.protocol.sse import DONE, EventStreamResponse, until_disconnected
 from radixkv.gateway.turns.constraints import ConstrainedOptions
@@ -140,11 +140,13 @@ async def _start_all(plan: _Plan, context: RequestContext, backend: Backend) -> 
     streams: list[EventStream] = []
     prompts: list[bytes] = []
     try:
-        for prompt in plan.prompts:
-            read = {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
-            params = GenerateParams(**read, sampling=plan.sampling, adapter=plan.model.adapter, **plan.asked)
-            streams.append(await context.generate(backend, params))
-            prompts.append(await _started(streams[-1]))
+        for number, prompt in enumerate(plan.prompts):
+            param = f"prompt.{number}" if len(plan.prompts) > 1 else "prompt"
+            with named(text=param, token_ids=param):
+                read = {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+                params = GenerateParams(**read, sampling=plan.sampling, adapter=plan.model.adapter, **plan.asked)
+                streams.append(await context.generate(backend, params))
+                prompts.append(await _started(streams[-1]))
             if num_top is not None:
                 check_size(sum(map(num_tokens, prompts)), num_top, plan.sampling.n)
     except BaseException:

@@ -516,6 +516,24 @@ def test_a_dropped_branch_does_not_come_back(tmp_path: Path, position: int) -> N
         assert ask(engine, dropped, 1).usage.num_cached_tokens <= position
 
 
+@pytest.mark.parametrize("num_tokens", [4, 8, 22, 40])
+def test_of_a_branch_that_the_pool_has_not_what_is_stored_goes_and_no_other(tmp_path: Path, num_tokens: int) -> None:
+    base = draw(21, 20)
+    kept, dropped = base + draw(22, 20), base[:-1] + draw(23, 21)
+    with serving_apart(tmp_path) as (engine, reader, store):
+        for prompt in (kept, dropped):
+            ask(engine, prompt, 1)
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks == 16)
+        while reader.evict(64):
+            pass
+        assert reader.match(kept).num_device_tokens == 0
+        reader.evict_branch(dropped[:num_tokens])
+        wait_until(lambda: store.disk is not None and store.disk.stats().num_blocks < 16)
+    with serving_apart(tmp_path) as (engine, _, _):
+        assert ask(engine, kept, 1).usage.num_cached_tokens == (num_tokens - 4 if num_tokens < 20 else 39)
+        assert ask(engine, dropped, 1).usage.num_cached_tokens <= max(num_tokens - 1, 19)
+
+
 @needs_redis
 def test_a_dropped_branch_and_a_cleared_salt_leave_the_remote_level_and_others_stay(tmp_path: Path) -> None:
     base, server = draw(21, 20), RedisServer(tmp_path)

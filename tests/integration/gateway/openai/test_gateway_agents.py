@@ -243,12 +243,30 @@ def test_what_a_function_of_a_chat_has_read_has_a_placeholder_where_it_is_no_tex
 
 def test_tools_that_servers_run_are_not_offered(stack: Stack, http: httpx.Client) -> None:
     own = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}}
-    others = ["web_search_20250305", "bash_20250124", "text_editor_20250728", "code_execution_20250825"]
+    others = ["web_search_20250305", "computer_20250124", "web_fetch_20250910", "code_execution_20250825"]
     tools = [*({"type": kind, "name": f"tool{number}"} for number, kind in enumerate(others)), own]
     answer = sent(http, "messages", **messages(tools=[{"type": "mcp_toolset", "mcp_server_name": "m"}, *tools]))
     assert left_out(answer) == [f"tools.{number}" for number in range(5)]
     assert "Reads." in stack.engine.shown()
     assert "tool0" not in stack.engine.shown()
+
+
+def test_tools_of_a_known_type_that_the_client_runs_are_called_like_its_own(stack: Stack, http: httpx.Client) -> None:
+    tools = [
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 10_000},
+        {"type": "memory_20250818", "name": "memory"},
+    ]
+    called = {"name": "bash", "arguments": {"command": "ls -l"}}
+    said(stack, f"<tool_call>\n{json.dumps(called)}\n</tool_call>")
+    answer = sent(http, "messages", **{**messages(tools=tools), "max_tokens": 200})
+    assert left_out(answer) == ["tools.1.max_characters"]
+    (use,) = answer.json()["content"]
+    assert (use["type"], use["name"], use["input"]) == ("tool_use", "bash", {"command": "ls -l"})
+    shown = stack.engine.shown()
+    for each in ("str_replace_based_edit_tool", "insert_line", "old_path", "insert_text"):
+        assert each in shown
+    assert "undo_edit" not in shown
 
 
 def test_many_tools_of_long_names_are_offered(http: httpx.Client) -> None:

@@ -151,7 +151,7 @@ def test_completion_logprobs_spell_the_text(client: OpenAI) -> None:
         ({"max_tokens": -2}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"logit_bias": {"49152": 1}}, "logit_bias"),
-        ({"prompt": [49152]}, "token_ids"),
+        ({"prompt": [49152]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ["x"] * 100, "n": 50}, "n"),
         ({"prompt": "a " * 5000}, "prompt"),

@@ -70,7 +70,7 @@ def tool_requests(schema: dict[str, Any], strict: bool | None = None) -> dict[st
             {
                 "messages": HI,
                 "max_tokens": 60,
-                "tools": [{"type": "bash_20250124", "name": "bash"}, {**said, "input_schema": schema}],
+                "tools": [{"type": "web_fetch_20250910", "name": "web_fetch"}, {**said, "input_schema": schema}],
                 "tool_choice": {"type": "any"},
             },
             "tools.1.input_schema",

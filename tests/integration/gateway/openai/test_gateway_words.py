@@ -198,3 +198,34 @@ def test_a_completion_takes_its_log_probabilities_as_a_flag_too(http: httpx.Clie
     )
     assert as_flag["logprobs"] == as_number["logprobs"] != without["logprobs"]
     assert without["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "a\ud83d"}, "prompt"),
+        ("completions", {"prompt": ["Hi", "a\ud83d"]}, "prompt.1"),
+        ("completions", {"prompt": [1, 1 << 30]}, "prompt"),
+        ("completions", {"prompt": [[1], [1, 1 << 30]]}, "prompt.1"),
+        ("tokenize", {"prompt": "a\ud83d"}, "prompt"),
+        ("detokenize", {"tokens": [1, 1 << 30]}, "tokens"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a\ud83d"}]}, "messages"),
+    ],
+)
+def test_what_the_worker_refuses_is_named_as_the_request_has_it(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    told = json.dumps({"max_tokens": 4, **body})  # as ASCII: halves of characters as escapes
+    answer = http.post(f"/v1/{path}", content=told, headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"].split(".content")[0].removesuffix(".0")) == (400, param), error
+    assert error["message"].startswith(error["param"]), error
+
+
+@pytest.mark.parametrize("path", ["agents", "skills/x", "nothing", "embeddings"])
+def test_a_client_of_the_messages_api_reads_the_refusal_of_an_unknown_url(http: httpx.Client, path: str) -> None:
+    answer = http.post(f"/v1/{path}", json={}, headers={"anthropic-version": "2023-06-01"})
+    told = answer.json()
+    assert answer.status_code in (404, 405), told
+    assert (told["type"], told["error"]["type"]) == ("error", "not_found_error"), told
+    assert told["request_id"] == answer.headers["request-id"]
