@@ -84,6 +84,7 @@ class Members:
         self._readers: dict[str, RemoteReader] = {}
         self._known: dict[str, _Known] = {}
         self._met: dict[str, set[str]] = {}  # names of all pools that a service ever had, for clears
+        self._noted: set[str] = set()  # services that did not answer, which is logged once of those that never have
         self._pending = self._confirmed = frozenset[PendingClear]()
         self._closing = threading.Event()
         self._resolve()
@@ -105,7 +106,7 @@ class Members:
             try:
                 routes = call()
             except RadixKVError as error:
-                _LOG.debug("the service at %s did not say who holds a prompt: %s", service, error)
+                self._note_silent(service, error)
                 routes = self._remembered(service)
             else:
                 with self._lock:
@@ -148,6 +149,13 @@ class Members:
         for reader in readers.values():
             reader.close()
 
+    def _note_silent(self, service: str, error: RadixKVError) -> None:
+        with self._lock:
+            is_new = service not in self._known and service not in self._noted
+            self._noted.add(service)
+        level = logging.WARNING if is_new else logging.DEBUG
+        _LOG.log(level, "the service at %s did not say who holds a prompt: %s", service, error)
+
     def _is_held_back(self, service: str, pool: str, namespace: str) -> bool:
         if not self._pending:
             return False
@@ -185,6 +193,7 @@ class Members:
             gone = [self._readers.pop(address) for address in set(self._readers) - set(found)]
             self._known = {address: known for address, known in self._known.items() if address in found}
             self._met = {address: met for address, met in self._met.items() if address in found}
+            self._noted &= set(found)
             for address in found:
                 if address not in self._readers:
                     self._readers[address] = RemoteReader(address, credentials=self._credentials, retries=False)

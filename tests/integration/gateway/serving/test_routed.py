@@ -554,3 +554,17 @@ def test_a_name_stands_for_each_of_its_addresses_once(monkeypatch: pytest.Monkey
     for place in ("10.0.0.9:7", "[fd00::2]:7", "unix:/tmp/service"):
         assert resolve(place) == [place]
     assert asked == [], "an address is not looked up"
+
+
+def test_a_service_that_never_answered_is_logged_once_with_the_reason(
+    hosts: tuple[Host, Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = hosts[0].server.address
+    with caplog.at_level("WARNING", members_module.__name__):
+        members = Members([worker])
+        try:
+            assert [members.ask(b"") for _ in range(3)] == [[], [], []]
+        finally:
+            members.close()
+    (told,) = [record.getMessage() for record in caplog.records if worker in record.getMessage()]
+    assert "is not a radixkv service" in told, told
