@@ -232,7 +232,6 @@ class HolderSession:
             self._telling.extend(islice(self._adoption, window - len(self._telling)))
             if not self._telling:
                 self._adoption = None
-                self._send_heartbeat(send)  # the service need not wait for more quotas
         unanswered = self._pending if self._adoption is None else self._telling
         while send is not None and self._num_sent < min(len(unanswered), window):
             request = unanswered[self._num_sent].request
@@ -306,14 +305,11 @@ class HolderSession:
         """Send a heartbeat, if the holder is attached."""
         with self._lock:
             if self._send is not None:
-                self._send_heartbeat(self._send)
-
-    def _send_heartbeat(self, send: Callable[[bytes], None]) -> None:
-        heartbeat = workers.Heartbeat(
-            acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_handled
-        )
-        self._write_load(heartbeat)
-        send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
+                heartbeat = workers.Heartbeat(
+                    acknowledged_through=self._num_answered, notices_acknowledged_through=self._notices.num_handled
+                )
+                self._write_load(heartbeat)
+                self._send(workers.AttachRequest(heartbeat=heartbeat).SerializeToString())
 
     def stop_sending(self) -> None:
         """Send nothing else on this stream, if the holder is attached: it is about to end."""

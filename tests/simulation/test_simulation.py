@@ -103,7 +103,7 @@ def test_none_does_so_in_seeds_of_this_commit(part: int) -> None:
     [
         (314, "heartbeat StaleIncarnationError"),  # its stream is told in the same moment
         (379, "step StaleIncarnationError"),
-        (104, "cleared before all was adopted"),
+        (103, "cleared before all was adopted"),
     ],
 )
 def test_what_is_rare_goes_right_in_a_seed_where_it_happens(seed: int, what: str) -> None:
