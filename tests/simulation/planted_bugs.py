@@ -202,7 +202,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a holder that tells nothing where its first Hello was answered in vain",
         "service/pools/table.py",
-        "resumed=pool.first_step == 1 or pool.next_step > pool.first_step",
+        "resumed=not pool.is_older or pool.next_step > pool.first_step",
         "resumed=True",
     ),
     PlantedBug(
