@@ -65,7 +65,7 @@ _KINDS: dict[grpc.StatusCode, Callable[[str], RadixKVError]] = {
     grpc.StatusCode.ABORTED: AbortedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
     grpc.StatusCode.UNIMPLEMENTED: lambda message: _as(
-        UnimplementedError(""), f"the server is no worker, or one without this call: {message}"
+        UnimplementedError(""), f"the server is no worker, or its engine lacks this call: {message}"
     ),
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,

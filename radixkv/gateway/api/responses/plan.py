@@ -232,7 +232,9 @@ def _told_tool(tool: ResponseTool) -> dict[str, Any]:
     """Return the tool as its caller gave it, without keys of its server; a function has all its fields."""
     if tool.type == "function":
         return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
-    return tool.model_dump(exclude_unset=True, exclude={"authorization", "headers"})
+    if tool.is_read:
+        return tool.model_dump(exclude_unset=True)
+    return {name: value for name, value in tool.given.items() if name not in ("authorization", "headers")}
 
 
 async def start(plan: Plan, state: State, context: RequestContext) -> TurnReader:

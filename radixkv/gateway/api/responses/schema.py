@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from radixkv.gateway.api.responses.tools import GivenTool, ResponseChoice, offers_of, plan_response_tools
+from radixkv.gateway.api.responses.tools import ResponseChoice, ResponseTool, offers_of, plan_response_tools
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import invalid
@@ -183,7 +183,7 @@ class ResponseRequest(ApiModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[GivenTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain] | None = None
     tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Whole | None = Field(None, description="Accepted and returned; no tool runs here.")

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Field, PrivateAttr, model_validator
 from pydantic_core import from_json
 
 from radixkv.gateway.protocol.api_model import ApiModel
@@ -35,7 +35,6 @@ from radixkv.gateway.turns.tools import (
 __all__ = [
     "INPUT",
     "AllowedNames",
-    "GivenTool",
     "NamedChoice",
     "Offer",
     "ResponseChoice",
@@ -49,7 +48,6 @@ __all__ = [
 INPUT = "input"
 """The only argument of the function for a custom tool."""
 
-_READ = ("function", "namespace", "custom")
 _NAME = Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")
 
 
@@ -78,29 +76,29 @@ class SpacedTool(ApiModel):
 
 
 class ResponseTool(SpacedTool):
-    """One of `tools` that is offered to the model: a function, a namespace of functions or a custom tool."""
+    """One of `tools`. Functions, namespaces of functions and custom tools are offered to the model; others are left out.
+
+    `given`: all fields of one that is left out; a response repeats them.
+    """
 
     tools: Annotated[list[SpacedTool], Field(max_length=MAX_TOOLS), FAIL_FAST] | None = None
+    _given: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_given(cls, value: Any, validate: Callable[[Any], ResponseTool]) -> ResponseTool:
+        tool = validate(value)
+        if not tool.is_read and isinstance(value, dict):
+            tool._given = value
+        return tool
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        return self._given
 
     @property
     def is_read(self) -> bool:
-        return self.type in _READ
-
-
-class LeftOutTool(ResponseTool):
-    """One of `tools` that a server runs, which the model is not offered. A response repeats it as it was given."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def _tag(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "left_out" if isinstance(kind, str) and kind not in _READ else "read"
-
-
-GivenTool = Annotated[
-    Annotated[ResponseTool, Tag("read")] | Annotated[LeftOutTool, Tag("left_out")], Discriminator(_tag)
-]
+        return self.type in ("function", "namespace", "custom")
 
 
 class NamedChoice(ApiModel):

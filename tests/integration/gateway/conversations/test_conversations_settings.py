@@ -99,7 +99,7 @@ def test_a_length_that_the_pool_shortened_is_told_as_it_held(stack: Stack, talk:
     body = {"role": "user", "text": "Hello", "replies": {}}
     reply = talk.call("POST", f"/{conversation}/messages", body)["messages"][1]
     held = talk.ended(conversation, reply["id"])["details"]["settings"]
-    assert held["max_tokens"] == stack.engine.samplings[-1].max_tokens == 150
+    assert held["max_tokens"] == stack.engine.samplings[-1].max_tokens == (12 * 16 + 1) // 2
 
 
 def test_settings_are_refused_by_name_and_change_nothing(talk: Talk) -> None:
