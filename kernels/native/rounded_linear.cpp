@@ -7,7 +7,7 @@
 // Weights are read once per call, in order of memory; that is the bound of calls with few rows. Every total is summed alike whatever
 // the rows.
 // With AVX512_VNNI a weight is a byte, q + 128 or 0 to 15, and an activation two: 256 * high + low. So two instructions do 64
-// products, starting with -128 * (sum of the activations), or -8 times it; with AMX besides, a few rows and more are multiplied in tiles,
+// products, starting with -128 * (sum of the activations), or -8 times it; with AMX besides, ten rows and more are multiplied in tiles,
 // to the same sums. Elsewhere words of two 16-bit numbers are multiplied.
 // For 4 bits, the low half of a byte has a weight of the first 64 bytes in the order for 8 bits, the high half one of the next 64.
 

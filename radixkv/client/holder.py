@@ -192,8 +192,8 @@ class RemoteHolder(RemoteReader):
         """
         until_s = time.monotonic() + self._timeout_s
         session = self._session
-        self._await_resumed(until_s)
         while True:
+            self._await_resumed(until_s)
             num_restarts = session.num_restarts
             try:
                 answer = super()._call(method, request)
@@ -201,7 +201,6 @@ class RemoteHolder(RemoteReader):
                 if session.error is not None or time.monotonic() > until_s:
                     raise
                 time.sleep(_RESUMING_S)
-                self._await_resumed(until_s)
                 continue
             self._await_resumed(until_s)
             if session.num_restarts == num_restarts or session.error is not None or time.monotonic() > until_s:
