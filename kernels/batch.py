@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -86,6 +86,11 @@ class AttentionBatch:
     def num_tokens(self) -> int:
         """Packed query rows, T."""
         return self.host_query_starts[-1]
+
+    def over(self, host_tables: npt.NDArray[np.int32], before: AttentionBatch | None) -> AttentionBatch:
+        """The same queries over other tables [B, max_blocks], of ids of at least 0. `before`: as of this batch."""
+        highest = int(host_tables.max(initial=-1))
+        return replace(self, host_tables=host_tables, highest_block=highest, before=before, plans={})
 
     @cached_property
     def block_tables(self) -> Tensor:

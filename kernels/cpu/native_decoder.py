@@ -45,6 +45,9 @@ from radixkv.kernels.spec import AttentionSpec
 __all__ = ["DecoderLayer", "DecoderWeights", "Linear", "NativeDecoder"]
 
 _FUNCTIONS = {torch.float32: "radixkv_decode_float32", torch.bfloat16: "radixkv_decode_bfloat16"}
+_ANY = 1 << 31
+"""Blocks of the caches of no layer."""
+
 _Pointer = ctypes.c_void_p
 
 
@@ -174,7 +177,9 @@ class NativeDecoder:
         kinds = [(spec.scale, spec.sliding_window, spec.softcap) for spec in specs]
         self._attention_kinds = list(dict(zip(kinds, specs, strict=True)).values())
         self._kind_of_layer = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
+        self._is_windowed = [spec.sliding_window is not None for spec in specs]
         self._caches: Sequence[KVCache] = ()
+        self._num_blocks = (0, 0)  # of the caches of layers without a window, and of the others
         self._native_caches = (NativeKVCache * 0)()
         self._buffer_sizes = (0, 0)
         self._buffer_addresses: tuple[int, ...] = ()
@@ -191,6 +196,7 @@ class NativeDecoder:
         caches: Sequence[KVCache],
         batch: AttentionBatch,
         is_unwanted: ctypes.c_int32 | None = None,
+        windowed: tuple[AttentionBatch, npt.NDArray[np.int64]] | None = None,
     ) -> Tensor | None:
         """Compute T tokens: write their K and V, and return the logits of those in `kept`.
 
@@ -201,6 +207,7 @@ class NativeDecoder:
             caches: per layer, from `allocate_kv`, in `dtype` and one format; referenced until the next ones are given.
             batch: the step's sequences, T rows.
             is_unwanted: another thread may set it to 1: the step is then given up after the layer that runs.
+            windowed: the sequences over the blocks of layers with a sliding window, and [T] slots there, if they differ.
 
         Returns:
             [K, vocabulary] float32; None if the step was given up: some K and V are written, to be written again.
@@ -211,20 +218,28 @@ class NativeDecoder:
         weights, num_tokens = self._weights, batch.num_tokens
         native_caches = self._native_caches_of(caches, batch)
         self._check_step(inputs, kept, (cosines, sines), batch)
+        inputs = np.ascontiguousarray(inputs, dtype=np.int64)
+        steps = [(batch, inputs[2]), windowed or (batch, inputs[2])]
+        for (over, slots), num_blocks in zip(steps, self._num_blocks, strict=True):
+            _check_blocks(over, slots, num_blocks)
         cosines, sines = cosines.contiguous(), sines.contiguous()
         # Not torch's allocation, which lets other Python threads run before the kernel instead of during it.
         logits = torch.from_numpy(np.empty((len(kept), weights.head.num_outputs), np.float32))
         if not num_tokens:
             return logits
         calls = [
-            plan_native_call(self._library, weights.num_heads, caches[0], batch, spec) for spec in self._attention_kinds
+            plan_native_call(
+                self._library, weights.num_heads, caches[0], steps[spec.sliding_window is not None][0], spec
+            )
+            for spec in self._attention_kinds
         ]
         attention = _pointers([calls[kind].layer for kind in self._kind_of_layer])
         works = _pointers([calls[kind].work for kind in self._kind_of_layer])
-        inputs, wanted = np.ascontiguousarray(inputs, dtype=np.int64), array("q", kept)
+        slots = _pointers([steps[is_windowed][1].ctypes.data for is_windowed in self._is_windowed])
+        wanted = array("q", kept)
         address, row_bytes = inputs.ctypes.data, inputs.strides[0]
         step = _Step(
-            *(address, address + row_bytes, address + 2 * row_bytes),
+            *(address, address + row_bytes, ctypes.addressof(slots)),
             wanted.buffer_info()[0],
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -255,7 +270,6 @@ class NativeDecoder:
         least, most = inputs.min(axis=1, initial=0).tolist(), inputs.max(axis=1, initial=-1).tolist()
         _check_range("token_ids", least[0], most[0], weights.embeddings.shape[0])
         _check_range("positions", least[1], most[1], min(table.shape[0] for table in angles))
-        _check_range("slots", 0, most[2], self._caches[0].num_blocks * batch.block_size)
         _check_range("kept", min(kept, default=0), max(kept, default=-1), num_tokens)
 
     def _buffers(self, num_tokens: int, num_kept: int, scratch: Scratch) -> tuple[int, ...]:
@@ -287,13 +301,12 @@ class NativeDecoder:
             self.check_caches(caches)
             self._native_caches = (NativeKVCache * len(caches))(*map(NativeKVCache.of, caches))
             self._caches = caches
+            sizes = [cache.num_blocks for cache in caches]
+            whole = [size for size, is_windowed in zip(sizes, self._is_windowed, strict=True) if not is_windowed]
+            self._num_blocks = min(whole, default=_ANY), min(sizes)
         if batch.block_size != caches[0].block_size:
             raise InvalidArgumentError(
                 "batch.block_size", batch.block_size, f"{caches[0].block_size}, as of the caches"
-            )
-        if batch.highest_block >= caches[0].num_blocks:
-            raise InvalidArgumentError(
-                "batch.highest_block", batch.highest_block, f"below {caches[0].num_blocks}, the pool"
             )
         return self._native_caches
 
@@ -308,12 +321,12 @@ class NativeDecoder:
             raise InvalidArgumentError("len(caches)", len(caches), f"{len(weights.layers)}, one per layer")
         first = caches[0]
         wanted = (
-            *(Layout.TRANSPOSED, first.num_blocks, first.block_size, weights.num_kv_heads),
+            *(Layout.TRANSPOSED, first.block_size, weights.num_kv_heads),
             *(weights.head_dim, weights.head_dim, self.dtype, first.format),
         )
         for cache in caches:
             found = (
-                *(cache.layout, cache.num_blocks, cache.block_size, cache.num_kv_heads),
+                *(cache.layout, cache.block_size, cache.num_kv_heads),
                 *(cache.head_dim, cache.v_head_dim, cache.dtype, cache.format),
             )
             if found != wanted:
@@ -359,6 +372,12 @@ def _check_linear(name: str, linear: Linear, shape: tuple[int, int], dtype: torc
             raise InvalidArgumentError(name, part.weight.num_outputs, f"a multiple of {PANEL} where others follow")
         if part.bias is not None:
             check_tensor(f"{name}.bias", part.bias, (part.weight.num_outputs,), (torch.float32,), torch.device("cpu"))
+
+
+def _check_blocks(batch: AttentionBatch, slots: npt.NDArray[np.int64], num_blocks: int) -> None:
+    if batch.highest_block >= num_blocks:
+        raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {num_blocks}, the pool")
+    _check_range("slots", 0, int(slots.max(initial=-1)), num_blocks * batch.block_size)
 
 
 def _check_range(name: str, least: int, most: int, end: int) -> None:

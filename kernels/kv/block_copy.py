@@ -31,7 +31,14 @@ from radixkv.kernels.runtime.native_build import native_library
 from radixkv.kernels.runtime.triton_port import PLAIN_OPTIONS, tl, triton
 from radixkv.kernels.runtime.upload import upload
 
-__all__ = ["carry_out", "conflict_free_batches", "copied_together", "copy_blocks", "copy_blocks_reference"]
+__all__ = [
+    "carry_out",
+    "check_copies",
+    "conflict_free_batches",
+    "copied_together",
+    "copy_blocks",
+    "copy_blocks_reference",
+]
 
 _RUN_ELEMENTS = 1024
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -92,16 +99,25 @@ def carry_out(groups: Sequence[Sequence[KVCache]], ops: Sequence[Copy]) -> None:
     Raises:
         InvalidArgumentError: an op names a block outside the pool or more tokens than a block has; nothing was copied.
     """
-    num_blocks, block_size = groups[0][0].num_blocks, groups[0][0].block_size
+    if groups:
+        check_copies(ops, groups[0][0].num_blocks, groups[0][0].block_size)
+    for batch in conflict_free_batches(ops):
+        columns = np.array(batch, dtype=np.int64).T.copy()
+        for caches in groups:
+            copy_blocks(caches, *upload(columns, caches[0].device))
+
+
+def check_copies(ops: Sequence[Copy], num_blocks: int, block_size: int) -> None:
+    """Check block ops of a pool of this size.
+
+    Raises:
+        InvalidArgumentError: an op names a block outside the pool or more tokens than a block has.
+    """
     for op in ops:
         if not (0 <= op.src < num_blocks and 0 <= op.dst < num_blocks):
             raise InvalidArgumentError("ops", op, f"copies between blocks below {num_blocks}")
         if not 0 <= op.num_tokens <= block_size:
             raise InvalidArgumentError("ops", op, f"copies of at most {block_size} tokens")
-    for batch in conflict_free_batches(ops):
-        columns = np.array(batch, dtype=np.int64).T.copy()
-        for caches in groups:
-            copy_blocks(caches, *upload(columns, caches[0].device))
 
 
 def conflict_free_batches(ops: Sequence[Copy]) -> Iterator[list[Copy]]:

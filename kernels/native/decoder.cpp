@@ -41,7 +41,7 @@ struct Decoder {
 
 struct DecoderStep {
   const int64_t *token_ids, *positions;  // [num_tokens]
-  const int64_t* slots;       // [num_tokens]; below 0: not written
+  const int64_t* const* slots;    // per layer [num_tokens]; below 0: not written
   const int64_t* kept;        // [num_kept] tokens whose logits are requested
   const float *cosines, *sines;  // [positions, D]
   const Layer* const* attention;  // per layer
@@ -144,7 +144,7 @@ class Step {
       const int64_t q_size = int64_t(decoder_.num_heads) * decoder_.head_dim;
       timed(kRest, [&] { norm(layer.attention_norm); });
       linear(layer.qkv, step_.qkv, false);
-      timed(kRest, [&] { take_heads(layer, cache); });
+      timed(kRest, [&] { take_heads(layer, cache, step_.slots[number]); });
       timed(kAttention, [&] {
         attend(*step_.attention[number], *step_.works[number], cache, q_, q_size, decoder_.head_dim, attended_);
       });
@@ -208,7 +208,7 @@ class Step {
   }
 
   // Products with Wqkv become q, and K and V in their slots.
-  void take_heads(const DecoderLayer& layer, const KvCache& cache) const {
+  void take_heads(const DecoderLayer& layer, const KvCache& cache, const int64_t* slots) const {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
     each_token([&](int64_t token) {
       float* from = step_.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
@@ -219,14 +219,13 @@ class Step {
         if (weight) norm_row(from + head * dim, weight, dim, decoder_.norm_epsilon, from + head * dim);
         rotate(from + head * dim, int(dim), cosines, sines);
       }
-      cache.format == kPlain ? put_numbers(cache, token, from) : put_codes(cache, token, from);
+      cache.format == kPlain ? put_numbers(cache, slots[token], token, from) : put_codes(cache, slots[token], token, from);
     });
   }
 
-  void put_numbers(const KvCache& cache, int64_t token, const float* heads) const {
+  void put_numbers(const KvCache& cache, int64_t slot, int64_t token, const float* heads) const {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
     put_row(heads, num_heads * dim, q_ + token * num_heads * dim);
-    const int64_t slot = step_.slots[token];
     if (slot < 0) return;
     static thread_local std::vector<T> key, value;
     key.resize(dim);
@@ -238,12 +237,11 @@ class Step {
     }
   }
 
-  void put_codes(const KvCache& cache, int64_t token, const float* heads) const {
+  void put_codes(const KvCache& cache, int64_t slot, int64_t token, const float* heads) const {
     const int64_t dim = decoder_.head_dim, num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
     static thread_local std::vector<float> key, value;
     for (int64_t head = 0; head < num_heads; ++head)
       put_row(rotated(heads + head * dim, dim, key), dim, q_ + (token * num_heads + head) * dim);
-    const int64_t slot = step_.slots[token];
     if (slot < 0) return;
     for (int64_t head = num_heads; head < num_heads + num_kv_heads; ++head)
       put_quantised(cache, slot, head - num_heads, rotated(heads + head * dim, dim, key),

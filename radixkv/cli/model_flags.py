@@ -142,6 +142,14 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         "span each, for which up to half of the memory is set aside, and in blocks from their first fork on; auto is paged: "
         "by measurement, a block table costs one chat a few percent at most (default %(default)s)",
     )
+    flags.add_argument(
+        "--window-share",
+        type=float,
+        metavar="SHARE",
+        help="share of the blocks that have KV of layers with a sliding window at a time: with less, more blocks fit, and a "
+        "part of more hits is computed again (default 0.25 on a CPU where windows are short; 1 on a GPU, where less does "
+        "without CUDA graphs, and with a block store, --preemption swap or --layout arena)",
+    )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(
         "--utilisation",
@@ -277,6 +285,7 @@ def worker_config(
         block_size=options.block_size,
         utilisation=options.utilisation,
         layout=options.layout,
+        window_share=options.window_share,
         kv_bytes=_size(options.kv_memory, "--kv-memory"),
         host_bytes=_size(options.host_cache, "--host-cache"),
         dtype=options.dtype,

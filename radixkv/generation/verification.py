@@ -9,7 +9,7 @@ __all__ = ["BlockDifference", "BlockVerdict", "Verification"]
 
 
 class BlockVerdict(Enum):
-    """GONE: not cached, or no longer. NO_ROOM: no free block to compute in."""
+    """GONE: not cached, or no longer, or without what a sliding window shows. NO_ROOM: no free block to compute in."""
 
     AGREES = "agrees"
     DIFFERS = "differs"

@@ -6,7 +6,8 @@
      of all memory     of max_batch_     sampling         sequences of max_model_len
                        tokens
 
-With lines (see `arena`), at most half of the blocks are set aside for them.
+With lines (see `arena`), at most half of the blocks are set aside for them. Where layers have a sliding window, a part of the
+blocks has K and V of these layers at a time (see `window_rows`), so that the pool has more blocks.
 
 Weights, the driver's context and other programs are no longer in the free memory, so they need no estimate. A CPU's memory is
 shared with other programs: a pool of no given size takes a quarter of the available memory, and 2 GiB at most.
@@ -18,6 +19,7 @@ import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +30,7 @@ from radixkv.worker.model.cuda.cuda_graphs import STEP_SIZES
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.sampling.score_logits import SLICE_BYTES
 from radixkv.worker.scheduling.limits import SchedulerLimits
+from radixkv.worker.speculation.settings import MAX_TOKENS
 
 __all__ = ["PoolPlan", "PoolWish", "plan_pool"]
 
@@ -41,6 +44,14 @@ CUDA_HOST_BYTES = 16 << 30
 
 ROWS_BYTES = 64 << 20
 """Host memory for blocks on their way to and from a block store, beyond --host-cache; at least 32 blocks."""
+
+WINDOW_SHARE = 0.25
+"""Default share of blocks with K and V of layers with a sliding window. Histories of four windows on average find all that they
+need; where windows are a quarter of the longest sequence or more, all blocks have it.
+"""
+
+_LEAST_IN_WINDOWS = 8
+"""Branches whose windows have room in any pool."""
 
 _LEAST_ROWS = 32
 _SAMPLING_BYTES = 24
@@ -66,6 +77,8 @@ class PoolWish:
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
         has_lines: whether some of the blocks are set aside for lines; see `arena`.
         has_store: whether there are host rows for a block store.
+        window_share: share of the blocks that have K and V of layers with a sliding window at a time; None: a default. All of
+            them on CUDA by default, and with lines, a block store or swapping.
         num_ranks: ranks that share the model; `kv_bytes` and `host_bytes` are of all together.
     """
 
@@ -77,6 +90,7 @@ class PoolWish:
     needs_full_length: bool = False
     has_lines: bool = False
     has_store: bool = False
+    window_share: float | None = None
     num_ranks: int = 1
 
     def check(self, limits: SchedulerLimits) -> None:
@@ -87,6 +101,8 @@ class PoolWish:
         """
         if not 0 < self.utilisation <= 1:
             raise InvalidArgumentError("utilisation", self.utilisation, "above 0 and at most 1")
+        if self.window_share is not None and not 0 < self.window_share <= 1:
+            raise InvalidArgumentError("window_share", self.window_share, "above 0 and at most 1")
         for argument, value, least in (
             ("num_blocks", self.num_blocks, 1),
             ("block_size", self.block_size, 1),
@@ -98,6 +114,11 @@ class PoolWish:
                 raise InvalidArgumentError(argument, value, f"at least {least}")
         if self.num_blocks is not None and self.kv_bytes is not None:
             raise PlanError("--num-blocks and --kv-memory both set the pool's size: give one of them")
+        if (self.window_share or 1) < 1 and self.needs_whole_blocks(limits):
+            raise PlanError(
+                f"--window-share {self.window_share:g} leaves blocks without a part of their KV, and a block store, "
+                "--preemption swap and --layout arena move all of it: leave one of them out"
+            )
         if self.host_bytes == 0 and limits.preemption == "swap":
             raise PlanError(
                 "--preemption swap moves blocks to --host-cache, which is 0: raise it, or leave one of them out"
@@ -106,6 +127,10 @@ class PoolWish:
             raise PlanError(
                 "--host-cache is used with a block store or --preemption swap only: add one, or leave it out"
             )
+
+    def needs_whole_blocks(self, limits: SchedulerLimits) -> bool:
+        """Whether blocks are moved as a whole."""
+        return self.has_store or self.has_lines or limits.preemption == "swap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +142,8 @@ class PoolPlan:
         num_rows: host rows for blocks on their way to and from a block store.
         num_ranks: ranks of which each takes all this for its share.
         num_lines, line_blocks: spans after the pool's blocks, and their length.
-        block_bytes: of one block over all layers.
+        num_window_blocks: blocks that have K and V of layers with a sliding window at a time; None: all.
+        block_bytes: of one block over all layers. windowed_bytes: the part of it in layers with a sliding window.
         weight_bytes: of the model.
         activation_bytes, workspace_bytes, free_bytes: as in the module's picture; None where the number of blocks was given.
         max_model_len: longest sequence served.
@@ -138,6 +164,14 @@ class PoolPlan:
     line_blocks: int = 0
     num_rows: int = 0
     num_ranks: int = 1
+    num_window_blocks: int | None = None
+    windowed_bytes: int = 0
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of the blocks, without lines."""
+        num_windowed = self.num_blocks if self.num_window_blocks is None else self.num_window_blocks
+        return self.num_blocks * (self.block_bytes - self.windowed_bytes) + num_windowed * self.windowed_bytes
 
     @property
     def num_full_sequences(self) -> int:
@@ -151,9 +185,11 @@ class PoolPlan:
             parts.append(f"activations {format_bytes(self.activation_bytes)}")
             parts.append(f"workspace {format_bytes(self.workspace_bytes)}")
         parts.append(
-            f"KV {format_bytes(self.num_blocks * self.block_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens, "
+            f"KV {format_bytes(self.kv_bytes)}: {self.num_blocks:,} blocks of {self.block_size} tokens, "
             f"{self.num_blocks * self.block_size:,} tokens ({self.reason})"
         )
+        if self.num_window_blocks is not None:
+            parts.append(f"layers with a sliding window in {self.num_window_blocks:,} blocks at a time")
         if self.num_lines:
             num_bytes = format_bytes(self.num_lines * self.line_blocks * self.block_bytes)
             parts.append(f"lines {num_bytes}: {self.num_lines} of {self.line_blocks * self.block_size:,} tokens")
@@ -185,6 +221,7 @@ def plan_pool(
     most = limits.max_running * full_blocks
     num_rows = max(_LEAST_ROWS, ROWS_BYTES // block_bytes) if wish.has_store else 0
     num_host_blocks = _num_host_blocks(wish, limits, runner.device, block_bytes, most)
+    windows = _choose_windows(runner, wish, limits)
     activation_bytes = workspace_bytes = free_bytes = None
     if wish.num_blocks is not None:
         num_blocks, reason = wish.num_blocks, "as asked for"
@@ -199,7 +236,7 @@ def plan_pool(
         if left < block_bytes:
             raise PlanError(_too_little(runner, wish, total_bytes, free_bytes, block_bytes - left))
         budget, reason = _budget(runner, wish, left, free_bytes)
-        num_blocks = count_blocks(budget, block_bytes, most)
+        num_blocks = _count_blocks(budget, block_bytes, most, windows)
         if num_blocks == most:
             reason = f"all that {limits.max_running} sequences of {runner.max_model_len:,} tokens can use"
     num_lines, line_blocks = _lines(num_blocks, full_blocks, limits) if wish.has_lines else (0, 0)
@@ -221,7 +258,52 @@ def plan_pool(
         line_blocks=line_blocks,
         num_rows=num_rows,
         num_ranks=wish.num_ranks,
+        num_window_blocks=windows and windows.among(num_blocks),
+        windowed_bytes=runner.windowed_token_bytes * wish.block_size,
     )
+
+
+class _Windows(NamedTuple):
+    """Blocks for layers with a sliding window: a `share` of all, of `block_bytes` each. `each`: of one branch, `step`: of a
+    prompt's longest part.
+    """
+
+    share: float
+    block_bytes: int
+    each: int
+    step: int
+
+    def among(self, num_blocks: int) -> int | None:
+        """Their number in a pool of `num_blocks`; None: all of them."""
+        number = max(math.ceil(self.share * num_blocks), _LEAST_IN_WINDOWS * self.each + self.step)
+        return number if number < num_blocks else None
+
+
+def _choose_windows(runner: ModelRunner, wish: PoolWish, limits: SchedulerLimits) -> _Windows | None:
+    window, share = runner.window, wish.window_share
+    if share is None:
+        is_long = window is not None and window * 4 < runner.max_model_len
+        share = WINDOW_SHARE if is_long and runner.device.type == "cpu" and not wish.needs_whole_blocks(limits) else 1.0
+    if window is None or share == 1:
+        return None
+    each = -(-(window + MAX_TOKENS) // wish.block_size) + 1
+    return _Windows(
+        share, runner.windowed_token_bytes * wish.block_size, each, -(-limits.chunk_tokens // wish.block_size)
+    )
+
+
+def _count_blocks(budget: int, block_bytes: int, most: int, windows: _Windows | None) -> int:
+    """The most blocks that a budget in bytes holds, with what windows take."""
+    if windows is None:
+        return count_blocks(budget, block_bytes, most)
+    whole = block_bytes - windows.block_bytes
+    least, most = budget // block_bytes, min(most, int(budget / max(1, whole)))
+    while least < most:  # the largest number that fits
+        number = (least + most + 1) // 2
+        num_windowed = windows.among(number) or number
+        fits = number * whole + num_windowed * windows.block_bytes <= budget
+        least, most = (number, most) if fits else (least, number - 1)
+    return least or count_blocks(budget, block_bytes, most)
 
 
 def _too_little(runner: ModelRunner, wish: PoolWish, total_bytes: int, free_bytes: int, missing_bytes: int) -> str:

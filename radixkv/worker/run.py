@@ -94,6 +94,7 @@ class WorkerConfig:
         limits: bounds of a round; unset ones by the device, see `LimitsWish`. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.sizing.lines`.
+        window_share: share of the blocks with K and V of layers with a sliding window; None: a default, see `pool_size`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.
@@ -133,6 +134,7 @@ class WorkerConfig:
     sampling: SamplingDefaults = NO_DEFAULTS
     limits: LimitsWish = field(default_factory=LimitsWish)
     layout: str = "auto"
+    window_share: float | None = None
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     store: StoreSettings | None = None
@@ -351,6 +353,7 @@ def _load_runner(model: str, config: WorkerConfig, limits: SchedulerLimits) -> t
         num_ranks=config.tensor_parallel,
         needs_full_length=config.max_model_len is not None,
         has_lines=has_lines,
+        window_share=config.window_share,
         has_store=config.store is not None and config.tensor_parallel == 1,
     )
     wish.check(limits)  # before the long work of loading a model
@@ -387,7 +390,8 @@ def _allocate(
     plan = plan_pool(runner, wish, limits)
     on_stage("KV pool")
     num_blocks = plan.num_blocks + plan.num_lines * plan.line_blocks
-    runner.allocate_pool(num_blocks, plan.block_size, plan.num_host_blocks + plan.num_rows)
+    num_host_blocks = plan.num_host_blocks + plan.num_rows
+    runner.allocate_pool(num_blocks, plan.block_size, num_host_blocks, plan.num_window_blocks)
     runner.prepare(limits.max_batch_tokens)
     return plan
 

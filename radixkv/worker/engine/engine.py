@@ -166,6 +166,7 @@ class Engine(Closing):
                 has_lines=arena is not None,
                 num_blocks=self._num_blocks,
                 host=store.host if store else None,
+                windows=pool.windows,
             ),
             reattach=reattach,
             clock=clock,

@@ -153,6 +153,8 @@ class EngineLoop:
             overlaps=overlaps,
         )
         self._max_batch_tokens = scheduler.limits.max_batch_tokens
+        self._windows = runner.pool.windows
+        self._num_drafted = speculation.num_tokens if speculation else 0
         self._drafter: Drafter | None = None
         if speculation is not None:
             self._drafter = Drafter(
@@ -297,7 +299,7 @@ class EngineLoop:
 
     def _launch(self) -> list[Row]:
         """Launch the next batch, and finish it unless it is left running. Returns its rows, also of one that was given up."""
-        rows = self._scheduler.plan_batch()
+        rows = self._in_windows(self._scheduler.plan_batch())
         if rows:
             self._batch_start_s = self._clock()
             if self._drafter:
@@ -316,9 +318,22 @@ class EngineLoop:
         """Launch the next batch before the running one is finished, if the tokens that it runs are all that it lacks."""
         drawing = self._batch_step.drawing_ahead
         if drawing is not None and self._drafter is None and self._runner.takes_drawn_ids:
-            rows = self._scheduler.plan_ahead(drawing)
+            rows = self._in_windows(self._scheduler.plan_ahead(drawing))
             if rows:
                 self._batch_step.launch_ahead(rows)
+
+    def _in_windows(self, rows: list[Row]) -> list[Row]:
+        """The first of the rows that have room in layers with a sliding window. A branch whose window was taken restarts."""
+        windows = self._windows
+        if windows is None or not rows:
+            return rows
+        rows = rows[: windows.num_fitting((row.start, row.end + self._num_drafted) for row in rows)]
+        lost = [row.branch for row in rows if not windows.has_window(row.branch.block_table, row.start)]
+        if lost:
+            self._scheduler.restart(lost)
+            self._wake()
+            rows = [row for row in rows if row.branch.phase is Phase.RUNNING]
+        return rows
 
     def _adopt(self) -> list[Row]:
         """Go on with the batch launched ahead, if any: it began when the one before it ended. Returns its rows."""
@@ -414,6 +429,7 @@ class EngineLoop:
             if applied.copies:
                 self._runner.carry_out(applied.copies)
             for branch in applied.opened:
+                self._resume_in_window(branch)
                 self._admitted(branch)
             for move in applied.loads:
                 self._runner.pool.load(move.slots, move.block_ids)
@@ -426,6 +442,12 @@ class EngineLoop:
         if self._settling:
             self._settle()
         return has_news
+
+    def _resume_in_window(self, branch: Branch) -> None:
+        """A branch that got a sequence goes on where all that a sliding window shows is there."""
+        if self._windows is not None:
+            position = self._windows.resumable(branch.block_table, branch.num_computed)
+            branch.num_computed = branch.resumes_at = position
 
     def _admitted(self, branch: Branch) -> None:
         """A branch got a sequence. The first time, count the cached tokens of its prompt."""

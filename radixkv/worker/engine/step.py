@@ -426,7 +426,9 @@ def _forward_row(row: Row, places: Mapping[Branch, int]) -> ForwardRow:
     branch, start, end = row
     adapter, place = branch.generation.adapter, places.get(branch)
     if place is not None:
-        return ForwardRow((drawn_id(place),), start, branch.block_table, branch.num_stored, 1, adapter)
+        drawn = (drawn_id(place),)
+        return ForwardRow(drawn, start, branch.block_table, branch.num_stored, 1, adapter, branch.resumes_at)
     tokens = branch.tokens[start:end]
     tokens.extend(branch.draft)
-    return ForwardRow(tokens, start, branch.block_table, branch.num_stored, row.num_logits, adapter)
+    stored = branch.num_stored, row.num_logits
+    return ForwardRow(tokens, start, branch.block_table, *stored, adapter, branch.resumes_at)

@@ -97,6 +97,9 @@ def _compare(runner: Runner, answers: Sequence[object], token_ids: Sequence[int]
     start = last * runner.pool.block_size
     if cached.num_stored_tokens < start + len(token_ids) or scratch.num_stored_tokens != start:
         return Verification(BlockVerdict.GONE)
+    windows = runner.pool.windows
+    if windows is not None and not windows.has_window(scratch.block_table, start):
+        return Verification(BlockVerdict.GONE)
     runner.forward([ForwardRow(token_ids, start, scratch.block_table, start, num_logits=0, adapter=adapter)])
     block_id = cached.block_table[last]
     difference = runner.pool.difference(block_id, scratch.block_table[last])

@@ -68,6 +68,7 @@ class Branch:
         is_reserving: whether its acquire reserves its expected output.
         max_length: bound of the history (prompt + tokens that may be generated); the last token is never run.
         num_computed: while OPENING, the expected cached tokens.
+        resumes_at: where its positions are computed from, in a pool with fewer blocks for layers with a sliding window.
         num_known: tokens of the history known to the cache. num_reported: positions reported to the cache as computed.
         siblings: branches that advance with it, all in one batch.
         last_ran: number of its last batch.
@@ -104,6 +105,7 @@ class Branch:
         "owner",
         "phase",
         "priority",
+        "resumes_at",
         "room",
         "room_asked",
         "seq_id",
@@ -141,6 +143,7 @@ class Branch:
         self.block_table: array[int] = array("i")
         self.num_stored = self.num_computed = self.num_reported = self.num_known = 0
         self.room = self.room_asked = 0
+        self.resumes_at: int | None = None
         self.starved = self.is_line = self.is_loading = False
         self.loaded: set[int] = set()
         self.over_quota: QuotaError | None = None

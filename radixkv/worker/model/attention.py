@@ -121,7 +121,7 @@ class ShapeProbe:
         return self._note(layer, LayerShape(1, latents.shape[1], value_dim, is_latent=True), query, spec)
 
     def _note(self, layer: int, shape: LayerShape, query: Tensor, spec: AttentionSpec) -> Tensor:
-        self.calls.append((layer, shape))
+        self.calls.append((layer, shape._replace(window=spec.sliding_window)))
         self.specs[layer] = spec
         self.widest_query = max(self.widest_query, query.shape[1] * query.shape[2])
         return query.new_zeros(query.shape[0], query.shape[1], shape.value_dim)
@@ -148,41 +148,51 @@ class GivenUpError(Exception):
 class StepAttention:
     """One step's writes and reads on the pool. `slot_mapping` [T] int64 on the pool's device, -1 for tokens already stored.
 
-    `is_unwanted`: another thread may set it to 1; the next layer then raises `GivenUpError`.
+    `windowed`: batch and slots of the layers whose caches have rows of their own, if the pool has such. `is_unwanted`: another
+    thread may set it to 1; the next layer then raises `GivenUpError`.
     """
 
     def __init__(
-        self, pool: KVPool, batch: AttentionBatch, slot_mapping: Tensor, is_unwanted: c_int32 | None = None
+        self,
+        pool: KVPool,
+        batch: AttentionBatch,
+        slot_mapping: Tensor,
+        is_unwanted: c_int32 | None = None,
+        windowed: tuple[AttentionBatch, Tensor] | None = None,
     ) -> None:
         self._pool = pool
-        self._batch = batch
-        self._slot_mapping = slot_mapping
+        self._whole = batch, slot_mapping
+        self._windowed = windowed or self._whole
         self._is_unwanted = is_unwanted
 
+    def _at(self, layer: int) -> tuple[KVCache, AttentionBatch, Tensor]:
+        batch, slots = self._whole if self._pool.layers[layer].window is None else self._windowed
+        return self._pool.caches[layer], batch, slots
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        cache = self._pool.caches[layer]
-        write_kv(key, value, cache, self._slot_mapping)
-        return self._attend(query, cache, spec)
+        cache, batch, slots = self._at(layer)
+        write_kv(key, value, cache, slots)
+        return self._attend(query, cache, batch, spec)
 
     def attend_unembedded(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
     ) -> Tensor:
-        cache = self._pool.caches[layer]
-        return self._attend(embed_heads(query, key, value, how, cache, self._slot_mapping), cache, spec)
+        cache, batch, slots = self._at(layer)
+        return self._attend(embed_heads(query, key, value, how, cache, slots), cache, batch, spec)
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
-        cache = self._pool.caches[layer]
+        cache, batch, slots = self._at(layer)
         assert cache.v_head_dim == value_dim
-        write_latents(latents, cache, self._slot_mapping)
-        return self._attend(query, cache, spec)
+        write_latents(latents, cache, slots)
+        return self._attend(query, cache, batch, spec)
 
-    def _attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
+    def _attend(self, query: Tensor, cache: KVCache, batch: AttentionBatch, spec: AttentionSpec) -> Tensor:
         if self._is_unwanted is not None and self._is_unwanted.value:
             raise GivenUpError
         return paged_attention(
             query,
             cache,
-            self._batch,
+            batch,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,

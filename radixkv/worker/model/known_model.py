@@ -95,7 +95,8 @@ def find_known(folder: Path, dtype: torch.dtype, quantization: str) -> KnownMode
         if said.pop("found_by") != _finder():
             return None
         specs = [AttentionSpec(**spec) for spec in said.pop("specs")]
-        layers = [LayerShape(*layer) for layer in said.pop("layers")]
+        shapes = zip(said.pop("layers"), specs, strict=True)
+        layers = [LayerShape(*layer)._replace(window=spec.sliding_window) for layer, spec in shapes]
         sampling = SamplingDefaults(*said.pop("sampling"))
         return KnownModel(**said, layers=layers, specs=specs, sampling=sampling)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # missing or damaged

@@ -13,13 +13,14 @@ from radixkv.core.api import Copy
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.generation.verification import BlockDifference
 from radixkv.kernels import HostBlocks, KVCache, allocate_kv, allocate_latents
-from radixkv.kernels.kv.block_copy import carry_out, copied_together
+from radixkv.kernels.kv.block_copy import carry_out, check_copies, copied_together
 from radixkv.kernels.kv.kv_cache import Layout
 from radixkv.kernels.kv.kv_format import KVFormat, latent_parts
 from radixkv.kernels.runtime.huge_pages import take_soon
 from radixkv.worker.errors import ModelError
+from radixkv.worker.model.window_rows import WindowRows
 
-__all__ = ["KVPool", "LayerShape", "pool_token_bytes"]
+__all__ = ["KVPool", "LayerShape", "longest_window", "pool_token_bytes"]
 
 _LARGE_BYTES = 64 << 20
 """A larger pool's memory is taken from the system on a separate thread; a smaller one's, as it is written."""
@@ -27,13 +28,14 @@ _LARGE_BYTES = 64 << 20
 
 class LayerShape(NamedTuple):
     """Stored shape of one layer per token: K and V of its kv heads, which may differ in width; or, with `is_latent`, one row of
-    `key_dim` whose first `value_dim` elements are the value.
+    `key_dim` whose first `value_dim` elements are the value. `window`: tokens that its queries see; None: all.
     """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
     is_latent: bool = False
+    window: int | None = None
 
     @property
     def token_elements(self) -> int:
@@ -49,7 +51,8 @@ class LayerShape(NamedTuple):
 class KVPool:
     """Caches of all layers for `num_blocks` blocks of `block_size` token slots, in the kernels' layout.
 
-    Layer `i` reads and writes `caches[i]`; slot = block id * block_size + offset.
+    Layer `i` reads and writes `caches[i]`; slot = block id * block_size + offset. With `windows`, a row takes the place of the
+    block id in the caches of layers with a sliding window.
     """
 
     def __init__(
@@ -62,13 +65,15 @@ class KVPool:
         num_host_blocks: int = 0,
         kv_format: KVFormat | None = None,
         layout: Layout | None = None,
+        num_window_blocks: int | None = None,
     ) -> None:
         """Allocate the caches, with K and V stored in `kv_format`, and host memory for `num_host_blocks` blocks.
 
-        `layout`: of the caches; None: the device's own.
+        `layout`: of the caches; None: the device's own. `num_window_blocks`: blocks that have K and V of layers with a sliding
+        window at a time; None: all. A pool with fewer has no host memory.
 
         Raises:
-            InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0.
+            InvalidArgumentError: `num_blocks` or `block_size` is below 1, or `num_host_blocks` below 0, or above with windows.
             ModelError: the device or the host has too little memory.
         """
         for argument, value in (("num_blocks", num_blocks), ("block_size", block_size)):
@@ -80,23 +85,42 @@ class KVPool:
         self.dtype = dtype
         self.kv_format = kv_format
         self.device = device
+        window = longest_window(layers)
+        self.windows: WindowRows | None = None
+        if num_window_blocks is not None and num_window_blocks < num_blocks and window is not None:
+            if num_host_blocks:
+                raise InvalidArgumentError("num_host_blocks", num_host_blocks, "0 with fewer blocks for windows")
+            self.windows = WindowRows(num_blocks, num_window_blocks, block_size, window)
+        sizes = [self._num_rows(layer) for layer in layers]
         try:
             with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
-                how = (num_blocks, block_size, dtype, device, kv_format, layout)
-                self.caches = [_allocate(layer, *how) for layer in layers]
+                how = (block_size, dtype, device, kv_format, layout)
+                self.caches = [_allocate(layer, size, *how) for layer, size in zip(layers, sizes, strict=True)]
         except (RuntimeError, MemoryError) as error:  # of either device
-            needed = pool_token_bytes(layers, dtype, kv_format) * block_size * num_blocks
+            token_bytes = (pool_token_bytes([layer], dtype, kv_format) for layer in layers)
+            needed = sum(size * each for size, each in zip(sizes, token_bytes, strict=True)) * block_size
             raise ModelError(
                 f"a pool of {num_blocks} blocks needs {needed / 1e6:,.0f} MB, which cannot be had on {device}; "
                 "ask for fewer blocks"
             ) from error
         if device.type == "cpu" and self.size_bytes > _LARGE_BYTES:
             take_soon([tensor for cache in self.caches for tensor in cache.tensors])
-        self._copied_together = copied_together(self.caches)
+        whole, windowed = self._by_rows()
+        self._copied_together, self._rows_copied_together = copied_together(whole), copied_together(windowed)
         try:
-            self._host = HostBlocks(num_host_blocks, self.caches)
+            self._host = HostBlocks(num_host_blocks, whole or windowed)
         except MemoryError as error:
             raise ModelError(str(error)) from error
+
+    def _num_rows(self, layer: LayerShape) -> int:
+        return self.num_blocks if self.windows is None or layer.window is None else self.windows.num_rows
+
+    def _by_rows(self) -> tuple[list[KVCache], list[KVCache]]:
+        """Caches whose rows are blocks, and those of `windows`."""
+        caches: tuple[list[KVCache], list[KVCache]] = ([], [])
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            caches[self.windows is not None and layer.window is not None].append(cache)
+        return caches
 
     @property
     def token_bytes(self) -> int:
@@ -139,18 +163,24 @@ class KVPool:
 
     def shrink_host(self, num_host_blocks: int) -> None:
         """Keep so many host slots and give the other memory back; the content of the slots is lost."""
-        self._host = HostBlocks(num_host_blocks, self.caches)
+        whole, windowed = self._by_rows()
+        self._host = HostBlocks(num_host_blocks, whole or windowed)
 
     def host_rows(self) -> list[memoryview]:
         """Bytes of each host slot."""
         return [self._host.row(slot) for slot in range(self._host.num_slots)]
 
     def difference(self, block_id: int, other_id: int) -> BlockDifference:
-        """Difference between the K and V of two blocks, read as the kernels read them. Waits for the device."""
+        """Difference between the K and V of two blocks, read as the kernels read them, in the layers that have both. Waits for
+        the device.
+        """
+        rows = self.windows.rows_of(block_id, other_id) if self.windows else None
         layers = (
             _difference(number, values, others)
-            for number, cache in enumerate(self.caches)
-            for values, others in zip(cache.rows(block_id), cache.rows(other_id), strict=True)
+            for number, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True))
+            for pair in ((block_id, other_id) if self.windows is None or layer.window is None else rows,)
+            if pair is not None
+            for values, others in zip(*map(cache.rows, pair), strict=True)
         )
         return max(layers, key=lambda layer: (layer.relative, layer.largest))
 
@@ -161,6 +191,14 @@ class KVPool:
             InvalidArgumentError: an op names a block outside the pool or more tokens than a block has; nothing was copied.
         """
         carry_out(self._copied_together, ops)
+        if self.windows is not None:
+            check_copies(ops, self.num_blocks, self.block_size)
+            carry_out(self._rows_copied_together, self.windows.copied(ops))
+
+
+def longest_window(layers: Sequence[LayerShape]) -> int | None:
+    """The longest of the layers' sliding windows; None: no layer has one."""
+    return max((layer.window for layer in layers if layer.window is not None), default=None)
 
 
 def _difference(layer: int, values: Tensor, others: Tensor) -> BlockDifference:

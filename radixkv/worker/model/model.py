@@ -37,7 +37,7 @@ from radixkv.worker.model.cuda.fused_decoder import fuse_decoder
 from radixkv.worker.model.cuda.rounded_experts import has_rounded_experts, use_rounded_experts
 from radixkv.worker.model.known_model import KnownModel, can_be_known, find_known, keep_known, load_known
 from radixkv.worker.model.kv_dtype import check_heads, choose_kv_format, dtype_name
-from radixkv.worker.model.kv_pool import KVPool, pool_token_bytes
+from radixkv.worker.model.kv_pool import KVPool, longest_window, pool_token_bytes
 from radixkv.worker.model.mla import absorb_latents
 from radixkv.worker.model.model_facts import (
     eos_token_ids_of,
@@ -51,6 +51,7 @@ from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, kept_tokens, step_inputs, with_drawn
 from radixkv.worker.model.shares import share_of
+from radixkv.worker.model.window_rows import WindowRows
 from radixkv.worker.placement import choose_device, choose_dtype, wants_rounding
 
 if TYPE_CHECKING:
@@ -255,6 +256,17 @@ class ModelRunner:
         return pool_token_bytes(self._layers, self.dtype, self.kv_format)
 
     @property
+    def window(self) -> int | None:
+        """The longest of the layers' sliding windows, in tokens; None: there is none."""
+        return longest_window(self._layers)
+
+    @property
+    def windowed_token_bytes(self) -> int:
+        """The part of `token_bytes` in layers with a sliding window."""
+        layers = [layer for layer in self._layers if layer.window is not None]
+        return pool_token_bytes(layers, self.dtype, self.kv_format)
+
+    @property
     def gathered_token_bytes(self) -> int:
         """Average bytes of one token's K and V in a layer once gathered; codes are expanded to fp32."""
         return pool_token_bytes(self._layers, torch.float32 if self.kv_format else self.dtype) // self.num_layers
@@ -264,18 +276,22 @@ class ModelRunner:
         """Name of the storage of K and V."""
         return self.kv_format.value if self.kv_format else dtype_name(self.dtype)
 
-    def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        """Make a new pool of the model's layers, replacing the current one.
+    def allocate_pool(
+        self, num_blocks: int, block_size: int, num_host_blocks: int = 0, num_window_blocks: int | None = None
+    ) -> None:
+        """Make a new pool of the model's layers, replacing the current one; see `KVPool`.
 
         Raises:
             InvalidArgumentError, ModelError: as `KVPool`; or the native decoder cannot read such blocks.
         """
         sizes = (num_blocks, block_size, self.dtype, self.device, num_host_blocks)
-        pool = self._make_pool(self._layers, *sizes, kv_format=self.kv_format)
+        how = {"kv_format": self.kv_format, "num_window_blocks": num_window_blocks}
+        pool = self._make_pool(self._layers, *sizes, **how)
         if self._native is not None:
             self._native.check_pool(pool)
         self.pool = pool
         self._batch: AttentionBatch | None = None  # of the last step outside the static steps
+        self._windowed: AttentionBatch | None = None  # the same, over rows of windows
 
     def _make_pool(self, *sizes: Any, **format: Any) -> KVPool:
         return KVPool(*sizes, **format)
@@ -299,7 +315,7 @@ class ModelRunner:
 
     def release_pool(self) -> None:
         """Free the pool and all that depends on it; `allocate_pool` makes another."""
-        self._batch = self._steps = None
+        self._batch = self._windowed = self._steps = None
         del self.pool
 
     def prepare(self, num_tokens: int) -> None:
@@ -352,19 +368,33 @@ class ModelRunner:
 
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
+        windows = self.pool.windows
+        if windows is None:
+            return self._compute(rows, drawn_ids, None)
+        windows.take(rows)
+        logits = self._compute(rows, drawn_ids, windows)
+        windows.written(rows)
+        return logits
+
+    def _compute(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None, windows: WindowRows | None) -> Tensor:
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
+        windowed = None
+        if windows is not None:
+            self._windowed = batch.over(windows.tables(batch.host_tables), self._windowed)
+            windowed = self._windowed, windows.slots(rows)
         kept = kept_tokens(rows)
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it has no adapters
             if drawn_ids is not None:
                 inputs[0] = with_drawn(torch.from_numpy(inputs[0]), drawn_ids).numpy()
-            return self._native.forward(inputs, kept, self.pool, batch, self._is_unwanted)
+            return self._native.forward(inputs, kept, self.pool, batch, self._is_unwanted, windowed)
         ids, at, written = upload(inputs, self.device)
         if drawn_ids is not None:
             ids = with_drawn(ids, drawn_ids)
         wanted = upload(kept, self.device, torch.int64)
-        site = StepAttention(self.pool, batch, written, self._is_unwanted)
+        on_device = windowed and (windowed[0], upload(windowed[1], self.device))
+        site = StepAttention(self.pool, batch, written, self._is_unwanted, on_device)
         row_lens = [len(row.token_ids) for row in rows]
         if self._steady is None or not kept:
             with self._adapters.step(row_adapters, row_lens, kept, self.device):
@@ -388,7 +418,7 @@ class ModelRunner:
 
     def _take_steps(self) -> StaticSteps | None:
         """Static steps over the current pool; None if its caches are not for the device's kernels."""
-        if not self._uses_steps or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
+        if not self._uses_steps or self.pool.windows or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
             return None
         if self._steps is None or self._steps.pool is not self.pool:
             sizes = {"vocab_size": self.vocab_size, "max_model_len": self.max_model_len}

@@ -73,15 +73,18 @@ class NativeModel:
         pool: KVPool,
         batch: AttentionBatch,
         is_unwanted: c_int32 | None = None,
+        windowed: tuple[AttentionBatch, npt.NDArray[np.int64]] | None = None,
     ) -> Tensor:
         """Float32 logits of the tokens in `kept` of [3, T] tokens: ids, positions, and slots of the pool for their K and V.
+
+        `windowed`: as of `NativeDecoder.run`.
 
         Raises:
             GivenUpError: `is_unwanted` became 1.
         """
         cosines, sines = self._angles.up_to(max(batch.host_context_lens, default=0))
         with torch.inference_mode():
-            logits = self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch, is_unwanted)
+            logits = self._decoder.run(inputs, kept, cosines, sines, pool.caches, batch, is_unwanted, windowed)
         if logits is None:
             raise GivenUpError
         return logits

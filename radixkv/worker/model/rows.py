@@ -20,7 +20,8 @@ class ForwardRow(NamedTuple):
 
     `block_table`: logical block index -> block id (int32), covering every position up to the last computed; it already has the
     KV of positions below `start`. Positions below `num_stored` are computed but not written. The logits of the last
-    `num_logits` positions are returned. `adapter`: by name; empty: the model alone.
+    `num_logits` positions are returned. `adapter`: by name; empty: the model alone. `resumes_at`: position from which layers
+    with a sliding window write what they lack of the `num_stored`; see `window_rows`. None: they lack nothing.
     """
 
     token_ids: Sequence[int]
@@ -29,6 +30,12 @@ class ForwardRow(NamedTuple):
     num_stored: int
     num_logits: int
     adapter: str = ""
+    resumes_at: int | None = None
+
+    @property
+    def num_windowed(self) -> int:
+        """As `num_stored`, in layers with a sliding window."""
+        return self.num_stored if self.resumes_at is None else min(self.num_stored, self.resumes_at)
 
 
 def step_inputs(rows: Sequence[ForwardRow], block_size: int) -> npt.NDArray[np.int64]:

