@@ -249,7 +249,7 @@ class HashRunner:
         return torch.stack(logits) if logits else torch.empty(0, VOCAB_SIZE)
 
     def _shown(self, row: ForwardRow, position: int) -> list[int]:
-        """What the window shows at a position."""
+        """KV of the second layer that the window shows at a position."""
         windows, size = self.pool.windows, self.pool.block_size
         if windows is None:
             return []
