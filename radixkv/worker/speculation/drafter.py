@@ -12,10 +12,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import NamedTuple
-
-import numpy as np
 
 from radixkv.generation.stats import EngineCounters
 from radixkv.worker.generations.branch import Branch, Phase
@@ -181,10 +179,11 @@ class Drafter:
         gains.sort()  # chances fall along a draft, so each prefix of the list holds prefixes of drafts
         gains = gains[: max(0, budget)]
         num_rows = len(self._rows)
-        tokens = num_rows - np.cumsum([0.0, *(gain for gain, _, _ in gains)])
-        seconds = self._time.expected_s(np.arange(num_rows, num_rows + len(gains) + 1), _context(self._rows))
+        tokens = list(accumulate((-gain for gain, _, _ in gains), initial=float(num_rows)))
+        seconds = self._time.expected_s(num_rows, num_rows + len(gains), _context(self._rows))
+        best = max(range(len(tokens)), key=lambda number: tokens[number] / seconds[number])
         numbers = [0] * len(self._found)
-        for _, _, index in gains[: int(np.argmax(tokens / seconds))]:
+        for _, _, index in gains[:best]:
             numbers[index] += 1
         return numbers
 

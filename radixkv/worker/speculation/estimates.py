@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-
-import numpy as np
-import numpy.typing as npt
+from itertools import accumulate
 
 from radixkv.worker.speculation.sources import Draft, Source
 
@@ -39,7 +37,7 @@ _FIRST_CHANCE = 0.5
 
 
 class _Trials:
-    """A chance by trials, of which a wider one is expected before there are many. O(1)."""
+    """A chance by trials; before there are many, that of a wider kind. O(1)."""
 
     __slots__ = ("num_came", "num_tried", "wider")
 
@@ -56,15 +54,18 @@ class _Trials:
         if self.wider is not None:
             self.wider.add(came)
 
-    @property
-    def chance(self) -> float:
-        """Expected share that comes."""
-        expected = _FIRST_CHANCE if self.wider is None else self.wider.chance
+    def chance(self, expected: float) -> float:
+        """Expected share that comes, `expected` before there are trials."""
+        if self.wider is not None:
+            expected = self.wider.chance(expected)
         return (self.num_came + _PRIOR_TRIALS * expected) / (self.num_tried + _PRIOR_TRIALS)
 
 
 class Acceptance:
-    """Chances of drafts. A draft that was not run is judged by its first token: a source that gets better is noticed."""
+    """Chances of drafts. A draft that was not run is judged by its first token: a source that gets better is noticed.
+
+    A depth that has never been tried is expected to be as the one before it: where a text is repeated, drafts get longer.
+    """
 
     def __init__(self) -> None:
         self._trials: dict[tuple[Source, int, Outcome], list[_Trials]] = {}
@@ -72,10 +73,12 @@ class Acceptance:
 
     def chances(self, draft: Draft, last: Outcome) -> list[float]:
         """Of each of its tokens to be reached and drawn; falling. O(tokens)."""
-        by_bucket = [trials.chance for trials in self._of(draft, last)]
+        by_bucket = [_FIRST_CHANCE]
+        for trials in self._of(draft, last):
+            by_bucket.append(trials.chance(by_bucket[-1]))
         chances, reached = [], 1.0
         for depth in range(len(draft.tokens)):
-            reached *= by_bucket[_bucket(depth)]
+            reached *= by_bucket[1 + _bucket(depth)]
             chances.append(reached)
         return chances
 
@@ -105,51 +108,76 @@ def _bucket(depth: int) -> int:
 _BENDS = (2, 4)
 """Positions of a step from which one more may cost more: before, weights are read anyway, or a kernel has rows to spare."""
 _CONTEXT = 1024.0
-_GUESS = np.array([0.94, 0.06, 0.05, 0.05, 0.02])
+_GUESS = (0.94, 0.06, 0.05, 0.05, 0.02)
 """Relative to a step of one position."""
-_GUESS_APART = np.array([0.3, 0.05, 0.1, 0.1, 0.02])
+_GUESS_APART = (0.3, 0.05, 0.1, 0.1, 0.02)
 _NOISE = 0.05
 _FORGOTTEN = 0.99
 _MOST_APART = 0.5
 """Of a step's expected time, the most that a measurement may be off it: another program's turn is no property of steps."""
+_MANY_ALIKE, _ONE_IN = 16, 8
+"""After so many steps of one size in a row, one in so many is learned from."""
 
 
 class StepTime:
-    """Expected seconds of a step of decodes. Before the first one its scale is unknown, and only its shape is returned."""
+    """Expected seconds of a step of decodes. Before the first one its scale is unknown, and only its shape is returned.
+
+    In plain numbers: a step's weights have just gone through the caches, and array code would be fetched from memory again.
+    """
 
     def __init__(self) -> None:
-        self._weights: npt.NDArray[np.float64] = _GUESS.copy()
-        self._spread: npt.NDArray[np.float64] = np.diag(_GUESS_APART**2)
-        self._first_spread = np.diag(self._spread)
+        self._weights = list(_GUESS)
+        self._spread = [[apart**2 if row == column else 0.0 for column in _NUMBERS] for row, apart in _NUMBERED_APART]
+        self._first_spread = [self._spread[index][index] for index in _NUMBERS]
         self._first_s = 0.0
+        self._last_size = self._num_alike = 0
 
     def learn(self, num_positions: int, context: float, seconds: float) -> None:
         """A step took so long. `context`: average positions read by each."""
-        known = _features(np.array([num_positions]), context)[0]
-        expected = float(known @ self._weights)
+        self._num_alike = self._num_alike + 1 if num_positions == self._last_size else 0
+        self._last_size = num_positions
+        if self._num_alike > _MANY_ALIKE and self._num_alike % _ONE_IN:
+            return
+        known = _features(num_positions, context)
+        expected = _dot(known, self._weights)
         if not self._first_s:
             self._first_s = seconds
             scale = seconds / expected
-            self._weights, self._spread = scale * self._weights, scale**2 * self._spread
-            self._first_spread = np.diag(self._spread).copy()
+            self._weights = [scale * weight for weight in self._weights]
+            self._spread = [[scale**2 * each for each in row] for row in self._spread]
+            self._first_spread = [self._spread[index][index] for index in _NUMBERS]
             return
         most = _MOST_APART * max(expected, self._first_s)
         apart = min(max(seconds - expected, -most), most)
-        gain = self._spread @ known
-        variance = (_NOISE * self._first_s) ** 2 + float(known @ gain)
-        self._weights = self._weights + gain * (apart / variance)
-        self._spread = self._spread - np.outer(gain, gain) / variance
-        if (np.diag(self._spread) < _FORGOTTEN * self._first_spread).all():
-            self._spread /= _FORGOTTEN
+        gain = [_dot(row, known) for row in self._spread]
+        variance = (_NOISE * self._first_s) ** 2 + _dot(known, gain)
+        self._weights = [weight + each * apart / variance for weight, each in zip(self._weights, gain, strict=True)]
+        for row, each in zip(self._spread, gain, strict=True):
+            row[:] = [old - each * other / variance for old, other in zip(row, gain, strict=True)]
+        if all(self._spread[index][index] < _FORGOTTEN * self._first_spread[index] for index in _NUMBERS):
+            self._spread = [[each / _FORGOTTEN for each in row] for row in self._spread]
 
-    def expected_s(self, num_positions: npt.NDArray[np.int64], context: float) -> npt.NDArray[np.float64]:
-        """Of steps of so many positions; positive, and rising."""
-        seconds = _features(num_positions, context) @ self._weights
-        least = 1e-9 if seconds[0] <= 0 else seconds[0]
-        return np.maximum.accumulate(np.maximum(seconds, least))
+    def expected_s(self, first: int, last: int, context: float) -> list[float]:
+        """Of steps of `first` to `last` positions; positive, and rising."""
+        base, each, after_first, after_second, by_context = self._weights
+        each += by_context * context / _CONTEXT
+        low, high = _BENDS
+        seconds = (
+            base + each * n + after_first * max(0, n - low) + after_second * max(0, n - high)
+            for n in range(first, last + 1)
+        )
+        return list(accumulate(seconds, max, initial=1e-9))[1:]
 
 
-def _features(num_positions: npt.NDArray[np.int64], context: float) -> npt.NDArray[np.float64]:
-    numbers = num_positions.astype(np.float64)
-    bends = [np.maximum(0, numbers - bend) for bend in _BENDS]
-    return np.stack([np.ones_like(numbers), numbers, *bends, numbers * context / _CONTEXT], axis=1)
+def _features(num_positions: int, context: float) -> tuple[float, ...]:
+    first, second = _BENDS
+    after = max(0, num_positions - first), max(0, num_positions - second)
+    return 1.0, num_positions, *after, num_positions * context / _CONTEXT
+
+
+_NUMBERS = range(len(_GUESS))
+_NUMBERED_APART = tuple(enumerate(_GUESS_APART))
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
