@@ -346,7 +346,8 @@ class ModelRunner:
         """
         if self._steady is not None:
             tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
-            return torch.cat([self._step(tile) for tile in tiles])
+            self._take_rows(rows)  # of all tiles: none takes what a later one reads
+            return torch.cat([self._step_in_rows(tile) for tile in tiles])
         steps = self._take_steps() if fits_steps(rows) else None
         logits = None
         if steps is not None:
@@ -368,12 +369,19 @@ class ModelRunner:
 
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, planned for these rows only."""
+        self._take_rows(rows)
+        return self._step_in_rows(rows, drawn_ids)
+
+    def _take_rows(self, rows: Sequence[ForwardRow]) -> None:
+        if self.pool.windows is not None:
+            self.pool.windows.take(rows)
+
+    def _step_in_rows(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        """As `_step`, after `_take_rows` of these rows at least."""
         windows = self.pool.windows
-        if windows is None:
-            return self._compute(rows, drawn_ids, None)
-        windows.take(rows)
         logits = self._compute(rows, drawn_ids, windows)
-        windows.written(rows)
+        if windows is not None:
+            windows.written(rows)
         return logits
 
     def _compute(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None, windows: WindowRows | None) -> Tensor:

@@ -147,8 +147,8 @@ class WindowRows:
             first, end = max(row.start, row.num_windowed), _end(row)
             if first < end:
                 self._fill(row.block_table, first, end)
-            if end - row.start > 1:
-                self._pass(row, end)
+                if end - row.start > 1:
+                    self._pass(row, end)
 
     def _fill(self, block_table: array[int], first: int, end: int) -> None:
         size = self._block_size
@@ -184,9 +184,10 @@ class WindowRows:
         return copies
 
     def rows_of(self, block_id: int, other_id: int) -> tuple[int, int] | None:
-        """Rows of two blocks; None: one has none."""
-        rows = int(self._row_of[block_id]), int(self._row_of[other_id])
-        return None if min(rows) < 0 else rows
+        """Rows of two blocks; None: one has none, or none of all its slots."""
+        if min(self._num_filled[block_id], self._num_filled[other_id]) < self._block_size:
+            return None
+        return int(self._row_of[block_id]), int(self._row_of[other_id])
 
     def _allocate(self, blocks: npt.NDArray[np.int32]) -> None:
         """A row for each of these blocks, as far as there are rows that the last step has not used."""
