@@ -87,14 +87,17 @@ class WindowRows:
         filled = self._num_filled[_ids(block_table, first, num_whole + (rest > 0))]
         return bool((filled[: num_whole - first] == size).all()) and (not rest or bool(filled[-1] >= rest))
 
-    def num_fitting(self, spans: Iterable[tuple[int, int]]) -> int:
-        """How many of these spans of positions, from the first on, have enough rows to be computed in one step, in whatever
-        blocks.
+    def num_fitting(self, spans: Iterable[tuple[array[int], int, int]]) -> int:
+        """How many of these branches, from the first on, have enough rows to be computed in one step: each with its table, its
+        first position and the end. What several show counts once; a block that a table lacks counts too. O(blocks seen).
         """
-        left, number = self.num_rows, 0
-        for start, end in spans:
-            left -= -(-end // self._block_size) - self._first_seen(start)
-            if left < 0:
+        seen: set[int] = set()
+        number = num_lacking = 0
+        for table, start, end in spans:
+            first, past = self._first_seen(start), -(-end // self._block_size)
+            seen.update(table[first:past])
+            num_lacking += max(0, past - max(first, len(table)))
+            if len(seen) + num_lacking > self.num_rows:
                 break
             number += 1
         return number

@@ -141,7 +141,9 @@ def test_the_first_tile_of_a_step_takes_nothing_that_a_later_one_reads(tmp_path:
             runner.forward([ForwardRow(history, 0, table, 0, 1)])
         rows = [ForwardRow(prompt, 0, tables[1], 0, 1), ForwardRow(branch[20:], 20, tables[0], 0, 1)]
         if windows := runner.pool.windows:
-            assert windows.num_fitting((row.start, row.start + len(row.token_ids)) for row in rows) == 2
+            assert (
+                windows.num_fitting((row.block_table, row.start, row.start + len(row.token_ids)) for row in rows) == 2
+            )
             assert windows.has_window(tables[0], 20)
         return runner.forward(rows)
 

@@ -153,8 +153,13 @@ def test_a_copy_takes_what_its_source_has() -> None:
 
 def test_spans_fit_as_far_as_there_are_rows() -> None:
     windows = rows(num_rows=8)
-    assert windows.num_fitting([(20, 21)] * 5) == 2  # three blocks each
-    assert windows.num_fitting([(0, 33), (20, 21)]) == 0
+    apart = [array("i", range(first, first + 6)) for first in range(0, 30, 6)]
+    assert windows.num_fitting((table, 20, 21) for table in apart) == 2  # three blocks each
+    assert windows.num_fitting((array("i", [*apart[0][:5], last]), 20, 21) for last in range(10, 20)) == 6
+    assert windows.num_fitting((table[:5], 20, 21) for table in [apart[0]] * 10) == 6, (
+        "a block that comes is nobody else's"
+    )
+    assert windows.num_fitting([(TABLE, 0, 33), (TABLE, 20, 21)]) == 0
     assert windows.num_fitting([]) == 0
 
 
