@@ -23,7 +23,11 @@ def add_store_flags(command: argparse.ArgumentParser, *, has_disk: bool) -> None
         "Computed blocks outlive the pool and the process: they are saved, encrypted, when they are evicted or the worker is "
         "idle, and loaded where a prompt needs them. A level that is slow, full or gone costs time, never an answer.",
     )
-    default = f"{_DEFAULT_SIZE} in the cache folder, where it is free" if has_disk else _NONE
+    default = (
+        f"{_DEFAULT_SIZE} in the cache folder, where it is free; none with --window-share below 1"
+        if has_disk
+        else _NONE
+    )
     flags.add_argument(
         "--disk-cache",
         metavar="DIR:SIZE",
@@ -64,7 +68,7 @@ def add_store_flags(command: argparse.ArgumentParser, *, has_disk: bool) -> None
 
 
 def store_settings(options: argparse.Namespace) -> StoreSettings | None:
-    """The settings from the flags; None without a level.
+    """The settings from the flags; None without a level, also where only the default one would be in conflict with others.
 
     Raises:
         InvalidArgumentError: a flag is out of bounds; names it.
@@ -89,6 +93,8 @@ def store_settings(options: argparse.Namespace) -> StoreSettings | None:
     key_file = None if options.store_key is None else Path(options.store_key).expanduser()
     is_for_swap = disk is None and options.remote is None and options.preemption == "swap"
     is_all_default = is_default and options.remote is None and not has_host and options.disk_kv_dtype == "auto"
+    if is_all_default and key_file is None and (options.window_share or 1) < 1:
+        return None  # a store moves whole blocks
     return StoreSettings(
         disk,
         options.remote,

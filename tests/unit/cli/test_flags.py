@@ -21,6 +21,7 @@ from radixkv.cli.kv_event_flags import describe_kv_events
 from radixkv.cli.model_flags import worker_config
 from radixkv.cli.program import _parse, main
 from radixkv.cli.security_flags import TOKEN_FILE_VARIABLE, client_credentials, security_of
+from radixkv.cli.store_flags import store_settings
 from radixkv.core.errors import InvalidArgumentError
 from radixkv.gateway.config import GatewayConfig
 from radixkv.generation.params import SamplingDefaults, SamplingParams
@@ -229,6 +230,20 @@ def test_a_command_without_flags_begins_with_the_defaults_of_what_it_starts() ->
     assert settings(plain["worker"]) == settings(own)
     assert plain["chat"].sampling == SamplingParams(temperature=0.3, max_tokens=512)
     assert plain["chat"].system_prompt is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_store"),
+    [
+        ((), True),
+        (("--window-share", "1"), True),
+        (("--window-share", "0.5"), False),
+        (("--window-share", "0.5", "--disk-cache", "1GiB"), True),  # which the worker then rejects, as the next
+        (("--window-share", "0.5", "--store-key", "k"), True),
+    ],
+)
+def test_a_store_that_nobody_asked_for_gives_way_to_a_share_of_windows(flags: Flags, has_store: bool) -> None:
+    assert (store_settings(_parse(["up", *flags])) is not None) == has_store
 
 
 REFUSED: list[tuple[str, Flags, str]] = [
