@@ -147,8 +147,8 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SHARE",
         help="share of the blocks that have KV of layers with a sliding window at a time: with less, more blocks fit, and a "
-        "part of more hits is computed again (default 0.25 on a CPU where windows are short; 1 on a GPU, where less does "
-        "without CUDA graphs, and with a block store, --preemption swap or --layout arena)",
+        "part of more hits is computed again (default 0.25 where windows are short; 1, all blocks, with a block store, "
+        "--preemption swap or --layout arena)",
     )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(

@@ -78,7 +78,7 @@ class PoolWish:
         has_lines: whether some of the blocks are set aside for lines; see `arena`.
         has_store: whether there are host rows for a block store.
         window_share: share of the blocks that have K and V of layers with a sliding window at a time; None: a default. All of
-            them on CUDA by default, and with lines, a block store or swapping.
+            them with lines, a block store or swapping.
         num_ranks: ranks that share the model; `kv_bytes` and `host_bytes` are of all together.
     """
 
@@ -283,7 +283,7 @@ def _choose_windows(runner: ModelRunner, wish: PoolWish, limits: SchedulerLimits
     window, share = runner.window, wish.window_share
     if share is None:
         is_long = window is not None and window * 4 < runner.max_model_len
-        share = WINDOW_SHARE if is_long and runner.device.type == "cpu" and not wish.needs_whole_blocks(limits) else 1.0
+        share = WINDOW_SHARE if is_long and not wish.needs_whole_blocks(limits) else 1.0
     if window is None or share == 1:
         return None
     each = -(-(window + MAX_TOKENS) // wish.block_size) + 1

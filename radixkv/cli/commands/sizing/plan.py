@@ -239,7 +239,7 @@ def _notes(shape: ModelShape, plan: MemoryPlan) -> list[str]:
     if stored.token_bytes != plan.token_bytes:
         kept = f"expanded to every head, {stored.token_bytes:,} bytes a token"
     elif shape.layers != shape.stored_layers:
-        kept = "of windows for a quarter of the blocks on a CPU, and for all on a GPU or with a block store"
+        kept = "of windows for a quarter of the blocks, and for all with a block store"
     else:
         return []
     return [f"this version's worker keeps KV {kept}; --kv-layout stored plans for that"]
