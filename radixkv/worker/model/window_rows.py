@@ -124,6 +124,7 @@ class WindowRows:
         self._last_used[taken[taken >= 0]] = self._turn
         if (taken < 0).any():
             self._allocate(np.unique(blocks[taken < 0]))
+            assert (self._row_of[blocks] >= 0).all(), "a step of more blocks than there are rows; see `num_fitting`"
 
     def slots(self, rows: Sequence[ForwardRow]) -> npt.NDArray[np.int64]:
         """[T] slots of the windowed caches for the rows' tokens; -1: not written. O(T)."""
