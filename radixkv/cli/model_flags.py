@@ -149,7 +149,7 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of the blocks that have KV of layers with a sliding window at a time. With less more blocks fit, for long "
         "histories: 2.7 times as many with 0.25 if five of six layers have a window. Histories shorter than some windows are "
-        "found less often (bench/README.md has figures) (default %(default)g: all blocks)",
+        "found less often (bench/README.md has figures) (default %(default)s: all blocks)",
     )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(
