@@ -347,7 +347,8 @@ class ModelRunner:
         """
         if self._steady is not None:
             tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
-            return torch.cat([self._step(tile) for tile in tiles])
+            self._take_rows(rows)  # of all tiles: none takes what a later one reads
+            return torch.cat([self._step_in_rows(tile) for tile in tiles])
         return self._step(rows, drawn_ids)
 
     def forward_unless(
@@ -364,20 +365,27 @@ class ModelRunner:
 
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
         """As `forward`, in one pass."""
-        if windows := self.pool.windows:
-            windows.take(rows)
+        self._take_rows(rows)
+        return self._step_in_rows(rows, drawn_ids)
+
+    def _take_rows(self, rows: Sequence[ForwardRow]) -> None:
+        if self.pool.windows is not None:
+            self.pool.windows.take(rows)
+
+    def _step_in_rows(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        """As `_step`, after `_take_rows` of these rows at least."""
+        windows = self.pool.windows
         steps = self._take_steps() if fits_steps(rows) else None
         logits = None
         if steps is not None:
-            batch = self._plan(rows, None)
-            windowed = None
-            if windows:
+            batch, windowed = self._plan(rows, None), None
+            if windows is not None:
                 windowed = batch.over(windows.tables(batch.host_tables), None), windows.slots(rows)
             inputs, kept = step_inputs(rows, self.pool.block_size), kept_tokens(rows)
             logits = steps.run(inputs, batch, kept, drawn_ids, windowed)
         if logits is None:
             logits = self._compute(rows, drawn_ids)
-        if windows:
+        if windows is not None:
             windows.written(rows)
         return logits
 

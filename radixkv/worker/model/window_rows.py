@@ -87,14 +87,20 @@ class WindowRows:
         filled = self._num_filled[_ids(block_table, first, num_whole + (rest > 0))]
         return bool((filled[: num_whole - first] == size).all()) and (not rest or bool(filled[-1] >= rest))
 
-    def num_fitting(self, spans: Iterable[tuple[int, int]]) -> int:
-        """How many of these spans of positions, from the first on, have enough rows to be computed in one step, in whatever
-        blocks.
+    def num_fitting(self, spans: Iterable[tuple[array[int], int, int]]) -> int:
+        """How many of these branches, from the first on, have enough rows to be computed in one step: each with its table, its
+        first position and the end. What several show counts once; a block that a table lacks counts too. O(blocks seen).
         """
-        left, number = self.num_rows, 0
-        for start, end in spans:
-            left -= -(-end // self._block_size) - self._first_seen(start)
-            if left < 0:
+        each = list(spans)
+        if sum(-(-end // self._block_size) - self._first_seen(start) for _, start, end in each) <= self.num_rows:
+            return len(each)
+        seen: set[int] = set()
+        number = num_lacking = 0
+        for table, start, end in each:
+            first, past = self._first_seen(start), -(-end // self._block_size)
+            seen.update(table[first:past])
+            num_lacking += max(0, past - max(first, len(table)))
+            if len(seen) + num_lacking > self.num_rows:
                 break
             number += 1
         return number
@@ -160,8 +166,8 @@ class WindowRows:
                     self._num_filled[block] = offset + 1
             elif first < end:
                 self._fill(row.block_table, first, end)
-            if end - row.start > 1:
-                self._pass(row, end)
+                if end - row.start > 1:
+                    self._pass(row, end)
 
     def _fill(self, block_table: array[int], first: int, end: int) -> None:
         size = self._block_size
@@ -197,9 +203,10 @@ class WindowRows:
         return copies
 
     def rows_of(self, block_id: int, other_id: int) -> tuple[int, int] | None:
-        """Rows of two blocks; None: one has none."""
-        rows = int(self._row_of[block_id]), int(self._row_of[other_id])
-        return None if min(rows) < 0 else rows
+        """Rows of two blocks; None: one has none, or none of all its slots."""
+        if min(self._num_filled[block_id], self._num_filled[other_id]) < self._block_size:
+            return None
+        return int(self._row_of[block_id]), int(self._row_of[other_id])
 
     def _allocate(self, blocks: npt.NDArray[np.int32]) -> None:
         """A row for each of these blocks, as far as there are rows that the last step has not used."""
