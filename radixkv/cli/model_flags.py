@@ -145,10 +145,11 @@ def _add_memory(command: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--window-share",
         type=float,
+        default=1.0,
         metavar="SHARE",
-        help="share of the blocks that have KV of layers with a sliding window at a time: with less, more blocks fit, and a "
-        "part of more hits is computed again (default 0.25 on a CPU where windows are short; 1 on a GPU, where less does "
-        "without CUDA graphs, and with a block store, --preemption swap or --layout arena)",
+        help="share of the blocks that have KV of layers with a sliding window at a time. With less more blocks fit, for long "
+        "histories: 2.7 times as many with 0.25 if five of six layers have a window. Histories shorter than some windows are "
+        "found less often (bench/README.md has figures) (default %(default)s: all blocks)",
     )
     flags.add_argument("--kv-memory", metavar="SIZE", help="memory for the pool, e.g. 2GiB (default: see above)")
     flags.add_argument(

@@ -6,8 +6,8 @@
      of all memory     of max_batch_     sampling         sequences of max_model_len
                        tokens
 
-With lines (see `arena`), at most half of the blocks are set aside for them. Where layers have a sliding window, a part of the
-blocks has K and V of these layers at a time (see `window_rows`), so that the pool has more blocks.
+With lines (see `arena`), at most half of the blocks are set aside for them. If layers have a sliding window, a share of the
+blocks may have K and V of these layers at a time (see `window_rows`), so that the pool has more blocks.
 
 Weights, the driver's context and other programs are no longer in the free memory, so they need no estimate. A CPU's memory is
 shared with other programs: a pool of no given size takes a quarter of the available memory, and 2 GiB at most.
@@ -45,11 +45,6 @@ CUDA_HOST_BYTES = 16 << 30
 ROWS_BYTES = 64 << 20
 """Host memory for blocks on their way to and from a block store, beyond --host-cache; at least 32 blocks."""
 
-WINDOW_SHARE = 0.25
-"""Default share of blocks with K and V of layers with a sliding window. Histories of four windows on average find all that they
-need; where windows are a quarter of the longest sequence or more, all blocks have it.
-"""
-
 _LEAST_IN_WINDOWS = 8
 """Branches whose windows have room in any pool."""
 
@@ -77,8 +72,8 @@ class PoolWish:
         needs_full_length: whether a pool too small for one sequence of the longest length is an error.
         has_lines: whether some of the blocks are set aside for lines; see `arena`.
         has_store: whether there are host rows for a block store.
-        window_share: share of the blocks that have K and V of layers with a sliding window at a time; None: a default. All of
-            them on CUDA by default, and with lines, a block store or swapping.
+        window_share: share of the blocks that have K and V of layers with a sliding window at a time; 1 with lines, a block
+            store or swapping.
         num_ranks: ranks that share the model; `kv_bytes` and `host_bytes` are of all together.
     """
 
@@ -90,7 +85,7 @@ class PoolWish:
     needs_full_length: bool = False
     has_lines: bool = False
     has_store: bool = False
-    window_share: float | None = None
+    window_share: float = 1.0
     num_ranks: int = 1
 
     def check(self, limits: SchedulerLimits) -> None:
@@ -101,7 +96,7 @@ class PoolWish:
         """
         if not 0 < self.utilisation <= 1:
             raise InvalidArgumentError("utilisation", self.utilisation, "above 0 and at most 1")
-        if self.window_share is not None and not 0 < self.window_share <= 1:
+        if not 0 < self.window_share <= 1:
             raise InvalidArgumentError("window_share", self.window_share, "above 0 and at most 1")
         for argument, value, least in (
             ("num_blocks", self.num_blocks, 1),
@@ -114,7 +109,7 @@ class PoolWish:
                 raise InvalidArgumentError(argument, value, f"at least {least}")
         if self.num_blocks is not None and self.kv_bytes is not None:
             raise PlanError("--num-blocks and --kv-memory both set the pool's size: give one of them")
-        if (self.window_share or 1) < 1 and self.needs_whole_blocks(limits):
+        if self.window_share < 1 and (self.has_store or self.has_lines or limits.preemption == "swap"):
             raise PlanError(
                 f"--window-share {self.window_share:g} leaves blocks without a part of their KV, and a block store, "
                 "--preemption swap and --layout arena move all of it: leave one of them out"
@@ -127,10 +122,6 @@ class PoolWish:
             raise PlanError(
                 "--host-cache is used with a block store or --preemption swap only: add one, or leave it out"
             )
-
-    def needs_whole_blocks(self, limits: SchedulerLimits) -> bool:
-        """Whether blocks are moved as a whole."""
-        return self.has_store or self.has_lines or limits.preemption == "swap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +272,10 @@ class _Windows(NamedTuple):
 
 def _choose_windows(runner: ModelRunner, wish: PoolWish, limits: SchedulerLimits) -> _Windows | None:
     window, share = runner.window, wish.window_share
-    if share is None:
-        is_long = window is not None and window * 4 < runner.max_model_len
-        share = WINDOW_SHARE if is_long and runner.device.type == "cpu" and not wish.needs_whole_blocks(limits) else 1.0
-    if window is None or share == 1:
+    if share == 1:
         return None
+    if window is None:
+        raise PlanError(f"--window-share {share:g}: no layer of this model has a sliding window; leave it out")
     each = -(-(window + MAX_TOKENS) // wish.block_size) + 1
     return _Windows(
         share, runner.windowed_token_bytes * wish.block_size, each, -(-limits.chunk_tokens // wish.block_size)

@@ -94,7 +94,7 @@ class WorkerConfig:
         limits: bounds of a round; unset ones by the device, see `LimitsWish`. Its `swap_blocks` follow from `host_bytes`.
         layout: ``"paged"``: all KV in blocks of the pool; ``"arena"``: histories that have never branched in spans of their
             own, see `arena`; ``"auto"``: paged, about as fast by measurement, see `bench.sizing.lines`.
-        window_share: share of the blocks with K and V of layers with a sliding window; None: a default, see `pool_size`.
+        window_share: share of the blocks with K and V of layers with a sliding window at a time, see `pool_size`.
         share_prefixes: whether requests reuse KV of prefixes computed by other requests.
         unshared_namespaces: namespaces without such reuse, although `share_prefixes`.
         store: settings of a block store below the pool; None: there is none.
@@ -134,7 +134,7 @@ class WorkerConfig:
     sampling: SamplingDefaults = NO_DEFAULTS
     limits: LimitsWish = field(default_factory=LimitsWish)
     layout: str = "auto"
-    window_share: float | None = None
+    window_share: float = 1.0
     share_prefixes: bool = True
     unshared_namespaces: frozenset[str] = frozenset()
     store: StoreSettings | None = None

@@ -327,7 +327,8 @@ class EngineLoop:
         windows = self._windows
         if windows is None or not rows:
             return rows
-        rows = rows[: windows.num_fitting((row.start, row.end + self._num_drafted) for row in rows)]
+        spans = ((row.branch.block_table, row.start, row.end + self._num_drafted) for row in rows)
+        rows = rows[: windows.num_fitting(spans)]
         lost = [row.branch for row in rows if not windows.has_window(row.branch.block_table, row.start)]
         if lost:
             self._scheduler.restart(lost)

@@ -20,7 +20,7 @@ words) are launched then, while its forward runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ctypes import c_int32
 from functools import partial
 from itertools import compress
@@ -258,18 +258,23 @@ class BatchStep:
         if batch is None:
             return
         drawing = batch.drawing
+        drawn = drawing
         if batch.draws is None:
-            sampled = self._choose(batch.logits, drawing)
+            drawn = [each for draw in drawing for each in _chain(draw)]
+            sampled = self._choose(batch.logits, drawn)
         else:
             tokens = batch.draws.tokens()
             sampled = [tokens[place] for place in batch.places]
+        chosen = {(draw.branch, draw.depth): token for draw, token in zip(drawn, sampled, strict=True)}
         scores = None if batch.scores is None else batch.scores()
         self._count_prefill(batch)
         if scores is not None:
             self._tell_scores(batch.scored, scores)
         while drawing:
-            drawing = self._give(drawing, sampled)
-            sampled = self._choose(batch.logits, drawing)
+            drawing = self._give(drawing, [chosen[draw.branch, draw.depth] for draw in drawing])
+            left = [draw for draw in drawing if (draw.branch, draw.depth) not in chosen]
+            for draw, token in zip(left, self._choose(batch.logits, left), strict=True):
+                chosen[draw.branch, draw.depth] = token
         self._give_logits(batch.logits, batch.given)
         for branch in batch.ending:
             self._finish(branch, Taken("", FinishReason.LENGTH))
@@ -394,6 +399,17 @@ class BatchStep:
         if generation.is_complete:
             generation.choose()
             self._completed(generation)
+
+
+def _chain(draw: _Draw) -> Iterator[_Draw]:
+    """The draw, and those after each token of its draft where they take the most likely token: all at once they cost as much as
+    a few, though some may come to nothing.
+    """
+    yield draw
+    generation = draw.branch.generation
+    if generation.sampling.is_greedy and not generation.rules.looks_back:
+        for depth in range(1, 1 + len(draw.branch.draft)):
+            yield draw._replace(row=draw.row + depth, depth=depth, num_unread=depth)
 
 
 def _num_prefilled(rows: Sequence[Row]) -> int:

@@ -103,5 +103,7 @@ def _compare(runner: Runner, answers: Sequence[object], token_ids: Sequence[int]
     runner.forward([ForwardRow(token_ids, start, scratch.block_table, start, num_logits=0, adapter=adapter)])
     block_id = cached.block_table[last]
     difference = runner.pool.difference(block_id, scratch.block_table[last])
+    if difference is None:
+        return Verification(BlockVerdict.GONE)
     differs = difference.relative > MAX_RELATIVE or difference.largest > MAX_LARGEST
     return Verification(BlockVerdict.DIFFERS if differs else BlockVerdict.AGREES, block_id, difference)

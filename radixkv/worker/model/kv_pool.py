@@ -170,9 +170,9 @@ class KVPool:
         """Bytes of each host slot."""
         return [self._host.row(slot) for slot in range(self._host.num_slots)]
 
-    def difference(self, block_id: int, other_id: int) -> BlockDifference:
-        """Difference between the K and V of two blocks, read as the kernels read them, in the layers that have both. Waits for
-        the device.
+    def difference(self, block_id: int, other_id: int) -> BlockDifference | None:
+        """Difference between the K and V of two blocks, read as the kernels read them, in the layers that have both; None: no
+        layer has. Waits for the device.
         """
         rows = self.windows.rows_of(block_id, other_id) if self.windows else None
         layers = (
@@ -182,7 +182,7 @@ class KVPool:
             if pair is not None
             for values, others in zip(*map(cache.rows, pair), strict=True)
         )
-        return max(layers, key=lambda layer: (layer.relative, layer.largest))
+        return max(layers, key=lambda layer: (layer.relative, layer.largest), default=None)
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out block copies, with the result of doing one after the other.

@@ -51,7 +51,6 @@ from radixkv.worker.model.model_loading import load_model, one_line
 from radixkv.worker.model.native_model import NativeModel, find_native_model, make_native_model
 from radixkv.worker.model.rows import ForwardRow, cut_into_tiles, kept_tokens, step_inputs, with_drawn
 from radixkv.worker.model.shares import share_of
-from radixkv.worker.model.window_rows import WindowRows
 from radixkv.worker.placement import choose_device, choose_dtype, wants_rounding
 
 if TYPE_CHECKING:
@@ -324,7 +323,9 @@ class ModelRunner:
             steps.prepare(num_tokens)
             length = min(_WARM_TOKENS, self.max_model_len)
             table = array("i", bytes(4 * -(-length // self.pool.block_size)))
-            logits = self._step([ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)])  # writes nothing
+            logits = self._compute(
+                [ForwardRow([0] * length, 0, table, num_stored=length, num_logits=1)]
+            )  # writes nothing
             for top_p in (0.9, 1.0):
                 draw(logits, [DrawOptions(0, -1, 1.0, 0, top_p, 0.0, 0.0)])
 
@@ -346,13 +347,9 @@ class ModelRunner:
         """
         if self._steady is not None:
             tiles = cut_into_tiles(rows, self._tile_sizes, self.pool.block_size)
-            return torch.cat([self._step(tile) for tile in tiles])
-        steps = self._take_steps() if fits_steps(rows) else None
-        logits = None
-        if steps is not None:
-            inputs, kept = step_inputs(rows, self.pool.block_size), kept_tokens(rows)
-            logits = steps.run(inputs, self._plan(rows, None), kept, drawn_ids)
-        return self._step(rows, drawn_ids) if logits is None else logits
+            self._take_rows(rows)  # of all tiles: none takes what a later one reads
+            return torch.cat([self._step_in_rows(tile) for tile in tiles])
+        return self._step(rows, drawn_ids)
 
     def forward_unless(
         self, is_unwanted: c_int32, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None
@@ -367,19 +364,36 @@ class ModelRunner:
             self._is_unwanted = None
 
     def _step(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
-        """As `forward`, planned for these rows only."""
+        """As `forward`, in one pass."""
+        self._take_rows(rows)
+        return self._step_in_rows(rows, drawn_ids)
+
+    def _take_rows(self, rows: Sequence[ForwardRow]) -> None:
+        if self.pool.windows is not None:
+            self.pool.windows.take(rows)
+
+    def _step_in_rows(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        """As `_step`, after `_take_rows` of these rows at least."""
         windows = self.pool.windows
-        if windows is None:
-            return self._compute(rows, drawn_ids, None)
-        windows.take(rows)
-        logits = self._compute(rows, drawn_ids, windows)
-        windows.written(rows)
+        steps = self._take_steps() if fits_steps(rows) else None
+        logits = None
+        if steps is not None:
+            batch, windowed = self._plan(rows, None), None
+            if windows is not None:
+                windowed = batch.over(windows.tables(batch.host_tables), None), windows.slots(rows)
+            inputs, kept = step_inputs(rows, self.pool.block_size), kept_tokens(rows)
+            logits = steps.run(inputs, batch, kept, drawn_ids, windowed)
+        if logits is None:
+            logits = self._compute(rows, drawn_ids)
+        if windows is not None:
+            windows.written(rows)
         return logits
 
-    def _compute(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None, windows: WindowRows | None) -> Tensor:
+    def _compute(self, rows: Sequence[ForwardRow], drawn_ids: Tensor | None = None) -> Tensor:
+        """As `_step`, planned for these rows only."""
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
-        windowed = None
+        windows, windowed = self.pool.windows, None
         if windows is not None:
             self._windowed = batch.over(windows.tables(batch.host_tables), self._windowed)
             windowed = self._windowed, windows.slots(rows)
@@ -418,7 +432,7 @@ class ModelRunner:
 
     def _take_steps(self) -> StaticSteps | None:
         """Static steps over the current pool; None if its caches are not for the device's kernels."""
-        if not self._uses_steps or self.pool.windows or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
+        if not self._uses_steps or self.pool.caches[0].layout is not Layout.HEAD_MAJOR:
             return None
         if self._steps is None or self._steps.pool is not self.pool:
             sizes = {"vocab_size": self.vocab_size, "max_model_len": self.max_model_len}

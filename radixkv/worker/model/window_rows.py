@@ -87,14 +87,20 @@ class WindowRows:
         filled = self._num_filled[_ids(block_table, first, num_whole + (rest > 0))]
         return bool((filled[: num_whole - first] == size).all()) and (not rest or bool(filled[-1] >= rest))
 
-    def num_fitting(self, spans: Iterable[tuple[int, int]]) -> int:
-        """How many of these spans of positions, from the first on, have enough rows to be computed in one step, in whatever
-        blocks.
+    def num_fitting(self, spans: Iterable[tuple[array[int], int, int]]) -> int:
+        """How many of these branches, from the first on, have enough rows to be computed in one step: each with its table, its
+        first position and the end. What several show counts once; a block that a table lacks counts too. O(blocks seen).
         """
-        left, number = self.num_rows, 0
-        for start, end in spans:
-            left -= -(-end // self._block_size) - self._first_seen(start)
-            if left < 0:
+        each = list(spans)
+        if sum(-(-end // self._block_size) - self._first_seen(start) for _, start, end in each) <= self.num_rows:
+            return len(each)
+        seen: set[int] = set()
+        number = num_lacking = 0
+        for table, start, end in each:
+            first, past = self._first_seen(start), -(-end // self._block_size)
+            seen.update(table[first:past])
+            num_lacking += max(0, past - max(first, len(table)))
+            if len(seen) + num_lacking > self.num_rows:
                 break
             number += 1
         return number
@@ -119,23 +125,31 @@ class WindowRows:
         ]
         if not tables:
             return
-        blocks = np.unique(np.concatenate(tables)) if len(tables) > 1 else tables[0]
+        blocks = np.concatenate(tables)
         taken = self._row_of[blocks]
         self._last_used[taken[taken >= 0]] = self._turn
-        self._allocate(blocks[taken < 0])
+        if (taken < 0).any():
+            self._allocate(np.unique(blocks[taken < 0]))
+            assert (self._row_of[blocks] >= 0).all(), "a step of more blocks than there are rows; see `num_fitting`"
 
     def slots(self, rows: Sequence[ForwardRow]) -> npt.NDArray[np.int64]:
         """[T] slots of the windowed caches for the rows' tokens; -1: not written. O(T)."""
-        size, parts = self._block_size, []
+        size = self._block_size
+        slots = np.empty(sum(len(row.token_ids) for row in rows), dtype=np.int64)
+        first = 0
         for row in rows:
-            at = np.arange(row.start, _end(row))
-            blocks = np.frombuffer(row.block_table, dtype=np.int32)[at // size]
-            slots = self._row_of[blocks] * np.int64(size) + at % size
-            if row.start < row.num_stored:
+            end = first + len(row.token_ids)
+            if end - first == 1 and row.start >= row.num_stored:  # the common case, which numpy makes slower
+                block, offset = divmod(row.start, size)
+                slots[first] = int(self._row_of[row.block_table[block]]) * size + offset
+            else:
+                at = np.arange(row.start, _end(row))
+                blocks = np.frombuffer(row.block_table, dtype=np.int32)[at // size]
                 is_there = (at < row.num_stored) & (at % size < self._num_filled[blocks])
-                slots[is_there | (at < row.num_windowed)] = -1
-            parts.append(slots)
-        return np.concatenate(parts)
+                own = self._row_of[blocks] * np.int64(size) + at % size
+                slots[first:end] = np.where(is_there | (at < row.num_windowed), -1, own)
+            first = end
+        return slots
 
     def tables(self, block_tables: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Block tables of any shape, as tables of rows: 0 for blocks without one, which no query sees."""
@@ -145,10 +159,15 @@ class WindowRows:
         """The step has been computed."""
         for row in rows:
             first, end = max(row.start, row.num_windowed), _end(row)
-            if first < end:
+            if end - row.start == 1 and first < end:
+                block, offset = divmod(first, self._block_size)
+                block = row.block_table[block]
+                if self._num_filled[block] == offset:
+                    self._num_filled[block] = offset + 1
+            elif first < end:
                 self._fill(row.block_table, first, end)
-            if end - row.start > 1:
-                self._pass(row, end)
+                if end - row.start > 1:
+                    self._pass(row, end)
 
     def _fill(self, block_table: array[int], first: int, end: int) -> None:
         size = self._block_size
@@ -184,9 +203,10 @@ class WindowRows:
         return copies
 
     def rows_of(self, block_id: int, other_id: int) -> tuple[int, int] | None:
-        """Rows of two blocks; None: one has none."""
-        rows = int(self._row_of[block_id]), int(self._row_of[other_id])
-        return None if min(rows) < 0 else rows
+        """Rows of two blocks; None: one has none, or none of all its slots."""
+        if min(self._num_filled[block_id], self._num_filled[other_id]) < self._block_size:
+            return None
+        return int(self._row_of[block_id]), int(self._row_of[other_id])
 
     def _allocate(self, blocks: npt.NDArray[np.int32]) -> None:
         """A row for each of these blocks, as far as there are rows that the last step has not used."""

@@ -162,9 +162,10 @@ class _SharedPool(KVPool):
         self._ranks.send("pool.load", slots, block_ids)
         super().load(slots, block_ids)
 
-    def difference(self, block_id: int, other_id: int) -> BlockDifference:
-        others: list[BlockDifference] = self._ranks.ask("pool.difference", block_id, other_id)
-        return max((super().difference(block_id, other_id), *others), key=lambda layer: (layer.relative, layer.largest))
+    def difference(self, block_id: int, other_id: int) -> BlockDifference | None:
+        others: list[BlockDifference | None] = self._ranks.ask("pool.difference", block_id, other_id)
+        shares = (share for share in (super().difference(block_id, other_id), *others) if share is not None)
+        return max(shares, key=lambda layer: (layer.relative, layer.largest), default=None)
 
 
 CALLS: Mapping[str, Callable[[RankRunner], Callable[..., Any]]] = {

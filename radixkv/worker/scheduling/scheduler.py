@@ -401,15 +401,22 @@ class Scheduler:
 
     def _fits_windows(self, branch: Branch) -> bool:
         """Whether the running branches, this one, forks to come and a part of a prompt are expected to find blocks for what
-        their windows show. O(running).
+        their windows show. Branches of one request share those of its prompt. O(running).
         """
         windows = self._windows
         if windows is None or not self._running_set:
             return True
         room = windows.num_rows - -(-self.limits.chunk_tokens // self._block_size)
+        counted: set[int] = set()
         for other in (*self._running_set, branch):
+            generation = other.generation
             num_tokens = len(other.tokens) + self._admission.reserve(other)
-            room -= windows.num_seen(num_tokens) * (1 + other.generation.num_to_come)
+            num_seen = windows.num_seen(num_tokens)
+            num_own = min(num_seen, windows.num_seen(num_tokens - generation.num_prompt_tokens) + 1)
+            room -= num_own * (1 + generation.num_to_come)
+            if id(generation) not in counted:
+                counted.add(id(generation))
+                room -= num_seen - num_own
         return room >= 0
 
     def _worst_case(self, branch: Branch) -> int:

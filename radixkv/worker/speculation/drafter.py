@@ -25,6 +25,8 @@ from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, Pred
 
 __all__ = ["Drafter"]
 
+_MAX_OWNERS = 256
+"""Tenants whose acceptance is remembered, the latest."""
 _FEW_ROWS = 4
 """Batches up to this size look for drafts in every step: that takes 1% of a small one."""
 _PATIENCE = 8
@@ -69,7 +71,8 @@ class Drafter:
         part = settings.max_bytes // 4
         ours = (Predictions(part), OwnText(part), RecentReplies(2 * part))
         self._sources: Sequence[DraftSource] = ours if sources is None else sources
-        self._acceptance, self._time = Acceptance(), StepTime()
+        self._time = StepTime()
+        self._acceptance: dict[str, Acceptance] = {}  # by owner, the latest last: none learns from another's replies
         self._last: dict[Branch, Outcome] = {}
         self._found: list[_Found] = []
         self._rows: Sequence[Row] = ()
@@ -110,7 +113,7 @@ class Drafter:
         for found in self._found:
             branch, draft = found.branch, found.draft
             drawn = branch.tokens[found.length :]
-            became = self._acceptance.learn(draft, found.last, drawn)
+            became = self._acceptance_of(branch).learn(draft, found.last, drawn)
             if branch.phase is not Phase.FINISHED:
                 self._last[branch] = became
             if branch.draft:
@@ -135,6 +138,13 @@ class Drafter:
         drafted = list(filter(_may_draft, running))
         for source in self._sources:
             source.clear(namespace, drafted)
+
+    def _acceptance_of(self, branch: Branch) -> Acceptance:
+        acceptance = self._acceptance.pop(branch.owner, None) or Acceptance()
+        self._acceptance[branch.owner] = acceptance
+        if len(self._acceptance) > _MAX_OWNERS:
+            del self._acceptance[next(iter(self._acceptance))]
+        return acceptance
 
     def _rests(self, num_rows: int) -> bool:
         """Whether the look-ups of a large batch are left out, because they have come to nothing lately."""
@@ -174,7 +184,7 @@ class Drafter:
         gains = [
             (-chance, depth, index)
             for index, found in enumerate(self._found)
-            for depth, chance in enumerate(self._acceptance.chances(found.draft, found.last))
+            for depth, chance in enumerate(self._acceptance_of(found.branch).chances(found.draft, found.last))
         ]
         gains.sort()  # chances fall along a draft, so each prefix of the list holds prefixes of drafts
         gains = gains[: max(0, budget)]

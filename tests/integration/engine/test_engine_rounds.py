@@ -181,6 +181,16 @@ class SlowRunner(HashRunner):
 @pytest.mark.parametrize("num_lines", [0, 1, 3])
 @pytest.mark.parametrize("seed", range(40))
 def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lost(seed: int, num_lines: int) -> None:
+    _play(seed, num_lines)
+
+
+@pytest.mark.parametrize("window", [1, 6, 20])
+@pytest.mark.parametrize("seed", range(20))
+def test_so_they_are_where_few_blocks_have_what_a_window_shows(seed: int, window: int) -> None:
+    _play(seed, 0, window)
+
+
+def _play(seed: int, num_lines: int, window: int | None = None) -> None:
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([(4, 2), (6, 4), (20, 4)])
     arena = Arena(num_blocks, num_lines, num_blocks, block_size) if num_lines else None
@@ -195,8 +205,15 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
         return current
 
     limits = SchedulerLimits(rng.choice([2, 32]), rng.choice([4, 32]), rng.choice([2, 8]))
-    runner = HashRunner(num_blocks * (1 + num_lines), block_size)
-    source = LyingSource(lambda branch: generate(list(branch.tokens), 20), rng.choice([0.0, 0.3]), VOCAB_SIZE + 3, seed)
+    num_window_blocks = -(-(limits.chunk_tokens + 5 + (window or 0)) // block_size) + 1
+    runner = HashRunner(
+        num_blocks * (1 + num_lines), block_size, window=window, num_window_blocks=num_window_blocks if window else 0
+    )
+
+    def expect(history: Sequence[int], num_tokens: int) -> list[int]:
+        return generate(history, num_tokens, window=window)
+
+    source = LyingSource(lambda branch: expect(branch.tokens, 20), rng.choice([0.0, 0.3]), VOCAB_SIZE + 3, seed)
     drafts = {"speculation": SpeculationSettings(num_tokens=5, always=True), "sources": [source]} if seed % 3 else {}
     desk = Desk(current, runner, limits, reattach=reattach, arena=arena, **drafts)
     loses = seed % 2 == 0
@@ -204,7 +221,7 @@ def test_tokens_are_right_however_late_answers_come_and_whenever_the_lease_is_lo
     for _ in range(12):
         prompt = [rng.randrange(1, 3) for _ in range(rng.randint(1, capacity))]
         sampling = greedy(rng.randint(1, capacity + 1 - len(prompt)), rng.choice([1, 1, 3]))
-        expected = dict.fromkeys(range(sampling.n), generate(prompt, sampling.max_tokens))
+        expected = dict.fromkeys(range(sampling.n), expect(prompt, sampling.max_tokens))
         wanted.append((desk.put(prompt, sampling), expected))
         if rng.random() < 0.2:
             desk.loop.cancel(wanted.pop(rng.randrange(len(wanted)))[0])
@@ -373,3 +390,21 @@ def test_chunks_end_at_absolute_multiples_whatever_was_cached() -> None:
         desk.loop.run()
         cache.answer()
     assert desk.runner.rows == [(0, 16), (16, 21), (21, 32), (32, 48), (48, 60)]
+
+
+@pytest.mark.parametrize("num_branches", [6, 16])
+def test_branches_of_a_prompt_run_together_where_few_blocks_have_what_its_window_shows(num_branches: int) -> None:
+    """They show the same blocks of the prompt, which count once."""
+    prompt = [1 + place % 30 for place in range(40)]
+
+    def count_forwards(num_window_blocks: int) -> int:
+        runner = HashRunner(160, 4, window=20, num_window_blocks=num_window_blocks)
+        desk = Desk(PrefixCache(160, 4), runner, SchedulerLimits(chunk_tokens=8))
+        generation = desk.put(prompt, greedy(6, num_branches))
+        desk.put([7, 8, 9], greedy(6))
+        while desk.loop.generations:
+            assert desk.loop.run()
+        assert take(generation) == dict.fromkeys(range(num_branches), generate(prompt, 6, window=20))
+        return desk.loop.stats().num_forwards
+
+    assert count_forwards(4 * num_branches) == count_forwards(160)

@@ -85,14 +85,16 @@ class Branches:
         return logits
 
 
-def load(family: str, folder: Path, *, is_fused: bool = False, **arguments: Any) -> tuple[ModelRunner, Any]:
+def load(
+    family: str, folder: Path, *, is_fused: bool = False, num_window_blocks: int | None = None, **arguments: Any
+) -> tuple[ModelRunner, Any]:
     """A runner as on a GPU, and transformers' own model."""
     torch.set_num_threads(1)
     path = save_model(family, folder)
     sizes = {"num_blocks": NUM_BLOCKS, "block_size": BLOCK_SIZE}
     with patch.object(model, "pack_linears") if is_fused else nullcontext():  # as a GPU does not
         runner = ModelRunner(path, **sizes, dtype="float32", device=DEVICE, **arguments)
-    how = {"kv_format": runner.kv_format, "layout": Layout.HEAD_MAJOR}
+    how = {"kv_format": runner.kv_format, "layout": Layout.HEAD_MAJOR, "num_window_blocks": num_window_blocks}
     runner.pool = KVPool(runner._layers, *sizes.values(), runner.dtype, runner.device, **how)
     if is_fused and runner.device.type == "cpu":  # a GPU's runner has done it
         assert fuse(runner)
@@ -115,19 +117,21 @@ def can_be_captured(family: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("family", "is_fused"),
+    ("family", "is_fused", "num_window_blocks"),
     [
-        *((family, False) for family in ("llama", "gemma3", "gpt2", "gpt_oss", "deepseek_v3")),
-        *((family, True) for family in ("llama", "qwen2", "qwen3")),
+        *((family, False, None) for family in ("llama", "gemma3", "gpt2", "gpt_oss", "deepseek_v3")),
+        *((family, False, NUM_BLOCKS - 8) for family in ("gemma3", "gpt_oss", "mistral")),
+        *((family, True, None) for family in ("llama", "qwen2", "qwen3")),
+        ("qwen2_mixed", True, NUM_BLOCKS - 8),
     ],
 )
 def test_branches_that_come_and_go_get_what_transformers_answers(
-    family: str, is_fused: bool, tmp_path: Path, request: pytest.FixtureRequest
+    family: str, is_fused: bool, num_window_blocks: int | None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     assert family in CONFIGS
     if can_be_captured(family):
         request.getfixturevalue("only_steps")
-    branches = Branches(*load(family, tmp_path, is_fused=is_fused))
+    branches = Branches(*load(family, tmp_path, is_fused=is_fused, num_window_blocks=num_window_blocks))
     for own_tokens in (6, 3, 9):
         branches.begin(own_tokens)
     for _ in range(3):
@@ -225,7 +229,7 @@ def test_steps_of_prompts_and_decodes_give_what_steps_planned_for_themselves_giv
     how = {"is_fused": is_fused}
     (static, _), (planned, _) = (load(family, tmp_path, **how, cuda_graphs=graphs) for graphs in (True, False))
     if can_be_captured(family):
-        monkeypatch.setattr(static, "_step", lambda *_: pytest.fail("it was not run by a static step"))
+        monkeypatch.setattr(static, "_compute", lambda *_: pytest.fail("it was not run by a static step"))
     mixes = Mixes(static, planned, seed=2)
     mixes.begin(15)
     mixes.step(16, 8)

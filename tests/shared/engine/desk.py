@@ -72,7 +72,13 @@ class Desk:
         self.max_wait_s = limits.max_wait_s
         self._clock = options.get("clock", lambda: 0.0)
         arena = options.get("arena")
-        self.scheduler = Scheduler(runner.pool.block_size, limits, clock=lambda: 0.0, has_lines=arena is not None)
+        self.scheduler = Scheduler(
+            runner.pool.block_size,
+            limits,
+            clock=lambda: 0.0,
+            has_lines=arena is not None,
+            windows=runner.pool.windows,
+        )
         self.loop = EngineLoop(
             runner,
             cache,

@@ -106,10 +106,10 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return ModelRunner(str(folder), num_blocks=None, dtype="float32", device="cpu")
 
 
-def test_where_layers_have_a_window_the_same_memory_holds_more_blocks(windowed: ModelRunner) -> None:
+def test_with_fewer_windows_the_same_memory_holds_more_blocks(windowed: ModelRunner) -> None:
     memory, budget = having(2**40, 2**39), 8 * MIB
-    whole = plan_pool(windowed, PoolWish(kv_bytes=budget, window_share=1.0), limits(), memory)
-    plan = plan_pool(windowed, PoolWish(kv_bytes=budget), limits(), memory)
+    whole = plan_pool(windowed, PoolWish(kv_bytes=budget), limits(), memory)
+    plan = plan_pool(windowed, PoolWish(kv_bytes=budget, window_share=0.25), limits(), memory)
     assert whole.num_window_blocks is None
     assert whole.kv_bytes == whole.num_blocks * whole.block_bytes
     assert plan.num_window_blocks == -(-plan.num_blocks // 4)
@@ -121,9 +121,9 @@ def test_where_layers_have_a_window_the_same_memory_holds_more_blocks(windowed: 
 
 
 def test_a_small_pool_has_windows_in_all_of_its_blocks(windowed: ModelRunner) -> None:
-    assert plan_pool(windowed, PoolWish(num_blocks=50), limits()).num_window_blocks is None
-    told = plan_pool(windowed, PoolWish(num_blocks=400, window_share=0.001), limits())
-    assert told.num_window_blocks == 50, "so that eight branches run at once"
+    small, large = (PoolWish(num_blocks=number, window_share=0.001) for number in (50, 400))
+    assert plan_pool(windowed, small, limits()).num_window_blocks is None
+    assert plan_pool(windowed, large, limits()).num_window_blocks == 50, "so that eight branches run at once"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_small_pool_has_windows_in_all_of_its_blocks(windowed: ModelRunner) ->
     [({"has_store": True}, {}), ({"has_lines": True}, {}), ({}, {"preemption": "swap"})],
     ids=["store", "lines", "swap"],
 )
-def test_what_moves_whole_blocks_has_windows_in_all(
+def test_what_moves_whole_blocks_needs_windows_in_all(
     windowed: ModelRunner, wish: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     asked = PoolWish(num_blocks=4000, **wish)
@@ -140,10 +140,9 @@ def test_what_moves_whole_blocks_has_windows_in_all(
         plan_pool(windowed, replace(asked, window_share=0.5), limits(**changes))
 
 
-def test_windows_that_are_long_beside_the_longest_sequence_are_in_all_blocks(tmp_path: Any) -> None:
-    runner = ModelRunner(save_model("mistral", tmp_path), num_blocks=None, device="cpu", max_model_len=32)
-    assert plan_pool(runner, PoolWish(num_blocks=4000), limits()).num_window_blocks is None
-    assert plan_pool(runner, PoolWish(num_blocks=4000, window_share=0.5), limits()).num_window_blocks == 2000
+def test_fewer_windows_of_a_model_without_any_are_refused(runner: ModelRunner) -> None:
+    with pytest.raises(PlanError, match=r"--window-share 0\.5: no layer of this model has a sliding window"):
+        plan_pool(runner, PoolWish(num_blocks=400, window_share=0.5), limits())
 
 
 def test_a_larger_batch_takes_more_activations(runner: ModelRunner) -> None:

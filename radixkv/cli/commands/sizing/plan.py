@@ -109,7 +109,7 @@ def _add_load_flags(plan: argparse.ArgumentParser) -> None:
         default="least",
         choices=["least", "stored"],
         help="least: the least that attention must keep, with latents unexpanded and only the windows; stored: this version's "
-        "worker with --window-share 1 (default %(default)s)",
+        "worker (default %(default)s)",
     )
 
 
@@ -239,7 +239,7 @@ def _notes(shape: ModelShape, plan: MemoryPlan) -> list[str]:
     if stored.token_bytes != plan.token_bytes:
         kept = f"expanded to every head, {stored.token_bytes:,} bytes a token"
     elif shape.layers != shape.stored_layers:
-        kept = "of windows for a quarter of the blocks on a CPU, and for all on a GPU or with a block store"
+        kept = "for all tokens, also where a layer looks back through a window only (but see its --window-share)"
     else:
         return []
     return [f"this version's worker keeps KV {kept}; --kv-layout stored plans for that"]

@@ -1,6 +1,7 @@
 """Steps in buffers at fixed addresses: on CUDA each number of tokens is captured once as a graph, and replayed.
 
-    every step, on the host          inputs [4, size]    token ids, positions, slots, tokens with logits; one copy
+    every step, on the host          inputs [5, size]    token ids, positions, slots, slots of windows, tokens with logits; one
+                                                         copy
                                      tables              only the entries that changed
                                      work lists          only if the tree did, and with prompts; see `work_list`
     captured once per size           the model's own code over these, the logits into a buffer, every list advanced by a token;
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,16 @@ A longer list rebuilds the buffers and all steps.
 
 _LOG = logging.getLogger(__name__)
 
+_Batches = tuple[AttentionBatch, ...]
+"""The batch, and in a pool with windows the same rows over those of windows."""
+
 Compute = Callable[[Tensor, Tensor, Tensor, AttentionSite], Tensor]
 """Token ids, positions, indices of the positions with logits, and the attention site -> logits, in any dtype."""
+
+
+def _index(spec: AttentionSpec, of: Sized) -> int:
+    """Of a layer's part: the first, or with a window the last."""
+    return 0 if spec.sliding_window is None else len(of) - 1
 
 
 def padded_size(num_tokens: int) -> int | None:
@@ -105,6 +114,26 @@ class _Step:
     run: Callable[[], None]
 
 
+class _Tables:
+    """Block tables of the largest batch, at a fixed address."""
+
+    def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+        self._held = np.zeros(shape, dtype=np.int32)
+        with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
+            self.on_device = torch.zeros(shape, dtype=torch.int32, device=device)
+
+    def load(self, new: npt.NDArray[np.int32]) -> None:
+        """Copy the entries that differ from those on the device."""
+        held = self._held[: new.shape[0], : new.shape[1]]
+        rows, columns = np.nonzero(held != new)
+        if len(rows):
+            values = new[rows, columns]
+            held[rows, columns] = values
+            places = rows * self._held.shape[1] + columns
+            changed = upload(np.stack([places, values.astype(np.int64)]), self.on_device.device)
+            self.on_device.view(-1).index_copy_(0, changed[0], changed[1].to(torch.int32))
+
+
 class StaticSteps:
     """Steps of up to the largest of `STEP_SIZES` tokens over one pool of head-major caches. For one thread.
 
@@ -125,11 +154,10 @@ class StaticSteps:
         self._graph_memory: Any = None  # a handle; torch does not export its type
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._outputs: dict[tuple[int, int], Tensor] = {}
-        self._before: AttentionBatch | None = None  # of the loaded lists, which were advanced by a token
+        self._before: _Batches | None = None  # of the loaded lists, which were advanced by a token
         shape = MOST_ROWS, -(-max_model_len // pool.block_size)
-        self._host_tables = np.zeros(shape, dtype=np.int32)
-        with torch.inference_mode(False):  # a tensor made in inference mode cannot be written outside it
-            self._tables = torch.zeros(shape, dtype=torch.int32, device=pool.device)
+        self._tables = [_Tables(shape, pool.device) for _ in range(1 if pool.windows is None else 2)]
+        with torch.inference_mode(False):
             self._logits = torch.empty((0, vocab_size), dtype=torch.float32, device=pool.device)
 
     def prepare(self, num_tokens: int) -> None:
@@ -152,6 +180,7 @@ class StaticSteps:
         batch: AttentionBatch,
         kept: Sequence[int],
         drawn_ids: Tensor | None = None,
+        windowed: tuple[AttentionBatch, npt.NDArray[np.int64]] | None = None,
     ) -> Tensor | None:
         """Compute one step, without waiting for the device except for the first of a size.
 
@@ -160,6 +189,7 @@ class StaticSteps:
             batch: of the same rows.
             kept: indices of the tokens with logits.
             drawn_ids: token ids on the device, which `inputs[0]` may name; see `with_drawn`.
+            windowed: the rows over the rows of the pool's windows, and [T] slots there, if it has them.
 
         Returns:
             float32 [len(kept), vocab_size], until the next call overwrites it; None: this size cannot be captured, and nothing
@@ -175,23 +205,26 @@ class StaticSteps:
             raise InvalidArgumentError("batch.highest_block", batch.highest_block, f"below {self.pool.num_blocks}")
         if not self._kinds:
             self._take(size, ALL_LAUNCHES)  # its layers are of some kinds
-        if self._plan_work(batch):  # the graphs refer to outgrown buffers
+        batches = (batch, windowed[0]) if windowed is not None else (batch,)
+        if self._plan_work(batches):  # the graphs refer to outgrown buffers
             self._forget_steps()
         self._load_lists()
         step = self._take(size, self._needed_launches(size))
         if step is None:
             return None
-        padded = np.zeros((4, size), dtype=np.int64)
-        padded[2] = -1
+        padded = np.zeros((5, size), dtype=np.int64)
+        padded[2:4] = -1
         padded[:3, :num_tokens] = inputs
-        padded[3, : len(kept)] = kept
+        padded[3, :num_tokens] = inputs[2] if windowed is None else windowed[1]
+        padded[4, : len(kept)] = kept
         step.inputs.copy_(upload(padded, self.pool.device), non_blocking=True)
         if drawn_ids is not None:
             step.inputs[0].copy_(with_drawn(step.inputs[0], drawn_ids))
-        self._load_tables(batch)
+        for tables, each in zip(self._tables, batches, strict=True):
+            tables.load(each.host_tables)
         self._load_lists()  # a step that was made just now has unloaded them
         step.run()
-        self._before = batch
+        self._before = batches
         return step.logits[: len(kept)]
 
     def attend(self, query: Tensor, cache: KVCache, spec: AttentionSpec) -> Tensor:
@@ -209,31 +242,22 @@ class StaticSteps:
                 rows = STEP_SIZES[-1], *part_shape
                 self._outputs[part_shape] = torch.zeros(rows, dtype=query.dtype, device=query.device)
         out = self._outputs[part_shape][: query.shape[0]]
-        return attend_loaded(query, cache, self._tables, kind.work, spec, out, self._launches)
+        tables = self._tables[_index(spec, self._tables)].on_device
+        return attend_loaded(query, cache, tables, kind.work, spec, out, self._launches)
 
     # -- inputs of a step
 
-    def _load_tables(self, batch: AttentionBatch) -> None:
-        """Copy the entries that differ from those on the device."""
-        new = batch.host_tables
-        held = self._host_tables[: new.shape[0], : new.shape[1]]
-        rows, columns = np.nonzero(held != new)
-        if len(rows):
-            values = new[rows, columns]
-            held[rows, columns] = values
-            places = rows * self._host_tables.shape[1] + columns
-            changed = upload(np.stack([places, values.astype(np.int64)]), self.pool.device)
-            self._tables.view(-1).index_copy_(0, changed[0], changed[1].to(torch.int32))
-
-    def _plan_work(self, batch: AttentionBatch) -> bool:
+    def _plan_work(self, batches: _Batches) -> bool:
         """Plan every kind's list, unless the one on the device advanced to this batch. Returns whether buffers were outgrown
         and replaced.
         """
         before, self._before = self._before, None
         has_grown = False
         for kind in self._kinds.values():
+            index = _index(kind.spec, batches)
+            batch = batches[index]
             known = kind.work_list if before is not None and kind.is_loaded else None
-            if known is not None and before is not None and known.advance(before, batch, kind.spec):
+            if known is not None and before is not None and known.advance(before[index], batch, kind.spec):
                 continue
             kind.work_list = plan_work(batch, kind.spec, kind.group, kind.work.limits, kind.part_shape[0])
             kind.is_loaded = False
@@ -284,16 +308,16 @@ class StaticSteps:
         """Run the body once over empty lists, which compiles and allocates, and then capture it."""
         num_kept = min(size, MOST_ROWS)
         with torch.inference_mode(False):
-            inputs = torch.zeros((4, size), dtype=torch.int64, device=self.pool.device)
+            inputs = torch.zeros((5, size), dtype=torch.int64, device=self.pool.device)
             if self._logits.shape[0] < num_kept:
                 self._logits = torch.empty((num_kept, self._vocab_size), dtype=torch.float32, device=self.pool.device)
-        logits, kept = self._logits[:num_kept], inputs[3, :num_kept]
-        inputs[2] = -1
+        logits, kept = self._logits[:num_kept], inputs[4, :num_kept]
+        inputs[2:4] = -1
         self._unload()
 
         def body() -> None:
             with torch.inference_mode():
-                logits.copy_(self._compute(inputs[0], inputs[1], kept, _Site(self, inputs[2])))
+                logits.copy_(self._compute(inputs[0], inputs[1], kept, _Site(self, inputs[2:4])))
                 for kind in self._kinds.values():
                     advance(kind.work, kind.spec)
 
@@ -329,7 +353,7 @@ class StaticSteps:
 
 
 class _Site:
-    """Receiver of the layers' calls of a static step. `slots` [size] int64."""
+    """Receiver of the layers' calls of a static step. `slots` [2, size] int64, of layers without a window and with one."""
 
     def __init__(self, steps: StaticSteps, slots: Tensor) -> None:
         self._steps = steps
@@ -337,17 +361,20 @@ class _Site:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         cache = self._steps.pool.caches[layer]
-        write_kv(key, value, cache, self._slots)
+        write_kv(key, value, cache, self._slots_of(spec))
         return self._steps.attend(query, cache, spec)
 
     def attend_unembedded(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: HeadEmbedding, spec: AttentionSpec
     ) -> Tensor:
         cache = self._steps.pool.caches[layer]
-        return self._steps.attend(embed_heads(query, key, value, how, cache, self._slots), cache, spec)
+        return self._steps.attend(embed_heads(query, key, value, how, cache, self._slots_of(spec)), cache, spec)
 
     def attend_latents(self, layer: int, query: Tensor, latents: Tensor, value_dim: int, spec: AttentionSpec) -> Tensor:
         cache = self._steps.pool.caches[layer]
         assert cache.v_head_dim == value_dim
-        write_latents(latents, cache, self._slots)
+        write_latents(latents, cache, self._slots_of(spec))
         return self._steps.attend(query, cache, spec)
+
+    def _slots_of(self, spec: AttentionSpec) -> Tensor:
+        return self._slots[_index(spec, self._slots)]

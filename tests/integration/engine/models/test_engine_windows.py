@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +18,9 @@ from tiny_models import save_model, save_wide
 from radixkv import PrefixCache
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
+from radixkv.generation.verification import BlockVerdict
 from radixkv.worker.engine.engine import Engine
-from radixkv.worker.model.model import ModelRunner
+from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.parallel.runner import ParallelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.speculation.settings import SpeculationSettings
@@ -121,6 +123,46 @@ def test_replies_are_those_of_a_pool_whose_blocks_have_it_all(way: Way, tmp_path
         assert windows.num_taken > 0
         missing = (NUM_BLOCKS - NUM_WINDOW_BLOCKS) * BLOCK_SIZE * runner.windowed_token_bytes
         assert runner.pool.size_bytes == size_bytes - missing
+
+
+def test_the_first_tile_of_a_step_takes_nothing_that_a_later_one_reads(tmp_path: Path) -> None:
+    """The step decodes a branch whose window was used longest ago, after a prompt that needs rows."""
+    torch.set_num_threads(1)
+    folder = save_model("gemma3", tmp_path / "model")
+    runner = ModelRunner(folder, num_blocks=None, dtype="float32", device="cpu", deterministic=True)
+    rng = random.Random(1)
+    tables = [array("i", range(first, first + 50)) for first in range(0, 150, 50)]
+    branch, prompt = (rng.choices(VOCABULARY, k=length) for length in (21, 200))
+    others = [(rng.choices(VOCABULARY, k=8), array("i", range(100 + 2 * each, 102 + 2 * each))) for each in range(25)]
+
+    def answer(num_window_blocks: int | None) -> torch.Tensor:
+        runner.allocate_pool(NUM_BLOCKS, BLOCK_SIZE, num_window_blocks=num_window_blocks)
+        for history, table in [(branch[:20], tables[0]), *others]:
+            runner.forward([ForwardRow(history, 0, table, 0, 1)])
+        rows = [ForwardRow(prompt, 0, tables[1], 0, 1), ForwardRow(branch[20:], 20, tables[0], 0, 1)]
+        if windows := runner.pool.windows:
+            assert (
+                windows.num_fitting((row.block_table, row.start, row.start + len(row.token_ids)) for row in rows) == 2
+            )
+            assert windows.has_window(tables[0], 20)
+        return runner.forward(rows)
+
+    assert torch.equal(answer(60), answer(None))
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_a_block_is_verified_in_the_layers_that_have_it(family: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = save_model(family, tmp_path / "model")
+    runner = ModelRunner(folder, num_blocks=None, dtype="float32", device="cpu", quantization="none")
+    rng = random.Random(1)
+    prompt = rng.choices(VOCABULARY, k=40)
+    others = [rng.choices(VOCABULARY, k=30) for _ in range(4)]
+    with engine_of(runner, NUM_WINDOW_BLOCKS) as engine:
+        for asked in (prompt, *others, prompt[:30]):  # the last computes a part of a block again
+            collect(engine.generate(GenerateParams(token_ids=asked, sampling=greedy(1))))
+        found = {engine.verify_block(prompt[:end]).verdict for end in range(BLOCK_SIZE, len(prompt) + 1, BLOCK_SIZE)}
+    assert found == {BlockVerdict.AGREES, BlockVerdict.GONE}
 
 
 @pytest.mark.thorough

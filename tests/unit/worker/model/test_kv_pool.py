@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +16,7 @@ from radixkv.kernels import write_kv, write_latents
 from radixkv.kernels.kv.block_copy import conflict_free_batches
 from radixkv.worker.errors import ModelError
 from radixkv.worker.model.kv_pool import KVPool, LayerShape
+from radixkv.worker.model.rows import ForwardRow
 
 NUM_BLOCKS = 5
 BLOCK_SIZE = 4
@@ -56,6 +60,46 @@ def test_ops_copy_what_they_would_one_after_the_other(ops: list[Copy]) -> None:
     for cache in pool.caches:
         for first, rows in zip((0, 100), cache.token_major(), strict=False):  # of latents one
             assert torch.equal(rows, first + expected.expand_as(rows))
+
+
+@given(copies, st.integers(1, NUM_BLOCKS - 1), st.lists(st.integers(0, NUM_BLOCKS - 1), max_size=4))
+def test_rows_of_windows_hold_what_their_blocks_would(ops: list[Copy], num_rows: int, written: list[int]) -> None:
+    layers = (LayerShape(1, 2, 2, window=5), LayerShape(1, 2, 2), LayerShape(2, 3, 3, window=3))
+    sizes = (NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    pool = KVPool(layers, *sizes, num_window_blocks=num_rows)
+    windows = pool.windows
+    assert windows is not None
+    assert windows.window == 5
+    assert [cache.num_blocks for cache in pool.caches] == [num_rows, NUM_BLOCKS, num_rows]
+    for block in written:  # slot by slot its own number
+        row = ForwardRow([0] * BLOCK_SIZE, 0, array("i", [block]), 0, 0)
+        windows.take([row])
+        slots = torch.from_numpy(windows.slots([row]))
+        windows.written([row])
+        for layer, cache in ((layers[0], pool.caches[0]), (layers[2], pool.caches[2])):
+            numbers = torch.arange(BLOCK_SIZE).float()[:, None, None] + block * BLOCK_SIZE
+            write_kv(*[numbers.expand(-1, layer.num_kv_heads, layer.key_dim).contiguous()] * 2, cache, slots)
+    pool.carry_out(ops)
+    held = list(range(NUM_BLOCKS * BLOCK_SIZE))
+    for src, dst, num_tokens in ops:
+        for offset in range(num_tokens):
+            held[dst * BLOCK_SIZE + offset] = held[src * BLOCK_SIZE + offset]
+    for block in range(NUM_BLOCKS):
+        num_there = max(at for at in range(BLOCK_SIZE + 1) if windows.has_window(array("i", [block]), at))
+        row = windows.tables(np.array([block]))[0]
+        expected = held[block * BLOCK_SIZE : block * BLOCK_SIZE + num_there]
+        for cache in (pool.caches[0], pool.caches[2]):
+            for tensor in cache.token_major():
+                assert tensor[row, :num_there, 0, 0].tolist() == expected
+
+
+def test_a_pool_with_fewer_windows_has_no_host_memory() -> None:
+    layers = (LayerShape(1, 2, 2, window=5), LayerShape(1, 2, 2))
+    sizes = (NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    with pytest.raises(InvalidArgumentError, match="num_host_blocks is 2; it must be 0"):
+        KVPool(layers, *sizes, 2, num_window_blocks=3)
+    assert KVPool(layers, *sizes, 2, num_window_blocks=NUM_BLOCKS).windows is None
+    assert KVPool(layers[1:], *sizes, 2, num_window_blocks=3).windows is None, "no layer has a window"
 
 
 @given(copies)

@@ -109,6 +109,25 @@ def test_a_row_that_writes_nothing_takes_no_row() -> None:
     assert windows.tables(np.array(TABLE)).tolist() == [0] * len(TABLE)
 
 
+def test_a_row_that_writes_nothing_leaves_the_order_in_which_rows_are_taken() -> None:
+    windows = rows(num_rows=5)
+    for block in (40, 41, 42):
+        run(windows, row(0, 4, array("i", [block])))
+    run(windows, row(0, 8))
+    run(windows, row(0, 24, num_stored=24))
+    run(windows, row(0, 4, array("i", [43])))
+    assert windows.resumable(TABLE, 8) == 8
+
+
+def test_blocks_are_compared_where_both_have_all_of_their_slots() -> None:
+    windows = rows()
+    run(windows, row(0, 7))
+    assert windows.rows_of(TABLE[0], TABLE[1]) is None
+    run(windows, row(7, 8))
+    assert windows.rows_of(TABLE[0], TABLE[1]) is not None
+    assert windows.rows_of(TABLE[0], TABLE[2]) is None
+
+
 def test_the_end_of_a_hit_outlives_what_prompts_pass_through() -> None:
     """The common start of two prompts, 16 tokens, is where the third one goes on, however long both were."""
     windows = rows(num_rows=12)
@@ -134,8 +153,13 @@ def test_a_copy_takes_what_its_source_has() -> None:
 
 def test_spans_fit_as_far_as_there_are_rows() -> None:
     windows = rows(num_rows=8)
-    assert windows.num_fitting([(20, 21)] * 5) == 2  # three blocks each
-    assert windows.num_fitting([(0, 33), (20, 21)]) == 0
+    apart = [array("i", range(first, first + 6)) for first in range(0, 30, 6)]
+    assert windows.num_fitting((table, 20, 21) for table in apart) == 2  # three blocks each
+    assert windows.num_fitting((array("i", [*apart[0][:5], last]), 20, 21) for last in range(10, 20)) == 6
+    assert windows.num_fitting((table[:5], 20, 21) for table in [apart[0]] * 10) == 6, (
+        "a block that comes is nobody else's"
+    )
+    assert windows.num_fitting([(TABLE, 0, 33), (TABLE, 20, 21)]) == 0
     assert windows.num_fitting([]) == 0
 
 

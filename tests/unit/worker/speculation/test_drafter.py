@@ -242,3 +242,32 @@ def test_what_is_drafted_for_is_a_decode_of_its_own_that_has_room(reason: str, m
             monkeypatch.setattr(Generation, "takes_logits", True)
     drafter.plan([Row(branch, branch.num_computed, len(branch.tokens))], 320)
     assert list(branch.draft) == ([] if reason else [1, 2])
+
+
+def test_what_comes_of_a_tenant_s_drafts_changes_no_other_tenant_s() -> None:
+    now_s, lies = 0.0, {"first": [1, 2, 3], "liar": [900], "other": [1, 2, 3]}
+    drafter = Drafter(
+        SpeculationSettings(),
+        vocab_size=1000,
+        block_size=16,
+        counters=EngineCounters(),
+        sources=[LyingSource(lambda branch: lies[branch.owner], 0.0, 1000)],
+        clock=lambda: now_s,
+    )
+
+    def drafted(branch: Branch) -> int:
+        nonlocal now_s
+        branch.num_computed = len(branch.tokens) - 1
+        drafter.plan([Row(branch, len(branch.tokens) - 1, len(branch.tokens))], 320)
+        num_drafted = len(branch.draft)
+        branch.tokens.append(4)
+        now_s += small_model(1 + num_drafted)
+        drafter.finished()
+        return num_drafted
+
+    branches = {owner: a_branch([1], [2, 3], owner) for owner in lies}
+    for branch in branches.values():
+        branch.phase, branch.room = Phase.RUNNING, 1000
+    assert drafted(branches["first"]) > 0
+    assert [drafted(branches["liar"]) for _ in range(300)][-20:] == [0] * 20
+    assert drafted(branches["other"]) > 0
