@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.errors import ApiError, invalid, missing
 from radixkv.gateway.protocol.fields import FAIL_FAST, MAX_MESSAGES, MAX_PARTS, Each, Name, PlainValue
 from radixkv.gateway.turns.client_noise import without_noise
+from radixkv.gateway.turns.custom_tools import arguments_of
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message, ModelInfo
 from radixkv.util.json_text import num_values, read_json
@@ -59,6 +61,37 @@ class ToolCall(ApiModel):
     id: Name | None = None
     type: Literal["function"] | None = None
     function: FunctionCall
+
+
+class CustomCall(ApiModel):
+    """A custom tool and its input."""
+
+    name: Annotated[Name, Field(min_length=1)]
+    input: str = ""
+
+
+class CustomToolCall(ApiModel):
+    """A call of a custom tool, made by an earlier reply."""
+
+    id: Name | None = None
+    type: Literal["custom"]
+    custom: CustomCall
+
+    @property
+    def function(self) -> FunctionCall:
+        """The call of the function that the model was offered instead."""
+        return FunctionCall(name=self.custom.name, arguments=json.dumps(arguments_of(self.custom.input)))
+
+
+def _kind_of_call(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "custom_call" if kind == "custom" else "function_call"
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, Tag("function_call")] | Annotated[CustomToolCall, Tag("custom_call")],
+    Discriminator(_kind_of_call),
+]
 
 
 class FileData(ApiModel):
@@ -107,7 +140,7 @@ class ChatMessage(ApiModel):
     name: Name | None = None
     refusal: str | None = None
     audio: PlainValue = Field(None, description="Not supported.")
-    tool_calls: Annotated[list[Annotated[ToolCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
+    tool_calls: Annotated[list[Annotated[AnyCall, Each]], Field(max_length=MAX_PARTS), FAIL_FAST] | None = None
     tool_call_id: Name | None = None
     function_call: FunctionCall | None = Field(None, description="Deprecated: use `tool_calls`.")
     reasoning_content: str | None = Field(None, description="Extension. An assistant's thoughts.")
@@ -123,7 +156,7 @@ class ChatMessage(ApiModel):
         return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
     @property
-    def calls(self) -> Sequence[ToolCall]:
+    def calls(self) -> Sequence[ToolCall | CustomToolCall]:
         """Its calls, in either form."""
         old = [ToolCall(function=self.function_call)] if self.function_call is not None else []
         return [*(self.tool_calls or ()), *old]
@@ -261,7 +294,7 @@ def template_arguments(arguments: str) -> Any:
     return parsed if isinstance(parsed, dict) else arguments
 
 
-def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
+def _template_call(call: ToolCall | CustomToolCall, param: str) -> dict[str, Any]:
     arguments = template_arguments(call.function.arguments)
     check_plain(arguments, param, MAX_ARGUMENT_VALUES)
     function = {"name": call.function.name, "arguments": arguments}

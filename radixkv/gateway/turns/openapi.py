@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -80,6 +80,21 @@ class MadeCall(BaseModel):
     function: CalledFunction
 
 
+class CustomCalled(BaseModel):
+    """A custom tool and its input."""
+
+    name: str
+    input: str
+
+
+class MadeCustomCall(BaseModel):
+    """A call of a custom tool made by the model."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomCalled
+
+
 class AnswerMessage(BaseModel):
     """The reply. `reasoning_content`: the model's thoughts before it."""
 
@@ -87,7 +102,7 @@ class AnswerMessage(BaseModel):
     content: str | None
     refusal: str | None
     reasoning_content: str | None = None
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: list[Annotated[MadeCall | MadeCustomCall, Field(discriminator="type")]] | None = None
 
 
 class TopLogprob(BaseModel):

@@ -13,7 +13,8 @@ from pydantic import ConfigDict, Field
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
 from radixkv.gateway.protocol.errors import invalid
-from radixkv.gateway.protocol.fields import FAIL_FAST, Name, Plain
+from radixkv.gateway.protocol.fields import FAIL_FAST, Name, Plain, PlainObject
+from radixkv.gateway.turns.custom_tools import is_left_out, parameters_of
 from radixkv.gateway.turns.json_schemas import Definitions, Detail, engine_schema
 from radixkv.gateway.turns.response_format import MAX_TOLD, looser, require_all
 from radixkv.generation.params import JSON_WHITESPACE, Grammar
@@ -25,6 +26,7 @@ __all__ = [
     "AllowedTools",
     "ChatTool",
     "ChatTools",
+    "CustomTool",
     "ToolChoice",
     "ToolPlan",
     "plan_tools",
@@ -38,12 +40,15 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 """The schema of a function without one."""
 
 
+_ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+
+
 class ToolFunction(ApiModel):
     """A function that the model may call. Unknown fields go to the template as well."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+    name: _ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -58,7 +63,36 @@ class ChatTool(ApiModel):
     function: ToolFunction
 
 
-ChatTools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain]
+class CustomTold(ApiModel):
+    """A tool whose input is one text. An expression in `format` is enforced; a grammar goes to the description."""
+
+    name: _ToolName
+    description: str | None = None
+    format: PlainObject | None = None
+
+    @property
+    def flat_format(self) -> Mapping[str, Any] | None:
+        """The format in the form of the Responses API."""
+        grammar = (self.format or {}).get("grammar")
+        return {"type": "grammar", **grammar} if isinstance(grammar, dict) else self.format
+
+
+class CustomTool(ApiModel):
+    """One of `tools`: a custom one."""
+
+    type: Literal["custom"]
+    custom: CustomTold
+
+    def as_function(self) -> ChatTool:
+        """Return the tool as a function of the prompt."""
+        told = self.custom
+        parameters = parameters_of(told.flat_format)
+        function = ToolFunction(name=told.name, description=told.description, parameters=parameters)
+        return ChatTool(type="function", function=function)
+
+
+_OfferedTool = Annotated[ChatTool | CustomTool, Field(discriminator="type")]
+ChatTools = Annotated[list[_OfferedTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain]
 
 
 class NamedFunction(ApiModel):
@@ -73,12 +107,30 @@ class NamedTool(ApiModel):
     type: Literal["function"]
     function: NamedFunction
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustom(ApiModel):
+    """A `tool_choice` that names the custom tool to call."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+_NamedEither = Annotated[NamedTool | NamedCustom, Field(discriminator="type")]
+
 
 class AllowedTools(ApiModel):
     """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
+    tools: Annotated[list[_NamedEither], Field(min_length=1, max_length=MAX_TOOLS), FAIL_FAST]
 
 
 class AllowedChoice(ApiModel):
@@ -88,7 +140,10 @@ class AllowedChoice(ApiModel):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[NamedTool | NamedCustom | AllowedChoice, Field(discriminator="type")]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +155,16 @@ class ToolPlan:
         functions: that may be called, by name; their calls are parsed in the reply.
         constraint: the output constraint where a call is required.
         takes_one_call: whether everything after a reply's first call is dropped.
+        customs: names of the custom tools among the functions.
+        left_out: places of their formats that are not enforced.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     functions: Mapping[str, _Function] = field(default_factory=dict)
     constraint: Constraint | None = None
     takes_one_call: bool = False
+    customs: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
 
     def hold(self, answer: Constraint | None) -> Constraint | None:
         """Return the constraint of the reply: to a required call, else to the answer or calls instead of it.
@@ -133,7 +192,7 @@ class ToolPlan:
 
 
 def plan_tools(
-    tools: Sequence[ChatTool] | None,
+    tools: Sequence[ChatTool | CustomTool] | None,
     choice: ToolChoice | None,
     parallel_calls: bool | None = None,
     places: Sequence[str] | None = None,
@@ -150,19 +209,27 @@ def plan_tools(
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools; those that a server runs are left out here", "tool_choice")
         return ToolPlan()
-    described = tuple(tool.model_dump(exclude_none=True) for tool in tools)
-    places = places or [f"tools.{index}.function.parameters" for index in range(len(tools))]
-    functions = {tool.function.name: _Function(tool.function, place) for tool, place in zip(tools, places, strict=True)}
+    customs = {index: tool.custom for index, tool in enumerate(tools) if isinstance(tool, CustomTool)}
+    offered = [tool.as_function() if isinstance(tool, CustomTool) else tool for tool in tools]
+    described = tuple(tool.model_dump(exclude_none=True) for tool in offered)
+    places = places or [
+        f"tools.{index}.{'custom.format' if index in customs else 'function.parameters'}" for index in range(len(tools))
+    ]
+    functions = {
+        tool.function.name: _Function(tool.function, place) for tool, place in zip(offered, places, strict=True)
+    }
     if choice == "none":
         return ToolPlan()
     is_required = choice == "required"
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, NamedTool | NamedCustom):
         functions, is_required = _named(functions, [choice]), True
     elif isinstance(choice, AllowedChoice):
         allowed = choice.allowed_tools
         functions, is_required = _named(functions, allowed.tools), allowed.mode == "required"
     constraint = _call_constraint(functions) if is_required else None
-    return ToolPlan(described, functions, constraint, takes_one_call)
+    left_out = tuple(places[index] for index, custom in customs.items() if is_left_out(custom.flat_format))
+    names = frozenset(custom.name for custom in customs.values())
+    return ToolPlan(described, functions, constraint, takes_one_call, names, left_out)
 
 
 class _Function(NamedTuple):
@@ -170,8 +237,8 @@ class _Function(NamedTuple):
     place: str
 
 
-def _named(functions: Mapping[str, _Function], named: Sequence[NamedTool]) -> dict[str, _Function]:
-    names = [tool.function.name for tool in named]
+def _named(functions: Mapping[str, _Function], named: Sequence[NamedTool | NamedCustom]) -> dict[str, _Function]:
+    names = [tool.name for tool in named]
     for name in names:
         if name not in functions:
             raise invalid(f"tool_choice names {name!r}, which is not in tools", "tool_choice")

@@ -55,6 +55,8 @@ NUM_REFUSED, REFUSED_S = 1024, 300.0
 EASY_MASK_S, MASK_CREDIT_S = 0.001, 0.03
 """CPU time per token on the engine's thread that is free, and the excess that a branch may cost in total. Beyond it the branch
 ends with an error, and its grammar is rejected from then on: it cost far less in its trial."""
+MOST_CHARGED_S = 0.02
+"""Of one token: where a busy machine counts another program's turn as ours, one token is long, and the next is not."""
 
 
 class GrammarMatcher(Protocol):
@@ -116,7 +118,7 @@ class CompiledMatcher:
         return bool(is_taken) and not self.fault
 
     def _charge(self, cost_s: float) -> None:
-        self._credit_s = min(MASK_CREDIT_S, self._credit_s + EASY_MASK_S - cost_s)
+        self._credit_s = min(MASK_CREDIT_S, self._credit_s + EASY_MASK_S - min(cost_s, MOST_CHARGED_S))
         if self._credit_s < 0 and not self.fault:
             self.fault = f"its masks take longer than {EASY_MASK_S * 1000:g} ms"
             self._on_slow(self.fault)

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from radixkv.core.namespaces import derived_namespace
 from radixkv.core.tokens import num_tokens, unpack_tokens
+from radixkv.gateway.api.openai.calls import whole_call
 from radixkv.gateway.api.openai.chat_chunks import ChatChunks
 from radixkv.gateway.api.openai.legacy_functions import FunctionChoice, Functions, in_old_words, plan_functions
 from radixkv.gateway.api.openai.plan import Plan
@@ -162,6 +163,7 @@ async def _make_plan(body: ChatRequest, request: Request, context: RequestContex
     state = request.app.state
     model = await chat_model(request, body.model)
     tools = await off_loop(request, body.tool_plan)
+    context.leave_out(tools.left_out)
     wish = ThinkingWish(body.enable_thinking, body.reasoning_effort)
     arguments, unread = thinking_arguments(model.info, wish, body.template_arguments)
     context.leave_out({"is_on": "enable_thinking", "effort": "reasoning_effort"}[name] for name in unread)
@@ -252,7 +254,10 @@ async def _choice(plan: ChatPlan, reply: Reply, backend: Backend) -> dict[str, A
     if thoughts := plan.echoed_thoughts + reply.thinking:
         message["reasoning_content"] = thoughts
     if reply.calls:
-        message |= {"content": text or None, "tool_calls": reply.as_message()["tool_calls"]}
+        message |= {
+            "content": text or None,
+            "tool_calls": [whole_call(call, plan.tools.customs) for call in reply.calls],
+        }
     logprobs = None
     if plan.sampling.logprobs is not None:
         logprobs = {"content": await chat_logprobs(backend, reply.logprobs, by_id=plan.names_ids), "refusal": None}
@@ -265,7 +270,7 @@ async def _choice(plan: ChatPlan, reply: Reply, backend: Backend) -> dict[str, A
 async def _stream_chunks(plan: ChatPlan, turn: TurnReader) -> AsyncIterator[bytes]:
     """Yield the response in chunks."""
     head, has_old_words = plan.head("chat.completion.chunk"), plan.body.has_old_words
-    chunks = ChatChunks(head, plan.body, has_old_words=has_old_words)
+    chunks = ChatChunks(head, plan.body, has_old_words=has_old_words, customs=plan.tools.customs)
     indices = range(len(turn.replies))
     async with turn.stream:
         while arrived := await turn.take():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
 from radixkv.core.tokens import unpack_tokens
+from radixkv.gateway.api.openai.calls import call_delta
 from radixkv.gateway.api.openai.chunks import Chunks
 from radixkv.gateway.api.openai.legacy_functions import in_old_words
 from radixkv.gateway.turns.options import GenerationOptions
@@ -18,10 +19,21 @@ _TEXT_TAIL = '},"logprobs":null,"finish_reason":null}]'
 
 
 class ChatChunks(Chunks):
-    """Encodes the chunks of one response. `has_old_words`: calls are encoded as `function_call`."""
+    """Encodes the chunks of one response.
 
-    def __init__(self, head: Mapping[str, Any], body: GenerationOptions, *, has_old_words: bool = False) -> None:
+    `has_old_words`: calls are encoded as `function_call`. `customs`: names of the custom tools.
+    """
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        body: GenerationOptions,
+        *,
+        has_old_words: bool = False,
+        customs: Collection[str] = (),
+    ) -> None:
         super().__init__(head, body)
+        self._customs = customs
         self._text_tail = _TEXT_TAIL + self._tail
         self._has_old_words = has_old_words
 
@@ -40,7 +52,7 @@ class ChatChunks(Chunks):
         """Growth of a choice; no bytes where there is nothing to send."""
         self._grow(index, len(growth.token_ids))
         tells_tokens = self._tells_token_ids or self._running is not None
-        calls = _called(growth)
+        calls = [delta for piece in growth.calls if (delta := call_delta(piece, self._customs))]
         if logprobs or growth.thinking or calls or (tells_tokens and growth.token_ids):
             delta = {**_told(growth), **({"tool_calls": calls} if calls else {})}
             return self._choice(index, delta or {"content": ""}, logprobs, None, growth.token_ids)
@@ -77,16 +89,3 @@ def _told(growth: Growth) -> dict[str, str]:
     """Return the text fields of a choice's growth."""
     told = {"reasoning_content": growth.thinking, "content": growth.text}
     return {name: text for name, text in told.items() if text}
-
-
-def _called(growth: Growth) -> list[dict[str, Any]]:
-    """Return the growth of a choice's calls; empty where a call only ends."""
-    calls: list[dict[str, Any]] = []
-    for piece in growth.calls:
-        function = {"arguments": piece.arguments}
-        if piece.begins:
-            head = {"id": piece.call.call_id, "type": "function"}
-            calls.append({"index": piece.number, **head, "function": {"name": piece.call.name, **function}})
-        elif piece.arguments:
-            calls.append({"index": piece.number, "function": function})
-    return calls

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.gateway.api.responses.schema import InputItem
-from radixkv.gateway.api.responses.tools import INPUT, offered_name
+from radixkv.gateway.api.responses.tools import offered_name
 from radixkv.gateway.protocol.errors import ApiError, invalid, missing, not_found
+from radixkv.gateway.turns.custom_tools import arguments_of
 from radixkv.gateway.turns.messages import check_arguments, result_text, template_arguments, text_of
 from radixkv.gateway.turns.options import check_plain
 from radixkv.generation.request import Message
@@ -244,7 +245,7 @@ def to_messages(items: Sequence[Item], instructions: str | None = None) -> list[
 def _template_call(item: Item) -> dict[str, Any]:
     name = offered_name(item["name"], item.get("namespace"))
     is_custom = item["type"] == "custom_tool_call"
-    arguments = {INPUT: item["input"]} if is_custom else template_arguments(item["arguments"])
+    arguments = arguments_of(item["input"]) if is_custom else template_arguments(item["arguments"])
     return {"type": "function", "id": item["call_id"], "function": {"name": name, "arguments": arguments}}
 
 

@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr, model_validator
-from pydantic_core import from_json
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.errors import invalid, missing
 from radixkv.gateway.protocol.fields import FAIL_FAST, Name, PlainObject
 from radixkv.gateway.turns.call_parser import FunctionCalled
+from radixkv.gateway.turns.custom_tools import input_of, is_left_out, parameters_of
 from radixkv.gateway.turns.tools import (
     MAX_NAME_CHARACTERS,
     MAX_TOOLS,
     AllowedChoice,
     AllowedTools,
     ChatTool,
+    NamedCustom,
     NamedFunction,
     NamedTool,
     ToolChoice,
@@ -33,7 +34,6 @@ from radixkv.gateway.turns.tools import (
 )
 
 __all__ = [
-    "INPUT",
     "AllowedNames",
     "NamedChoice",
     "Offer",
@@ -44,9 +44,6 @@ __all__ = [
     "offers_of",
     "plan_response_tools",
 ]
-
-INPUT = "input"
-"""The only argument of the function for a custom tool."""
 
 _NAME = Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARACTERS}}}$")
 
@@ -62,17 +59,9 @@ class SpacedTool(ApiModel):
     format: PlainObject | None = None
 
     @property
-    def expression(self) -> str | None:
-        """The regular expression of a custom tool's format."""
-        told = self.format or {}
-        definition = told.get("definition") if told.get("syntax") == "regex" else None
-        return definition if isinstance(definition, str) else None
-
-    @property
     def leaves_format_out(self) -> bool:
-        """Whether the format of a custom tool stands in the description alone: a grammar fits no JSON string."""
-        told = self.format or {}
-        return self.type == "custom" and told.get("type", "text") != "text" and self.expression is None
+        """Whether the format of a custom tool is not enforced."""
+        return self.type == "custom" and is_left_out(self.format)
 
 
 class ResponseTool(SpacedTool):
@@ -153,23 +142,12 @@ class Offer(NamedTuple):
 
     def arguments(self, call: FunctionCalled) -> str:
         """Return the arguments of a call so far: JSON, or the text of a custom tool."""
-        if not self.is_custom:
-            return call.arguments
-        try:
-            told = from_json(call.arguments, allow_partial="trailing-strings")
-        except ValueError:
-            return call.arguments
-        text = told.get(INPUT, "") if isinstance(told, dict) else None
-        return text if isinstance(text, str) else call.arguments
+        return input_of(call.arguments) if self.is_custom else call.arguments
 
     def as_function(self, name: str) -> ChatTool:
         """Return the tool as a function of the prompt."""
-        tool, parameters = self.tool, self.tool.parameters
-        if self.is_custom:
-            said = {"type": "string"} | ({"description": f"Held to: {tool.format}"} if tool.format else {})
-            if expression := tool.expression:
-                said["pattern"] = f"^(?:{expression})$"
-            parameters = {"type": "object", "properties": {INPUT: said}, "required": [INPUT]}
+        tool = self.tool
+        parameters = parameters_of(tool.format) if self.is_custom else tool.parameters
         function = ToolFunction(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
         return ChatTool(type="function", function=function)
 
@@ -239,7 +217,7 @@ def plan_response_tools(
 
 
 def _allowed(choice: AllowedNames) -> ToolChoice:
-    named: list[NamedTool] = []
+    named: list[NamedTool | NamedCustom] = []
     for index, tool in enumerate(choice.tools):
         if tool.is_read and tool.name is None:
             raise missing(f"tool_choice.tools.{index}.name")

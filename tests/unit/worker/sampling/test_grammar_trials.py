@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import select
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import numpy as np
@@ -279,6 +281,24 @@ def test_one_that_turns_out_slow_ends_its_reply_and_is_refused_from_then_on(
     with pytest.raises(InvalidArgumentError, match="simple enough to follow"):
         shared.matcher(grammar)
     matcher_of(shared, grammar, "another")
+
+
+def test_one_long_token_is_a_busy_machine_s_and_two_in_a_row_are_the_grammar_s(
+    shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matcher, now_s = matcher_of(shared, Grammar("regex", "w*"), "busy"), itertools.count(step=0.0)
+    monkeypatch.setattr(grammar_module, "time", SimpleNamespace(thread_time=lambda: next(now_s)))
+    for _ in range(3):
+        now_s = itertools.count(step=5.0)
+        matcher.allowed()
+        now_s = itertools.count(step=0.0)
+        for _ in range(30):
+            matcher.allowed()
+        assert not matcher.fault
+    now_s = itertools.count(step=5.0)
+    matcher.allowed()
+    matcher.allowed()
+    assert "masks take longer" in matcher.fault
 
 
 def test_who_waits_for_the_trial_of_anothers_same_grammar_waits_no_longer_than_so_long(
