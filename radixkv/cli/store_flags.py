@@ -93,7 +93,7 @@ def store_settings(options: argparse.Namespace) -> StoreSettings | None:
     key_file = None if options.store_key is None else Path(options.store_key).expanduser()
     is_for_swap = disk is None and options.remote is None and options.preemption == "swap"
     is_all_default = is_default and options.remote is None and not has_host and options.disk_kv_dtype == "auto"
-    if is_all_default and key_file is None and (options.window_share or 1) < 1:
+    if is_all_default and key_file is None and 0 < options.window_share < 1:
         return None  # a store moves whole blocks
     return StoreSettings(
         disk,
