@@ -179,7 +179,7 @@ class HashRunner:
         self.num_uncaptured_sizes = 0
         self._is_unwanted: c_int32 | None = None  # of the forward that runs
         self._slots = self.pool.slots
-        self._window_slots = [_GARBAGE] * (num_window_blocks * block_size)
+        self._window_slots = [_GARBAGE] * ((num_window_blocks + 1) * block_size)
         if window is not None:
             self.pool.windows = WindowRows(num_blocks, num_window_blocks, block_size, window)
 

@@ -161,7 +161,7 @@ class PoolPlan:
     @property
     def kv_bytes(self) -> int:
         """Of the blocks, without lines."""
-        num_windowed = self.num_blocks if self.num_window_blocks is None else self.num_window_blocks
+        num_windowed = self.num_blocks if self.num_window_blocks is None else self.num_window_blocks + 1
         return self.num_blocks * (self.block_bytes - self.windowed_bytes) + num_windowed * self.windowed_bytes
 
     @property
@@ -290,8 +290,9 @@ def _count_blocks(budget: int, block_bytes: int, most: int, windows: _Windows | 
     least, most = budget // block_bytes, min(most, int(budget / max(1, whole)))
     while least < most:  # the largest number that fits
         number = (least + most + 1) // 2
-        num_windowed = windows.among(number) or number
-        fits = number * whole + num_windowed * windows.block_bytes <= budget
+        num_windowed = windows.among(number)
+        num_rows = number if num_windowed is None else num_windowed + 1
+        fits = number * whole + num_rows * windows.block_bytes <= budget
         least, most = (number, most) if fits else (least, number - 1)
     return least or count_blocks(budget, block_bytes, most)
 

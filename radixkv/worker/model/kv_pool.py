@@ -113,7 +113,7 @@ class KVPool:
             raise ModelError(str(error)) from error
 
     def _num_rows(self, layer: LayerShape) -> int:
-        return self.num_blocks if self.windows is None or layer.window is None else self.windows.num_rows
+        return self.num_blocks if self.windows is None or layer.window is None else self.windows.num_rows + 1
 
     def _by_rows(self) -> tuple[list[KVCache], list[KVCache]]:
         """Caches whose rows are blocks, and those of `windows`."""

@@ -7,6 +7,9 @@ has a row while a branch needs it, and afterwards until another block takes the 
     row           -   2   0   -   -   1   -     in the caches of layers with a window
     num_filled    0  16  16   0   0   5   0     first slots of the block that the row holds
 
+The caches have one row more, which stays zero: kernels multiply what no query sees by 0, and a number of another tenant's may
+be infinite.
+
 A branch goes on at a position only if all tokens that a window shows there are in rows. A hit that ends elsewhere is computed
 again from the last such position on: the other layers' K and V are read, not written, and the blocks have rows again.
 
@@ -152,8 +155,9 @@ class WindowRows:
         return slots
 
     def tables(self, block_tables: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Block tables of any shape, as tables of rows: 0 for blocks without one, which no query sees."""
-        return np.maximum(self._row_of[block_tables], 0)
+        """Block tables of any shape, as tables of rows: that of zeros for blocks without one, which no query sees."""
+        rows = self._row_of[block_tables]
+        return np.where(rows < 0, np.int32(self.num_rows), rows)
 
     def written(self, rows: Sequence[ForwardRow]) -> None:
         """The step has been computed."""

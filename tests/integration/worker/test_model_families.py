@@ -43,9 +43,9 @@ class Family:
         num_window_blocks = None if preemption == "swap" else self.num_window_blocks
         self.runner.allocate_pool(num_blocks, BLOCK_SIZE, num_host_blocks, num_window_blocks)
         assert (self.runner.pool.windows is None) == (num_window_blocks is None)
-        for cache in self.runner.pool.caches:
-            cache.k.fill_(float("nan"))
-            cache.v.fill_(float("nan"))
+        for layer, cache in zip(self.runner.pool.layers, self.runner.pool.caches, strict=True):
+            end = None if num_window_blocks is None or layer.window is None else -1  # a row of zeros
+            cache.k[:end] = cache.v[:end] = float("nan")
         limits = SchedulerLimits(max_batch_tokens=32, chunk_tokens=16, preemption=preemption, swap_blocks=HOST_BLOCKS)
         return Engine(self.runner, PrefixCache(num_blocks, BLOCK_SIZE), limits=limits)
 

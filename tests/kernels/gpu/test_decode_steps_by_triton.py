@@ -44,10 +44,11 @@ class Branches:
         self.random = random.Random(seed)
         self.free = list(range(NUM_BLOCKS))
         self.random.shuffle(self.free)
-        for cache in runner.pool.caches:
+        for layer, cache in zip(runner.pool.layers, runner.pool.caches, strict=True):
+            end = None if runner.pool.windows is None or layer.window is None else -1  # a row of zeros
             for tensor in cache.tensors:
                 if tensor.is_floating_point() and tensor.element_size() > 1:
-                    tensor.fill_(torch.nan)
+                    tensor[:end] = torch.nan
         self.trunk = self.random.choices(range(3, VOCAB_SIZE), k=TRUNK)
         self.trunk_table = self._blocks(TRUNK)
         runner.forward([ForwardRow(self.trunk, 0, self.trunk_table, 0, False)])

@@ -20,6 +20,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import ForkParams, GenerateParams
 from radixkv.generation.verification import BlockVerdict
 from radixkv.worker.engine.engine import Engine
+from radixkv.worker.model.kv_pool import KVPool
 from radixkv.worker.model.model import ForwardRow, ModelRunner
 from radixkv.worker.parallel.runner import ParallelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
@@ -53,15 +54,22 @@ WAYS = {
 }
 
 
+def make_unreadable(pool: KVPool) -> None:
+    """NaN wherever nobody has written, but in the row of zeros."""
+    for layer, cache in zip(pool.layers, pool.caches, strict=True):
+        end = -1 if pool.windows is not None and layer.window is not None else None
+        cache.k[:end] = cache.v[:end] = float("nan")
+
+
 @contextmanager
 def engine_of(runner: ModelRunner, num_window_blocks: int | None) -> Iterator[Engine]:
     """Over a new pool, in which nobody has written yet."""
     runner.allocate_pool(NUM_BLOCKS, BLOCK_SIZE, num_window_blocks=num_window_blocks)
     assert (runner.pool.windows is None) == (num_window_blocks is None)
     if runner.kv_format is None:
-        for cache in runner.pool.caches:
-            cache.k.fill_(float("nan"))
-            cache.v.fill_(float("nan"))
+        make_unreadable(runner.pool)
+    if (windows := runner.pool.windows) is not None:
+        windows._free.remove(0)  # a tenant's row that stays as it is
     speculation = SpeculationSettings(num_tokens=4, always=True) if num_window_blocks else None
     engine = Engine(runner, PrefixCache(NUM_BLOCKS, BLOCK_SIZE), limits=LIMITS, speculation=speculation)
     try:
@@ -121,7 +129,7 @@ def test_replies_are_those_of_a_pool_whose_blocks_have_it_all(way: Way, tmp_path
         windows = runner.pool.windows
         assert windows is not None
         assert windows.num_taken > 0
-        missing = (NUM_BLOCKS - NUM_WINDOW_BLOCKS) * BLOCK_SIZE * runner.windowed_token_bytes
+        missing = (NUM_BLOCKS - NUM_WINDOW_BLOCKS - 1) * BLOCK_SIZE * runner.windowed_token_bytes
         assert runner.pool.size_bytes == size_bytes - missing
 
 

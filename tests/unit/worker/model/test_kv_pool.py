@@ -70,7 +70,7 @@ def test_rows_of_windows_hold_what_their_blocks_would(ops: list[Copy], num_rows:
     windows = pool.windows
     assert windows is not None
     assert windows.window == 5
-    assert [cache.num_blocks for cache in pool.caches] == [num_rows, NUM_BLOCKS, num_rows]
+    assert [cache.num_blocks for cache in pool.caches] == [num_rows + 1, NUM_BLOCKS, num_rows + 1]
     for block in written:  # slot by slot its own number
         row = ForwardRow([0] * BLOCK_SIZE, 0, array("i", [block]), 0, 0)
         windows.take([row])

@@ -106,7 +106,7 @@ def test_a_hit_that_ends_where_nothing_is_shown_is_written_again_for_the_window_
 def test_a_row_that_writes_nothing_takes_no_row() -> None:
     windows = rows()
     assert run(windows, row(0, 8, num_stored=8)) == [-1] * 8
-    assert windows.tables(np.array(TABLE)).tolist() == [0] * len(TABLE)
+    assert windows.tables(np.array(TABLE)).tolist() == [windows.num_rows] * len(TABLE), "the row of zeros"
 
 
 def test_a_row_that_writes_nothing_leaves_the_order_in_which_rows_are_taken() -> None:
