@@ -57,7 +57,7 @@ def _in_turns(folder: Path) -> list[str]:
 def run(requests: Sequence[bytes], num_slots: int, share: float) -> Found:
     """Send requests through a pool with the memory of so many slots. O(requests · nodes)."""
     num_blocks = int(num_slots // BLOCK_SIZE / (1 - WINDOWED + share * WINDOWED))
-    num_windowed = int(share * num_blocks)
+    num_windowed = max(int(share * num_blocks), (WINDOW + CHUNK) // BLOCK_SIZE + 1)  # for a part of a prompt at least
     cache = PrefixCache(num_blocks, BLOCK_SIZE)
     windows = WindowRows(num_blocks, num_windowed, BLOCK_SIZE, WINDOW) if share < 1 else None
     num_asked = num_matched = num_found = 0
