@@ -72,7 +72,10 @@ class StepStream:
         except BaseException as error:  # an interrupt too
             self.close(wait_s=0.0)
             if isinstance(error, TimeoutError):
-                raise UnavailableError(f"the service at {address} did not answer within {timeout_s:g} s") from None
+                raise UnavailableError(
+                    f"the service at {address} did not answer within {timeout_s:g} s; start it with `radixkv serve`, or give "
+                    "another address"
+                ) from None
             raise
         self._pulse.start()
 
