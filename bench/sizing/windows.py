@@ -38,9 +38,6 @@ WINDOWED = 5 / 6
 BLOCK_SIZE, CHUNK = 16, 256
 
 
-NUM_IN_TURNS = 400
-
-
 class Found(NamedTuple):
     """Blocks of the pool, those with windows, and percent of the prompts' tokens: matched, and not computed."""
 
@@ -101,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shares = QUICK_SHARES if options.quick else SHARES
     report = Report("windows", seed=0)
     tokenizer = ChatText(str(resolve_model(None, progress=False)))
-    for name, read in {**{name: read for name, (read, _, _) in LOADS.items()}, "chats in turns": _in_turns}.items():
-        number = LOADS[name][1] if name in LOADS else NUM_IN_TURNS
+    loads = [*((name, read, number) for name, (read, number, _) in LOADS.items()), ("chats in turns", _in_turns, 400)]
+    for name, read, number in loads:
         try:
             texts = read(options.workloads)[: number // 10 if options.quick else number]
         except WorkloadMissingError as error:

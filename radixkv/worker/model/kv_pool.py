@@ -108,7 +108,8 @@ class KVPool:
         whole, windowed = self._by_rows()
         self._copied_together, self._rows_copied_together = copied_together(whole), copied_together(windowed)
         try:
-            self._host = HostBlocks(num_host_blocks, whole or windowed)
+            self._moved = whole or windowed  # with windows no block is
+            self._host = HostBlocks(num_host_blocks, self._moved)
         except MemoryError as error:
             raise ModelError(str(error)) from error
 
@@ -163,8 +164,7 @@ class KVPool:
 
     def shrink_host(self, num_host_blocks: int) -> None:
         """Keep so many host slots and give the other memory back; the content of the slots is lost."""
-        whole, windowed = self._by_rows()
-        self._host = HostBlocks(num_host_blocks, whole or windowed)
+        self._host = HostBlocks(num_host_blocks, self._moved)
 
     def host_rows(self) -> list[memoryview]:
         """Bytes of each host slot."""
@@ -174,15 +174,14 @@ class KVPool:
         """Difference between the K and V of two blocks, read as the kernels read them, in the layers that have both; None: no
         layer has. Waits for the device.
         """
-        rows = self.windows.rows_of(block_id, other_id) if self.windows else None
-        layers = (
-            _difference(number, values, others)
-            for number, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True))
-            for pair in ((block_id, other_id) if self.windows is None or layer.window is None else rows,)
-            if pair is not None
-            for values, others in zip(*map(cache.rows, pair), strict=True)
-        )
-        return max(layers, key=lambda layer: (layer.relative, layer.largest), default=None)
+        blocks = block_id, other_id
+        rows = blocks if self.windows is None else self.windows.rows_of(*blocks)
+        found = []
+        for number, (layer, cache) in enumerate(zip(self.layers, self.caches, strict=True)):
+            pair = blocks if layer.window is None else rows
+            if pair is not None:
+                found += [_difference(number, *tensors) for tensors in zip(*map(cache.rows, pair), strict=True)]
+        return max(found, key=lambda layer: (layer.relative, layer.largest), default=None)
 
     def carry_out(self, ops: Sequence[Copy]) -> None:
         """Carry out block copies, with the result of doing one after the other.

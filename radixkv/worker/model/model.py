@@ -9,6 +9,8 @@ from ctypes import c_int32
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -378,9 +380,8 @@ class ModelRunner:
         steps = self._take_steps() if fits_steps(rows) else None
         logits = None
         if steps is not None:
-            batch, windowed = self._plan(rows, None), None
-            if windows is not None:
-                windowed = batch.over(windows.tables(batch.host_tables), None), windows.slots(rows)
+            batch = self._plan(rows, None)
+            windowed = self._over_windows(rows, batch, None)
             inputs, kept = step_inputs(rows, self.pool.block_size), kept_tokens(rows)
             logits = steps.run(inputs, batch, kept, drawn_ids, windowed)
         if logits is None:
@@ -393,10 +394,8 @@ class ModelRunner:
         """As `_step`, planned for these rows only."""
         inputs = step_inputs(rows, self.pool.block_size)
         self._batch = batch = self._plan(rows, self._batch)
-        windows, windowed = self.pool.windows, None
-        if windows is not None:
-            self._windowed = batch.over(windows.tables(batch.host_tables), self._windowed)
-            windowed = self._windowed, windows.slots(rows)
+        windowed = self._over_windows(rows, batch, self._windowed)
+        self._windowed = windowed and windowed[0]
         kept = kept_tokens(rows)
         row_adapters = [row.adapter for row in rows]
         if self._native is not None and not any(row_adapters):  # it has no adapters
@@ -429,6 +428,15 @@ class ModelRunner:
             shares=self._shares_reads,
             before=before,
         )
+
+    def _over_windows(
+        self, rows: Sequence[ForwardRow], batch: AttentionBatch, before: AttentionBatch | None
+    ) -> tuple[AttentionBatch, npt.NDArray[np.int64]] | None:
+        """The batch over rows of windows, and [T] slots there; None: all blocks have windows."""
+        windows = self.pool.windows
+        if windows is None:
+            return None
+        return batch.over(windows.tables(batch.host_tables), before), windows.slots(rows)
 
     def _take_steps(self) -> StaticSteps | None:
         """Static steps over the current pool; None if its caches are not for the device's kernels."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from anthropic import Anthropic
-from chat_stack import Stack, chat_stack
+from chat_stack import Stack
 from openai import OpenAI
 
 from radixkv.gateway.http.request_context import LEFT_OUT
@@ -38,18 +37,6 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def stack(default_model: str) -> Iterator[Stack]:
-    with chat_stack(default_model) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=stack.server.url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def chat(client: OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:

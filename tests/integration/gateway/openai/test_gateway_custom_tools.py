@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from chat_stack import Stack, chat_stack
+from chat_stack import Stack
 from openai import OpenAI
 
 HI: list[Any] = [{"role": "user", "content": "Run it."}]
@@ -17,18 +16,6 @@ ADD: Any = {"type": "function", "function": {"name": "add"}}
 CALL = '<tool_call>\n{"name": "code", "arguments": {"input": "print(\\"\\u00fc\\")\\n"}}\n</tool_call>'
 INPUT = 'print("ü")\n'
 GRAMMAR = {"syntax": "regex", "definition": "[ab]{1,4}"}
-
-
-@pytest.fixture(scope="module")
-def stack(default_model: str) -> Iterator[Stack]:
-    with chat_stack(default_model) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=stack.server.url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def chat(client: OpenAI, messages: Any = HI, **fields: Any) -> Any:

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
-from chat_stack import Stack, chat_stack
+from chat_stack import Stack
 from openai import OpenAI
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 FUNCTIONS = [{"name": "weather", "description": "The weather.", "parameters": CITY}, {"name": "time"}]
 HI: list[Any] = [{"role": "user", "content": "Rain?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def stack(default_model: str) -> Iterator[Stack]:
-    with chat_stack(default_model) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=stack.server.url, api_key="none", max_retries=0) as client:
-        yield client
 
 
 def chat(client: OpenAI, messages: Any = HI, **fields: Any) -> Any:

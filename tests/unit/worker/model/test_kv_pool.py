@@ -98,6 +98,9 @@ def test_a_pool_with_fewer_windows_has_no_host_memory() -> None:
     sizes = (NUM_BLOCKS, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     with pytest.raises(InvalidArgumentError, match="num_host_blocks is 2; it must be 0"):
         KVPool(layers, *sizes, 2, num_window_blocks=3)
+    pool = KVPool(layers, *sizes, num_window_blocks=3)
+    pool.shrink_host(0)
+    assert pool.num_host_blocks == 0
     assert KVPool(layers, *sizes, 2, num_window_blocks=NUM_BLOCKS).windows is None
     assert KVPool(layers[1:], *sizes, 2, num_window_blocks=3).windows is None, "no layer has a window"
 
