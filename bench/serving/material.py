@@ -14,6 +14,7 @@ __all__ = ["FewShot", "Material", "WorkloadMissingError"]
 
 CANARY_END = "-----\n"
 GAME24_LOG = "gpt-4_0.7_propose1_value3_greedy5_start900_end1000.json"
+GAME24_REPLIES = "gpt-4_0.7_naive_cot_sample_100_start900_end1000.json"
 
 
 class FewShot(NamedTuple):
@@ -83,6 +84,12 @@ class Material:
         """The steps of each game of 24: ``x`` the numbers, ``new_ys`` the candidates, ``select_new_ys`` the kept ones."""
         [text] = self._read("tree-of-thought.tar.xz", GAME24_LOG).values()
         return [game["steps"] for game in json.loads(text)]
+
+    @cached_property
+    def game_replies(self) -> list[tuple[str, list[str]]]:
+        """Of each game of 24: the numbers, and a hundred replies that GPT-4 drew at temperature 0.7."""
+        [text] = self._read("tree-of-thought.tar.xz", GAME24_REPLIES).values()
+        return [(steps[0]["x"], game["ys"]) for steps, game in zip(self.games, json.loads(text), strict=True)]
 
 
 def _node(message: dict[str, Any]) -> dict[str, Any]:

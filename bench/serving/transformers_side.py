@@ -16,7 +16,7 @@ from bench.common.reference import load_plain
 from bench.serving.plan import Outcome, ReadyCall, Workload
 from bench.serving.system import KV_TOKENS, Counts
 
-__all__ = ["TransformersCB"]
+__all__ = ["TransformersCB", "hide_project_folder"]
 
 PAGE_SIZE = 32
 MAX_BATCH_TOKENS = 512
@@ -32,7 +32,7 @@ class TransformersCB:
     """
 
     def __init__(self, model: str, kv_token_bytes: int) -> None:
-        _hide_project_folder()
+        hide_project_folder()
         import torch
         import transformers
 
@@ -137,7 +137,7 @@ class _Session:
         return Counts(self._num_computed, round(KV_TOKENS * (1 - self._least_free)))
 
 
-def _hide_project_folder() -> None:
+def hide_project_folder() -> None:
     """Hide the project's folder `kernels`, which transformers would import as the package of that name."""
     project = Path(__file__).resolve().parents[2]
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != project]

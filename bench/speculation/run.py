@@ -1,14 +1,7 @@
 """Tokens per second with and without speculation, and whether the tokens are the same.
 
 Two workers of SmolLM2-135M-Instruct in this process, one with `speculation` off, take turns with every request. Its prompt is
-cached before, so that decode alone is timed. Loads:
-
-    few-shot      questions of BIG-Bench Hard after worked examples
-    agent         calls of a coding agent, prompts as recorded
-    chat          first turns of MT-Bench
-    again         the same chats once more
-    drawn         the same chats at temperature 0.8, with seeds
-    random        prompts of random tokens, replies at a temperature at which nothing repeats
+cached before, so that decode alone is timed. `loads` says what they are asked.
 
 Times are CPU time of this process, so that other programs disturb less; use one thread. Tokens a step are those that a branch
 draws in a batch.
@@ -20,10 +13,9 @@ draws in a batch.
 
 from __future__ import annotations
 
-import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +25,7 @@ import torch
 from bench.common.conversations import default_workloads
 from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
 from bench.serving.material import Material, WorkloadMissingError
-from bench.serving.workloads import TASKS
+from bench.speculation.loads import LEAST_GAIN, SEED, Load, loads
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.request import GenerateParams
 from radixkv.generation.stream import Delta, GenerationStream
@@ -42,18 +34,7 @@ from radixkv.worker.generations.text import ChatText
 from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.run import Worker, WorkerConfig
 
-SEED = 1
 NUM_BLOCKS = 4096
-LONGEST_PROMPT = 2048
-LEAST_GAIN = {"few-shot": 2.0, "agent": 1.8, "chat": 1.2, "again": 3.5, "drawn": 1.0, "random": 0.98}
-"""Of a single chat: tokens per second over those without speculation."""
-
-
-class Load(NamedTuple):
-    """Requests, `at_once` of them at a time."""
-
-    name: str
-    asked: list[GenerateParams]
 
 
 class Run(NamedTuple):
@@ -65,32 +46,6 @@ class Run(NamedTuple):
     num_drafted: int
     num_accepted: int
     draft_s: float
-
-
-def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iterator[Load]:
-    """All loads of `num` requests, in the order in which they are run."""
-    greedy = SamplingParams(max_tokens=num_tokens, temperature=0)
-
-    def asked(prompts: Sequence[Sequence[int]], sampling: SamplingParams = greedy) -> list[GenerateParams]:
-        return [GenerateParams(token_ids=list(ids), sampling=sampling) for ids in prompts]
-
-    few_shot = []
-    for number in range(num):
-        task = material.big_bench[TASKS[number % len(TASKS)]]
-        few_shot.append(text.encode(f"{task.examples}\n\nQ: {task.questions[number]}\nA: Let's think step by step.\n"))
-    yield Load("few-shot", asked(few_shot))
-    calls = [prompt for session in material.agent_sessions[: max(1, num // 4)] for prompt in session[:4]]
-    yield Load("agent", asked([text.encode(prompt)[:LONGEST_PROMPT] for prompt in calls[:num]]))
-    turns = material.two_turns[:: len(material.two_turns) // num][:num]
-    chats = [text.prompt_ids([{"role": "user", "content": first}]) for first, _ in turns]
-    yield Load("chat", asked(chats))
-    yield Load("again", asked(chats))
-    drawn = [SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=seed) for seed in range(num)]
-    yield Load("drawn", [GenerateParams(token_ids=ids, sampling=one) for ids, one in zip(chats, drawn, strict=True)])
-    rng = random.Random(SEED)
-    noise = [[rng.randrange(1000, 40_000) for _ in range(200)] for _ in range(num)]
-    hot = SamplingParams(max_tokens=num_tokens, temperature=10.0, seed=SEED, ignore_eos=True)
-    yield Load("random", asked(noise, hot))
 
 
 def play(engine: Engine, asked: Sequence[GenerateParams], at_once: int) -> Run:
@@ -207,7 +162,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report.finish(
         options.json or (RESULTS_DIR / "speculation.json" if is_kept else None), is_quick=options.quick
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

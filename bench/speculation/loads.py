@@ -1,0 +1,61 @@
+"""Loads of the benches of speculation.
+
+few-shot      questions of BIG-Bench Hard after worked examples
+agent         calls of a coding agent, prompts as recorded
+chat          first turns of MT-Bench
+again         the same chats once more
+drawn         the same chats at temperature 0.8, with seeds
+random        prompts of random tokens, replies at a temperature at which nothing repeats
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bench.serving.material import Material
+from bench.serving.workloads import TASKS
+from radixkv.generation.params import SamplingParams
+from radixkv.generation.request import GenerateParams
+from radixkv.worker.generations.text import ChatText
+
+__all__ = ["LEAST_GAIN", "SEED", "Load", "loads"]
+
+SEED = 1
+LONGEST_PROMPT = 2048
+LEAST_GAIN = {"few-shot": 2.0, "agent": 1.8, "chat": 1.2, "again": 3.5, "drawn": 1.0, "random": 0.98}
+"""Of a single chat: tokens per second over those without speculation."""
+
+
+class Load(NamedTuple):
+    """Requests of one kind."""
+
+    name: str
+    asked: list[GenerateParams]
+
+
+def loads(material: Material, text: ChatText, num: int, num_tokens: int) -> Iterator[Load]:
+    """All loads of `num` requests, in the order in which they are run."""
+    greedy = SamplingParams(max_tokens=num_tokens, temperature=0)
+
+    def asked(prompts: Sequence[Sequence[int]], sampling: SamplingParams = greedy) -> list[GenerateParams]:
+        return [GenerateParams(token_ids=list(ids), sampling=sampling) for ids in prompts]
+
+    few_shot = []
+    for number in range(num):
+        task = material.big_bench[TASKS[number % len(TASKS)]]
+        few_shot.append(text.encode(f"{task.examples}\n\nQ: {task.questions[number]}\nA: Let's think step by step.\n"))
+    yield Load("few-shot", asked(few_shot))
+    calls = [prompt for session in material.agent_sessions[: max(1, num // 4)] for prompt in session[:4]]
+    yield Load("agent", asked([text.encode(prompt)[:LONGEST_PROMPT] for prompt in calls[:num]]))
+    turns = material.two_turns[:: len(material.two_turns) // num][:num]
+    chats = [text.prompt_ids([{"role": "user", "content": first}]) for first, _ in turns]
+    yield Load("chat", asked(chats))
+    yield Load("again", asked(chats))
+    drawn = [SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=seed) for seed in range(num)]
+    yield Load("drawn", [GenerateParams(token_ids=ids, sampling=one) for ids, one in zip(chats, drawn, strict=True)])
+    rng = random.Random(SEED)
+    noise = [[rng.randrange(1000, 40_000) for _ in range(200)] for _ in range(num)]
+    hot = SamplingParams(max_tokens=num_tokens, temperature=10.0, seed=SEED, ignore_eos=True)
+    yield Load("random", asked(noise, hot))
