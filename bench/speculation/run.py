@@ -16,14 +16,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from bench.common.conversations import default_workloads
-from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser
+from bench.common.report import RESULTS_DIR, Bar, Report, Table, bench_parser, percentile
 from bench.serving.material import Material, WorkloadMissingError
 from bench.speculation.loads import LEAST_GAIN, SEED, Load, loads
 from radixkv.generation.params import SamplingParams
@@ -35,12 +37,15 @@ from radixkv.worker.loading.default_model import resolve_model
 from radixkv.worker.run import Worker, WorkerConfig
 
 NUM_BLOCKS = 4096
+MOST_LONGER = 1.1
+"""p99 time between two tokens of a batch, over that without speculation."""
 
 
 class Run(NamedTuple):
-    """Replies of some requests, the CPU time, and what the worker counted meanwhile."""
+    """Replies of some requests, seconds between two tokens of a reply, CPU time, and what the worker counted meanwhile."""
 
     replies: list[list[int]]
+    gaps_s: list[float]
     cpu_s: float
     num_draws: int
     num_drafted: int
@@ -53,10 +58,11 @@ def play(engine: Engine, asked: Sequence[GenerateParams], at_once: int) -> Run:
     for params in asked:
         _read(engine.generate(GenerateParams(token_ids=params.token_ids, sampling=SamplingParams(max_tokens=0))))
     before, began_s = engine.stats().engine, time.process_time()
-    replies: list[list[int]] = []
-    for start in range(0, len(asked), at_once):
-        streams = [engine.generate(params) for params in asked[start : start + at_once]]
-        replies += map(_read, streams)
+    told: list[tuple[list[int], list[float]]] = []
+    with ThreadPoolExecutor(at_once) as readers:
+        for start in range(0, len(asked), at_once):
+            streams = [engine.generate(params) for params in asked[start : start + at_once]]
+            told += readers.map(_read, streams) if at_once > 1 else map(_read, streams)
     cpu_s, after = time.process_time() - began_s, engine.stats().engine
     drafted, accepted = (
         sum(after_.values()) - sum(before_.values())
@@ -66,17 +72,25 @@ def play(engine: Engine, asked: Sequence[GenerateParams], at_once: int) -> Run:
         )
     )
     num_draws, draft_s = after.num_draws - before.num_draws, after.draft_s - before.draft_s
-    return Run(replies, cpu_s, num_draws, drafted, accepted, draft_s)
+    gaps_s = [gap_s for _, gaps_s in told for gap_s in gaps_s]
+    return Run([reply for reply, _ in told], gaps_s, cpu_s, num_draws, drafted, accepted, draft_s)
 
 
-def _read(stream: GenerationStream) -> list[int]:
-    return [id_ for event in stream if isinstance(event, Delta) for id_ in event.token_ids]
+def _read(stream: GenerationStream) -> tuple[list[int], list[float]]:
+    """Token ids, and the seconds between two of them."""
+    reply: list[int] = []
+    at_s: list[float] = []
+    for event in stream:
+        if isinstance(event, Delta):
+            reply += event.token_ids
+            at_s += [time.monotonic()] * len(event.token_ids)
+    return reply, [later - earlier for earlier, later in pairwise(at_s)]
 
 
 def joined(runs: Sequence[Run]) -> Run:
     """All in one."""
-    replies = [reply for run in runs for reply in run.replies]
-    return Run(replies, *(sum(column) for column in list(zip(*runs, strict=True))[1:]))
+    replies, gaps_s = ([one for of_run in column for one in of_run] for column in list(zip(*runs, strict=True))[:2])
+    return Run(replies, gaps_s, *(sum(column) for column in list(zip(*runs, strict=True))[2:]))
 
 
 def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once: int) -> tuple[str, ...]:
@@ -95,7 +109,11 @@ def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once:
     )
     gain = without.cpu_s / with_.cpu_s * num_tokens / sum(map(len, without.replies))
     report.bars.append(Bar(f"{load.name}: tokens that differ, at most", num_tokens - num_alike, 0))
-    if at_once == 1:
+    gaps_s = [percentile(run.gaps_s, 0.99) for run in (without, with_)]
+    if at_once > 1:
+        longer = gaps_s[1] / gaps_s[0]
+        report.bars.append(Bar(f"{load.name}: p99 time between two tokens / plain", longer, MOST_LONGER, "x"))
+    else:
         report.bars.append(Bar(f"{load.name}: gain, at least", gain, LEAST_GAIN[load.name], at_least=True))
     report.figures[load.name] = {
         "tokens": num_tokens,
@@ -107,6 +125,8 @@ def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once:
         "drafted": with_.num_drafted,
         "accepted": with_.num_accepted,
         "draft_share": with_.draft_s / with_.cpu_s,
+        "plain_p99_gap_s": gaps_s[0],
+        "p99_gap_s": gaps_s[1],
     }
     return (
         load.name,
@@ -118,6 +138,7 @@ def measure(report: Report, load: Load, plain: Engine, drafted: Engine, at_once:
         f"{num_tokens / with_.num_draws:.2f}",
         f"{with_.num_accepted:,} of {with_.num_drafted:,}",
         f"{100 * with_.draft_s / with_.cpu_s:.1f} %",
+        " -> ".join(f"{1000 * gap_s:.1f}" for gap_s in gaps_s),
     )
 
 
@@ -156,7 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WorkloadMissingError as error:
         print(f"skipped: {error}", file=sys.stderr)
         return 2
-    columns = ("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting")
+    columns = (
+        *("load", "tokens", "alike", "plain, tokens/s", "drafted", "gain", "a step", "guesses drawn", "drafting"),
+        "p99 between two tokens, ms",
+    )
     report.tables.append(Table(f"{options.batch} at once, {options.threads} thread(s)", columns, rows))
     is_kept = not (options.quick or options.loads or options.requests) and options.batch == 1
     return report.finish(
