@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from radixkv.gateway.protocol.api_model import ApiModel
 from radixkv.gateway.protocol.constraint import Constraint
@@ -54,12 +54,17 @@ class ToolFunction(ApiModel):
     strict: bool | None = None
 
 
+def _typed(value: Any) -> Any:
+    """Return a tool with its type: one that has a `function` alone is a function, as in vLLM and SGLang."""
+    return {"type": "function", **value} if isinstance(value, dict) and "function" in value else value
+
+
 class ChatTool(ApiModel):
     """One of `tools`."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: ToolFunction
 
 
@@ -88,10 +93,10 @@ class CustomTool(ApiModel):
         told = self.custom
         parameters = parameters_of(told.flat_format)
         function = ToolFunction(name=told.name, description=told.description, parameters=parameters)
-        return ChatTool(type="function", function=function)
+        return ChatTool(function=function)
 
 
-_OfferedTool = Annotated[ChatTool | CustomTool, Field(discriminator="type")]
+_OfferedTool = Annotated[ChatTool | CustomTool, Field(discriminator="type"), BeforeValidator(_typed)]
 ChatTools = Annotated[list[_OfferedTool], Field(max_length=MAX_TOOLS), FAIL_FAST, Plain]
 
 
@@ -104,7 +109,7 @@ class NamedFunction(ApiModel):
 class NamedTool(ApiModel):
     """A `tool_choice` that names the function to call."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: NamedFunction
 
     @property
@@ -123,7 +128,7 @@ class NamedCustom(ApiModel):
         return self.custom.name
 
 
-_NamedEither = Annotated[NamedTool | NamedCustom, Field(discriminator="type")]
+_NamedEither = Annotated[NamedTool | NamedCustom, Field(discriminator="type"), BeforeValidator(_typed)]
 
 
 class AllowedTools(ApiModel):
@@ -142,7 +147,7 @@ class AllowedChoice(ApiModel):
 
 ToolChoice = (
     Literal["none", "auto", "required"]
-    | Annotated[NamedTool | NamedCustom | AllowedChoice, Field(discriminator="type")]
+    | Annotated[NamedTool | NamedCustom | AllowedChoice, Field(discriminator="type"), BeforeValidator(_typed)]
 )
 
 

@@ -317,7 +317,7 @@ def _chat_tool(tool: Tool) -> ChatTool:
     function = ToolFunction(
         name=tool.name, description=told.description, parameters=told.parameters, strict=tool.strict
     )
-    return ChatTool(type="function", function=function)
+    return ChatTool(function=function)
 
 
 def _chat_choice(choice: Choice | None) -> ToolChoice | None:
@@ -326,5 +326,5 @@ def _chat_choice(choice: Choice | None) -> ToolChoice | None:
     if choice.type == "tool":
         if choice.name is None:
             raise ApiError(400, "tool_choice.name is missing", param="tool_choice.name")
-        return NamedTool(type="function", function=NamedFunction(name=choice.name))
+        return NamedTool(function=NamedFunction(name=choice.name))
     return "required" if choice.type == "any" else "none"

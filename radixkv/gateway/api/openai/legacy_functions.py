@@ -41,8 +41,8 @@ def plan_functions(functions: Sequence[ToolFunction] | None, choice: FunctionCho
     if isinstance(choice, NamedFunction):
         if choice.name not in (function.name for function in functions or ()):
             raise invalid(f"function_call names {choice.name!r}, which is not in functions", "function_call")
-        chosen = NamedTool(type="function", function=choice)
-    tools = [ChatTool(type="function", function=function) for function in functions or ()]
+        chosen = NamedTool(function=choice)
+    tools = [ChatTool(function=function) for function in functions or ()]
     places = [f"functions.{index}.parameters" for index in range(len(tools))]
     return plan_tools(tools, chosen, parallel_calls=False, places=places)
 

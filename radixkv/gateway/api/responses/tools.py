@@ -149,7 +149,7 @@ class Offer(NamedTuple):
         tool = self.tool
         parameters = parameters_of(tool.format) if self.is_custom else tool.parameters
         function = ToolFunction(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
-        return ChatTool(type="function", function=function)
+        return ChatTool(function=function)
 
 
 def offered_name(name: str, namespace: str | None) -> str:
@@ -232,4 +232,4 @@ def _allowed(choice: AllowedNames) -> ToolChoice:
 
 def _named(choice: NamedChoice | AllowedName) -> NamedTool:
     assert choice.name is not None, "checked"
-    return NamedTool(type="function", function=NamedFunction(name=offered_name(choice.name, choice.namespace)))
+    return NamedTool(function=NamedFunction(name=offered_name(choice.name, choice.namespace)))

@@ -22,7 +22,15 @@ from radixkv.gateway.protocol.errors import ApiError
 from radixkv.gateway.turns.call_parser import CallParser, CallPiece
 from radixkv.gateway.turns.replies import Reply
 from radixkv.gateway.turns.response_format import json_object, schema_constraint
-from radixkv.gateway.turns.tools import MAX_NAME_CHARACTERS, ChatTool, ChatTools, NamedTool, ToolPlan, plan_tools
+from radixkv.gateway.turns.tools import (
+    MAX_NAME_CHARACTERS,
+    ChatTool,
+    ChatTools,
+    NamedTool,
+    ToolChoice,
+    ToolPlan,
+    plan_tools,
+)
 from radixkv.generation.params import SamplingParams
 from radixkv.generation.stream import BranchFinished, Delta, FinishReason
 from radixkv.worker.generations.tool_prompt import knows_tools, with_tool_prompt
@@ -241,6 +249,19 @@ def test_a_choice_that_makes_no_sense_is_refused() -> None:
     choice = NamedTool.model_validate({"type": "function", "function": {"name": "other"}})
     with pytest.raises(ApiError, match="not in tools"):
         plan_tools([tool()], choice)
+
+
+def test_a_function_may_leave_its_type_out() -> None:
+    named = {"function": {"name": "weather"}}
+    read = TypeAdapter(ChatTools).validate_python
+    assert read([named]) == read([{"type": "function", **named}])
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for given in (named, allowed):
+        choice = TypeAdapter[ToolChoice](ToolChoice).validate_python(given)
+        assert plan_tools([tool(), tool("time")], choice).names == {"weather"}
+    for wrong in ({}, {"name": "weather"}, {"type": None, **named}, {"type": "any", **named}):
+        with pytest.raises(ValidationError, match="type"):
+            TypeAdapter(ToolChoice).validate_python(wrong)
 
 
 def test_tools_that_are_too_many_too_deep_or_too_large_are_refused() -> None:
