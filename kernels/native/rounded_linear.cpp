@@ -196,7 +196,8 @@ RADIXKV_WITH_TILES void multiply_in_tiles(const RoundedGroup* x, int num_groups,
 #endif
 #else
 constexpr int kPerWord = 2;
-constexpr int kRows = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1, kByteRows = kRows;
+constexpr int kRows = 8, kByteRows = kRows;  // multiplied with weights that are widened once
+constexpr int kTogether = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1;  // of these, rows whose sums stay in registers
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
   for (int lane = 0; lane < kLanes; ++lane) to.digits[first + lane] = int16_t(value[lane]);
@@ -213,25 +214,63 @@ inline Ints multiply_pairs(Ints a, Ints b) {
 #endif
 }
 
+typedef int16_t Numbers __attribute__((vector_size(sizeof(Ints))));
+
+// Bytes as 16-bit numbers. GCC's own conversion of vectors takes them one by one.
+inline Numbers widened_numbers(const uint8_t* from) {
+#if defined(__AVX512BW__)
+  return (Numbers)_mm512_cvtepu8_epi16(load<__m256i>(from));
+#elif defined(__AVX2__)
+  return (Numbers)_mm256_cvtepu8_epi16(load<__m128i>(from));
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
+  return __builtin_convertvector(load<Bytes>(from), Numbers);
+#endif
+}
+
+// sums[R][kVectors] += products of R rows' digits from `first` on with weights: `weights(w, i, v)` has word w + i, i = 0 or 1, of
+// outputs [v * kLanes, ...).
+template <int R, class Weights>
+inline void multiply_words(const RoundedGroup* x, int num_groups, int first, int num_words, Weights weights, Ints (*sums)[kVectors]) {
+  constexpr int kNow = std::min(R, kTogether);
+  Ints found[kNow][kVectors]{};
+  for (int word = 0; word < num_words; word += 2) {
+    Ints digits[kNow][2];
+    for (int r = 0; r < kNow; ++r)
+      for (int i = 0; i < 2; ++i) digits[r][i] = load<int32_t>(x[r * num_groups].digits + first + (word + i) * kPerWord) - Ints{};
+    for (int v = 0; v < kVectors; ++v) {
+      const Ints one = (Ints)weights(word, 0, v), other = (Ints)weights(word, 1, v);
+      for (int r = 0; r < kNow; ++r) found[r][v] += multiply_pairs(one, digits[r][0]) + multiply_pairs(other, digits[r][1]);
+    }
+  }
+  for (int r = 0; r < kNow; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[r][v] += found[r][v];
+  if constexpr (R > kNow) multiply_words<R - kNow>(x + kNow * num_groups, num_groups, first, num_words, weights, sums + kNow);
+}
+
+// As multiply_words; for more rows than are multiplied together the weights are widened once.
+template <int R, int kWords, class Weights>
+inline void multiply_all(const RoundedGroup* x, int num_groups, int first, Weights weights, Ints (*sums)[kVectors]) {
+  if constexpr (R <= kTogether) return multiply_words<R>(x, num_groups, first, kWords, weights, sums);
+  Numbers wide[kWords][kVectors];
+  for (int word = 0; word < kWords; word += 2)
+    for (int v = 0; v < kVectors; ++v)
+      for (int i = 0; i < 2; ++i) wide[word + i][v] = weights(word, i, v);
+  multiply_words<R>(x, num_groups, first, kWords, [&](int word, int i, int v) { return wide[word + i][v]; }, sums);
+}
+
 template <int R, bool asks>
 void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights, const float* scales, Floats (*totals)[kVectors]) {
-  for (int group = 0; group < num_groups; ++group, scales += kOutputs) {
+  constexpr int kWords = kInputs / kPerWord, kWordBytes = kOutputs * kPerWord;
+  for (int group = 0; group < num_groups; ++group, ++x, weights += kInputs * kOutputs, scales += kOutputs) {
     Ints sums[R][kVectors]{};
-    for (int word = 0; word < kInputs / kPerWord; ++word) {
-      Ints words[kVectors];
-      for (int v = 0; v < kVectors; ++v, weights += sizeof(Halves)) {
-        typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
-        typedef int16_t Wide __attribute__((vector_size(2 * sizeof(Halves))));
-        words[v] = (Ints)(__builtin_convertvector(load<Bytes>(weights), Wide) - int16_t(128));
-      }
-      for (int r = 0; r < R; ++r) {
-        const Ints digits = load<int32_t>(x[r * num_groups + group].digits + word * kPerWord) - Ints{};
-        for (int v = 0; v < kVectors; ++v) sums[r][v] += multiply_pairs(words[v], digits);
-      }
-    }
+    const auto words = [&](int word, int i, int v) {
+      return widened_numbers(weights + (word + i) * kWordBytes + v * sizeof(Halves)) - int16_t(128);
+    };
+    multiply_all<R, kWords>(x, num_groups, 0, words, sums);
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < kVectors; ++v) {
-        const Floats scale = load<Floats>(scales + v * kLanes) * x[r * num_groups + group].scale;
+        const Floats scale = load<Floats>(scales + v * kLanes) * x[r * num_groups].scale;
         totals[r][v] = multiply_add(__builtin_convertvector(sums[r][v], Floats), scale, totals[r][v]);
       }
   }
@@ -240,21 +279,14 @@ void multiply_tile(const RoundedGroup* x, int num_groups, const uint8_t* weights
 template <int R, bool asks>
 inline void multiply_nibbles(const RoundedGroup* x, int num_groups, int half, const uint8_t* weights, int factor,
                              Floats (&sums)[R][kVectors]) {
-  typedef uint8_t Bytes __attribute__((vector_size(sizeof(Halves))));
-  typedef int16_t Wide __attribute__((vector_size(2 * sizeof(Halves))));
   Ints found[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (Ints& vector : found[r]) vector = factor * x[r * num_groups].sums[half] - Ints{};
-  for (int word = 0; word < kHalf / kPerWord; word += 2, weights += kNibbles)
-    for (int above = 0; above < 2; ++above)
-      for (int r = 0; r < R; ++r) {
-        const Ints digits = load<int32_t>(x[r * num_groups].digits + half * kHalf + (word + above) * kPerWord) - Ints{};
-        for (int v = 0; v < kVectors; ++v) {
-          const Bytes both = load<Bytes>(weights + v * sizeof(Halves));
-          const Bytes bytes = above ? both >> 4 : both & uint8_t(15);
-          found[r][v] += multiply_pairs((Ints)__builtin_convertvector(bytes, Wide), digits);
-        }
-      }
+  const auto words = [&](int word, int i, int v) {
+    const Numbers both = widened_numbers(weights + word / 2 * kNibbles + v * sizeof(Halves));
+    return i ? both >> 4 : both & int16_t(15);
+  };
+  multiply_all<R, kHalf / kPerWord>(x, num_groups, half * kHalf, words, found);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = __builtin_convertvector(found[r][v], Floats);
 }
