@@ -184,9 +184,15 @@ def inspect(stack: Deployment) -> list[str]:
             found.append(f"{name}: {count} connections are half closed")
     for name, role in stack.roles.items():
         if "Traceback" in role.log:
-            start = role.log.index("Traceback")
-            found.append(f"{name}: its log has a traceback: {role.log[start : start + 2000]}")
+            found.append(f"{name}: its log has a traceback, which ends: {_end_of_trace(role.log)}")
     return found
+
+
+def _end_of_trace(log: str) -> str:
+    """The last frames of a log's first traceback, and its error."""
+    lines = log[log.index("Traceback") :].splitlines()
+    end = next((at for at, line in enumerate(lines) if at and not line.startswith(" ")), len(lines))
+    return "\n".join(lines[max(0, end - 16) : end + 1])
 
 
 class Outcome(NamedTuple):

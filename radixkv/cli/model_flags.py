@@ -63,8 +63,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         default="auto",
         choices=["auto", "none", "int8", "int4"],
         help="of weights: int8 rounds them as the model is loaded, in groups of 64, int4 in groups of 32; auto keeps a GGUF "
-        "file's Q4_0, Q4_1 and Q4_K at their 4 bits and rounds its others to int8, and on a CPU any model's, where --dtype "
-        "auto takes bfloat16, which rounds no less (default %(default)s)",
+        "file's Q4_0, Q4_1 and Q4_K at their 4 bits and rounds its others to int8, and on a CPU any model's, unless --dtype "
+        "names one (default %(default)s)",
     )
     flags.add_argument(
         "--deterministic",

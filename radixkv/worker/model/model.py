@@ -110,7 +110,7 @@ class ModelRunner:
             max_model_len: longest sequence to be served; None: the model's bound.
             quantization: of the linear layers' weights: ``"none"``, ``"int8"`` (groups of 64), ``"int4"`` (groups of 32), or
                 ``"auto"``. Auto keeps a GGUF file's 4-bit weights and rounds the file's others to int8, and on a CPU those of
-                any model, but only where `dtype` is auto too and the device computes in bfloat16, which rounds no less.
+                any model, but only where `dtype` is auto too and the model is not loaded yet.
             kv_dtype: of stored K and V: ``"fp8"``, ``"int8"``, ``"int4"``; ``"auto"`` or the name of the model's dtype: that
                 dtype, as always for latents.
             adapters: folders of low-rank adapters by name; they are not rounded.
@@ -130,20 +130,18 @@ class ModelRunner:
         self.dtype = choose_dtype(dtype, self.device) if isinstance(model, str) else model.dtype
         kv_format = choose_kv_format(kv_dtype, self.dtype)
         self._num_ranks = num_ranks
-        keeps_bits = self.device.type == "cpu" or (isinstance(model, str) and has_index(Path(model)))
-        by_default = keeps_bits and dtype == "auto" and self.dtype == torch.bfloat16 and num_ranks == 1
-        rounds = wants_rounding(quantization, by_default)
+        folder = Path(model) if isinstance(model, str) else None
+        is_free = folder is not None and dtype == "auto" and num_ranks == 1
+        keeps_bits = folder is not None and self.dtype == torch.bfloat16 and has_index(folder)
+        rounds = wants_rounding(quantization, is_free and (self.device.type == "cpu" or keeps_bits))
         self._adapters = load_adapters(adapters or {})
         self._scratch = Scratch()
         self._steady: BatchInvariantModel | None = None
         self._native: NativeModel | None = None
         self._is_unwanted: c_int32 | None = None  # of the forward that runs
-        folder, known = None, None
-        may_be_known = rounds and not takes_grouped(self.device) and not self._adapters.names
-        if isinstance(model, str) and may_be_known and can_be_known(Path(model)):
-            folder = Path(model)
-            known = find_known(folder, self.dtype, quantization)
-        if folder is not None and known is not None:
+        if not rounds or takes_grouped(self.device) or self._adapters.names or (folder and not can_be_known(folder)):
+            folder = None
+        if folder is not None and (known := find_known(folder, self.dtype, quantization)) is not None:
             self._take_known(known, folder, quantization, kv_format, max_model_len, progress)
         else:
             self._take(

@@ -135,13 +135,14 @@ async def retrieve_response(
     starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="Events after this number.")] = None,
 ) -> Response:
     """A stored response, or one under way."""
-    state = request.app.state
+    state, body = request.app.state, None
     task: ResponseTask | None = state.response_tasks.find(tenant.namespace, response_id, finished=stream)
+    if task is None or task.is_stored:  # another gateway may have ended or deleted it
+        body = await state.store.get(tenant.namespace, response_id)
     if not stream:
-        current = await task.current() if task is not None else None
-        return JSONResponse(current or await state.store.get(tenant.namespace, response_id))
-    if task is None or task.work.done():
-        await state.store.get(tenant.namespace, response_id)  # raises where another gateway has deleted it
+        if task is not None and (body is None or body["status"] in _UNDER_WAY):
+            body = await task.current() or body
+        return JSONResponse(body)
     first = 0 if starting_after is None else starting_after + 1
     if task is not None and task.is_background and task.keeps_events:
         return EventStreamResponse(task.follow(first))

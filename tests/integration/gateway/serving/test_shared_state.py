@@ -312,8 +312,35 @@ def test_a_background_response_is_cancelled_at_the_other_gateway(pair: Pair) -> 
     begun = pair.told(0, "POST", "/responses", body=ask)
     assert pair.told(1, "GET", f"/responses/{begun['id']}")["status"] in ("queued", "in_progress")
     assert pair.told(1, "POST", f"/responses/{begun['id']}/cancel")["status"] == "cancelled"
+    assert pair.told(0, "GET", f"/responses/{begun['id']}")["status"] == "cancelled"
     pair.runner.gate.open()
-    wait_until(lambda: pair.told(0, "GET", f"/responses/{begun['id']}")["status"] == "cancelled")
+    wait_until(lambda: not pair.gateways[0].app.state.response_tasks.stored_ids)
+
+
+async def none_taken(_: object) -> set[str]:
+    """What a gateway finds that does not look whether a response is still its own."""
+    return set()
+
+
+@pytest.mark.parametrize(("method", "rest"), [("POST", "/cancel"), ("DELETE", "")])
+def test_what_one_gateway_has_ended_is_under_way_at_no_other(
+    pair: Pair, method: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair.gateways[0].app.state.store, "taken", none_taken)
+    running = pair.gateways[0].app.state.response_tasks
+    pair.runner.gate.close_after(3)
+    ask = {"input": "long", "background": True, "stream": True, "max_output_tokens": 400}
+    response_id = next(pair.events(0, "POST", "/responses", ask))["response"]["id"]
+    path = f"/responses/{response_id}"
+    ended = pair.told(1, method, path + rest)
+    assert running.stored_ids == [response_id], "the gateway that writes it does not know of its end"
+    if method == "DELETE":
+        for query in ("", "?stream=true"):
+            pair.told(0, "GET", path + query, status=404)
+    else:
+        assert pair.told(0, "GET", path) == ended
+    pair.runner.gate.open()
+    wait_until(lambda: not running.stored_ids)
 
 
 def test_a_background_response_ends_with_the_same_text_though_its_gateway_is_gone(pair: Pair) -> None:
@@ -375,11 +402,6 @@ def test_a_gateway_keeps_its_lease_while_what_it_takes_over_waits_for_a_worker(
 
 
 ENDS = ("response.completed", "response.incomplete", "response.failed")
-
-
-async def none_taken(_: object) -> set[str]:
-    """What a gateway finds that does not look whether a response is still its own."""
-    return set()
 
 
 def item_ids(events: Iterable[dict]) -> set[str]:  # type: ignore[type-arg]

@@ -225,10 +225,11 @@ def test_a_rope_that_changes_with_the_length_is_used_only_as_far_as_it_does_not(
     assert ModelRunner(str(tmp_path), num_blocks=4, dtype="float32", device="cpu").max_model_len == 64
 
 
-def test_weights_are_rounded_where_asked_for_or_where_bfloat16_rounds_no_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_weights_are_rounded_where_asked_for_and_where_no_dtype_is(
+    has_bfloat16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
     config = CONFIGS["llama"]()
     config.hidden_size, config.head_dim, config.intermediate_size = 64, 16, 128
     tf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
