@@ -79,7 +79,7 @@ def list_models(folder: str | os.PathLike[str]) -> list[StoredModel]:
         StoreError: it is no folder, a worker has it open, or it cannot be read.
     """
     with _locked(folder) as path:
-        return [_describe(model) for model in model_folders(path)]
+        return [_describe(model) for model in _models(path)]
 
 
 def check(
@@ -95,8 +95,7 @@ def check(
         given = keys.of(namespace)  # type: ignore[union-attr]
         by_id.setdefault(given.id, []).append(given)
     with _locked(folder) as path:
-        described = [(model, _describe(model)) for model in model_folders(path)]
-        return [_check_model(model, stored, by_id, keys) for model, stored in described]
+        return [_check_model(model, _describe(model), by_id, keys) for model in _models(path)]
 
 
 def trim(folder: str | os.PathLike[str], size_bytes: int) -> list[StoredModel]:
@@ -169,6 +168,16 @@ def _locked(folder: str | os.PathLike[str]) -> Iterator[Path]:
         raise StoreError(f"{path} is in use by a worker; stop it first, or ask it") from None
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def _models(folder: Path) -> Iterator[Path]:
+    """The folders of all models, the least recently used first. Opening their files is no use of them."""
+    for model in model_folders(folder):
+        status = model.stat()
+        try:
+            yield model
+        finally:
+            os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _describe(model: Path) -> StoredModel:

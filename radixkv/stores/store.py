@@ -108,14 +108,16 @@ class BlockStore:
         self._lock = threading.Lock()
         self._clearing: Counter[str] = Counter()
         self._to_clear: dict[str, Future[None]] = {}  # whose erasure has not begun
-        self._unused: set[bytes] = set()  # ids of keys that came after an erasure here, under which nothing was saved
+        self._fresh: set[bytes] = set()  # ids of keys that came after an erasure here
+        self._used: set[bytes] = set()  # ids of keys under which something was saved
         self._to_drop: dict[bytes, set[bytes]] = {}  # by namespace id: names below which nothing is to stay
         self._sharing = threading.RLock()
         self._parts: dict[str, float] = {}  # of the levels, by namespace
         self._chores = Lane(1, "radixkv-store-chores")
+        self._disk_chores = Lane(1, "radixkv-store-disk")  # may wait for a disk that hangs: holds up no erasure
         self.hints: LevelHints | None = None
         if disk is not None or host.num_kept:
-            self.hints = LevelHints(host, disk, keys, self._chores.submit, self._has_hints)
+            self.hints = LevelHints(host, disk, keys, self._disk_chores.submit, self._has_hints)
         self._saver = Saver(host, self._codec, disk, remote)
         self._loader = Loader(host, self._codec, disk, remote, self._saver.put_again)
         if remote is not None:
@@ -194,7 +196,7 @@ class BlockStore:
     def save(self, blocks: Sequence[Unsaved]) -> None:
         """Save blocks. Their rows are given back once they are sealed."""
         with self._lock:
-            self._unused.difference_update(block.keys.id for block in blocks)
+            self._used.update(block.keys.id for block in blocks)
         self.host.keep([Kept(block.name, block.parent, block.keys.id, block.row, block.hint) for block in blocks])
         if self.is_sealed:
             self._saver.save(blocks)
@@ -262,7 +264,7 @@ class BlockStore:
         """
         num_stored = 0
         with self._lock:
-            self._unused.discard(keys.id)
+            self._used.add(keys.id)
         for start in range(0, len(blocks), WRITE_BATCH):
             part = blocks[start : start + WRITE_BATCH]
             names = chain[start + 1 :]
@@ -309,8 +311,9 @@ class BlockStore:
         """
         keys = self.keys.erase(namespace)
         with self._lock:
-            self._unused -= {keys.id}
-            self._unused |= {self.keys.of(namespace).id}
+            self._fresh -= {keys.id}
+            self._used -= {keys.id}
+            self._fresh |= {self.keys.of(namespace).id}
         on_destroyed()
         erased = self._forget(keys.id)
         if self.remote is not None:
@@ -340,9 +343,9 @@ class BlockStore:
     def _clear(self, namespace: str) -> None:
         keys = self.keys.of(namespace)
         with self._lock:
-            erasing, is_unused = self._to_clear.pop(namespace), keys.id in self._unused
+            erasing, is_unused = self._to_clear.pop(namespace), keys.id in self._fresh - self._used
         try:
-            if is_unused:
+            if is_unused and self.remote is None:  # where others may have put blocks
                 erasing.set_result(None)
             elif is_derived(namespace):
                 self._forget_below({keys.id: {self.root(keys, adapter_of(namespace))}})
@@ -364,7 +367,7 @@ class BlockStore:
             is_first = not self._to_drop
             self._to_drop.setdefault(namespace_id, set()).update(parents)
         if is_first:
-            self._chores.submit(self._drop)
+            self._disk_chores.submit(self._drop)
 
     def _drop(self) -> None:
         with self._lock:
@@ -372,12 +375,15 @@ class BlockStore:
         self._forget_below(to_drop)
 
     def _forget_below(self, parents: Mapping[bytes, set[bytes]]) -> None:
-        self.flush(_SAVES_END_S)
+        is_saved = self.flush(_SAVES_END_S)
         names = [name for below in parents.values() for name in below]
         self.host.forget_below(names)
         if self.disk is not None:
             self.disk.forget_below(names)
         self._saver.forget_below(parents)
+        if not is_saved:
+            for namespace_id, below in parents.items():
+                self.drop(namespace_id, below)  # again, as a write that hangs may still store some of them
 
     def take_tombstones(self, tombstones: Sequence[bytes]) -> None:
         """Carry out erasures of other workers with this key file, found in the remote level.
@@ -414,6 +420,7 @@ class BlockStore:
             return max(0.0, until_s - time.monotonic())
 
         self._chores.close(left_s())
+        self._disk_chores.close(left_s())
         self._loader.close(left_s())
         self._saver.close(left_s())
         last = Lane(1, "radixkv-store-close")

@@ -98,15 +98,16 @@ class Erasures:
             self._journal.add(Deletion(True, prefix, name) for name in new)
 
     def retry(self, timeout_s: float) -> None:
-        """Try what is pending again, up to the first that fails."""
+        """Try what is pending again, up to the first that fails, for `timeout_s` seconds at most."""
+        until_s = time.monotonic() + timeout_s
         for namespace_id, point in list(self._pending.items()):
-            if not self.erase(namespace_id, point, time.monotonic() + timeout_s):
+            if not self.erase(namespace_id, point, until_s):
                 return
         for prefix in list(self._dropped):
             with self._lock:
                 names = self._dropped.pop(prefix)
             try:
-                self._delete_below(prefix, names, time.monotonic() + timeout_s)
+                self._delete_below(prefix, names, until_s)
             except (WireError, ReplyError) as error:
                 if isinstance(error, ReplyError):
                     self._counters.fault(error.cause)

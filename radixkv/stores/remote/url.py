@@ -28,7 +28,7 @@ class RemoteUrl:
     """Where a server is and how to log in.
 
     Attributes:
-        place: the address without secrets, for logs.
+        place: the address and database without secrets, for logs and for the journal.
         is_cluster: whether to ask the server for the other servers of its cluster.
         db: number of the database.
     """
@@ -63,11 +63,12 @@ class RemoteUrl:
             options.pop(name, None)
         if scheme == "rediss":
             options.setdefault("ssl_check_hostname", options.get("ssl_cert_reqs") != "none")
-        host, path = options.get("host", ""), options.get("path", "")
+        host, path, db = options.get("host", ""), options.get("path", ""), int(given["db"])
         return cls(
-            place=f"unix://{path}" if scheme == "unix" else _place(scheme, host, options.get("port", 6379)),
+            place=(f"unix://{path}" if scheme == "unix" else _place(scheme, host, options.get("port", 6379)))
+            + (f"?db={db}" if db else ""),
             is_cluster=given.get("cluster") == "1",
-            db=int(given["db"]),
+            db=db,
             username=options.pop("username", None),
             password=options.pop("password", None),
             _kind=_SCHEMES[scheme],

@@ -50,6 +50,13 @@ def test_models_are_listed_with_their_blocks_by_namespace_id(folder: Path, maker
     level.close()
 
 
+def test_looking_at_models_is_no_use_of_them(folder: Path) -> None:
+    before = [(each.folder, each.used_s) for each in offline.list_models(folder)]
+    offline.check(folder)
+    assert [(each.folder, each.used_s) for each in offline.list_models(folder)] == before
+    assert before[0] == ("ee" * 16, 1)
+
+
 def test_a_check_opens_the_blocks_of_given_namespaces_and_counts_damage(folder: Path, maker: BlockMaker) -> None:
     checked = {each.folder: each for each in offline.check(folder)}[FINGERPRINT.hex()[:32]]
     assert (checked.num_blocks, checked.num_unopened, checked.num_damaged) == (5, 5, 0)

@@ -238,6 +238,36 @@ def test_what_a_worker_could_not_delete_the_next_one_does_once(tmp_path: Path) -
     assert not both.servers[0].points, "nothing is left to do"
 
 
+@pytest.mark.parametrize("kind", ["erased", "dropped"])
+def test_deletions_that_take_long_leave_time_for_the_tombstones_and_are_all_carried_out(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(erasure.time, "monotonic", lambda: now_s)
+    both: Any = Both(random.Random(1))
+    worker, call = erasures(both), Keys.call
+
+    def call_slowly(keys: Keys, until_s: float, *parts: bytes) -> Any:
+        nonlocal now_s
+        now_s += 1
+        return call(keys, until_s, *parts)
+
+    monkeypatch.setattr(Keys, "call", call_slowly)
+    for number in range(10):
+        id_, name = bytes([number]) * 16, bytes([number + 100]) * 16
+        key = key_of(b"one", id_, name)
+        both.servers[0].blocks[key] = id_ + b"sealed"
+        if kind == "erased":
+            assert not worker.erase(id_, b"%d" % number, now_s)
+        else:
+            worker.forget_below(key[:-32], [id_])
+    for _ in range(20):
+        began_s = now_s
+        worker.retry(30.0)
+        assert now_s - began_s < 35
+    assert not both.blocks
+
+
 def test_what_is_asked_for_again_while_it_is_deleted_stays_in_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

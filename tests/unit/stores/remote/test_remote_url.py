@@ -16,12 +16,12 @@ SECRET = "s3cr3t-w0rd"
     ("url", "place", "db", "username"),
     [
         ("redis://localhost", "redis://localhost:6379", 0, None),
-        (f"redis://:{SECRET}@cache.example:7000/2", "redis://cache.example:7000", 2, None),
+        (f"redis://:{SECRET}@cache.example:7000/2", "redis://cache.example:7000?db=2", 2, None),
         (f"redis://me:{SECRET}@[::1]:7000", "redis://[::1]:7000", 0, "me"),
-        (f"redis://10.0.0.1/?db=4&password={SECRET}", "redis://10.0.0.1:6379", 4, None),
-        ("redis://10.0.0.1/99999", "redis://10.0.0.1:6379", 99999, None),
+        (f"redis://10.0.0.1/?db=4&password={SECRET}", "redis://10.0.0.1:6379?db=4", 4, None),
+        ("redis://10.0.0.1/99999", "redis://10.0.0.1:6379?db=99999", 99999, None),
         (f"rediss://me:{SECRET}@cache.example", "rediss://cache.example:6379", 0, "me"),
-        (f"unix:///run/valkey.sock?db=1&username=me&password={SECRET}", "unix:///run/valkey.sock", 1, "me"),
+        (f"unix:///run/valkey.sock?db=1&username=me&password={SECRET}", "unix:///run/valkey.sock?db=1", 1, "me"),
     ],
 )
 def test_a_url_gives_a_place_without_secrets(url: str, place: str, db: int, username: str | None) -> None:
