@@ -5,7 +5,7 @@ cached before, and the time is that from a reply's first token to its last. llam
 model, in 4 bits; it reports its own times. transformers has float32, in which it is fastest here.
 
     sweep     each setting of a peer plays a quarter of the requests; the one with the most tokens per second is its best
-    measure   radixkv and the best of each peer play all requests, each beside its own plain decode
+    measure   radixkv and the best of each peer play all requests, each with its own plain decode in turns
 
     python -m bench.speculation.peers --peer fetch     half an hour on a core; fetches llama.cpp's package and files if missing
     python -m bench.speculation.peers --quick          a few requests, two settings of each peer; judges nothing
@@ -68,7 +68,7 @@ class Setting(NamedTuple):
 
 
 def settings_of_llama() -> list[Setting]:
-    """What is tried of llama.cpp: n-grams of `n` tokens, drafts of `m`."""
+    """Tried of llama.cpp: n-grams of `n` tokens, drafts of `m`."""
     found = []
     for kind, name, sizes in (
         (_SIMPLE, "simple", ((3, 4), (3, 8), (5, 8), (5, 16), (12, 16))),
@@ -91,7 +91,7 @@ def settings_of_llama() -> list[Setting]:
 
 
 def settings_of_transformers() -> list[Setting]:
-    """What is tried of transformers: n-grams of up to `n` tokens, drafts of `m`."""
+    """Tried of transformers: n-grams of up to `n` tokens, drafts of `m`."""
     return [
         Setting(f"prompt lookup n={n} m={m}", {"prompt_lookup_num_tokens": m, "max_matching_ngram_size": n})
         for n, m in ((2, 10), (3, 4), (3, 8))
@@ -99,7 +99,7 @@ def settings_of_transformers() -> list[Setting]:
 
 
 class Peer(NamedTuple):
-    """A system beside ours. `start` runs it with a setting, without one as it decodes plainly."""
+    """Another system. `start` runs it with a setting, without one as it decodes plainly."""
 
     name: str
     settings: list[Setting]
@@ -207,7 +207,7 @@ class Transformers:
                     streamer=clock,
                     **({"do_sample": False} | drawn | chosen),
                 )
-            prompt_s, first_s = clock.at_s[:2]  # the prompt is told at once
+            prompt_s, first_s = clock.at_s[:2]  # the prompt comes at once
             assert prompt_s <= first_s
             return Reply(out[0, ids.shape[1] :].tolist(), clock.at_s[-1] - first_s)
 

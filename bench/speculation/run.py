@@ -1,7 +1,7 @@
 """Tokens per second with and without speculation, and whether the tokens are the same.
 
 Two workers of SmolLM2-135M-Instruct in this process, one with `speculation` off, take turns with every request. Its prompt is
-cached before, so that decode alone is timed. `loads` says what they are asked.
+cached before, so that decode alone is timed. `loads` has the requests.
 
 Times are CPU time of this process, so that other programs disturb less; use one thread. Tokens a step are those that a branch
 draws in a batch.
