@@ -12,7 +12,7 @@ from bench.faults.cluster import EVERYWHERE, GATEWAY_HOSTS, POSTGRES_HOST, Clust
 from bench.faults.stack import GATEWAY, SERVICE, WORKER_A, WORKER_B, Deployment
 from radixkv.gateway.storage.owners import LEASE_S
 
-__all__ = ["CLUSTER_QUICK", "KILL", "LONG", "RESTART", "SHORT", "Fault", "cluster_faults", "faults"]
+__all__ = ["CLUSTER_QUICK", "CUT", "KILL", "LONG", "RESTART", "SHORT", "Fault", "cluster_faults", "faults"]
 
 KILL, RESTART, SHORT, LONG = "kill -9", "SIGTERM", "stopped for half a TTL", "stopped for two TTLs"
 FLUSH, BOTH = "flushed", "kill -9, and PostgreSQL"

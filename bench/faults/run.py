@@ -8,8 +8,9 @@ served again after the previous one.
 
     answers            every finished reply equals the undisturbed one, token by token; every failure is retryable, and no
                        request hangs
-    failed             failed tries by kind; none by a broken connection unless the gateway itself was killed, and none at all
-                       if the service, or the gateway's worker, was restarted by SIGTERM
+    failed             failed tries by kind; none by a broken connection unless the gateway itself was killed or its host,
+                       which a service shares, was cut off; and none at all if the service, or the gateway's worker, was
+                       restarted by SIGTERM
     first answer       from the fault to the first response to a request started after it
     all clients        from the fault until each client that depends on that process has one
     at the end         the trees hold their invariants, no sequence is open, free + cached blocks = pool, no connection is half
@@ -41,7 +42,7 @@ from bench.common.report import RESULTS_DIR, Bar, Progress, Report, Table, perce
 from bench.faults.asker import GIVE_UP_S, Asker, Failure, Ledger
 from bench.faults.clients import Client
 from bench.faults.cluster import Cluster, missing_program
-from bench.faults.fault import CLUSTER_QUICK, RESTART, Fault, cluster_faults, faults
+from bench.faults.fault import CLUSTER_QUICK, CUT, RESTART, Fault, cluster_faults, faults
 from bench.faults.scripts import Script
 from bench.faults.stack import GATEWAY, HTTP, ROUTES, SERVICE, WORKER_A, WORKER_B, Deployment, Stack
 from bench.faults.typewriter import save_typewriter
@@ -238,7 +239,7 @@ def bars(outcome: Outcome) -> list[Bar]:
     mute = [
         failure.what
         for injury in injuries
-        if injury.fault.kind not in (GATEWAY, WORKER_B)
+        if injury.fault.kind not in (GATEWAY, WORKER_B) and (injury.fault.kind, injury.fault.action) != (SERVICE, CUT)
         for failure in injury.failures
         if not failure.is_reported
     ]
