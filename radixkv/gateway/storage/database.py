@@ -200,7 +200,7 @@ def _shared(url: str) -> list[_Thread]:
     if not is_url(url):
         raise DatabaseError(
             "the database's URL cannot be read; it must be postgresql://user:password@host:port/database with parameters of "
-            "libpq, each part percent-encoded"
+            "libpq, each part percent-encoded; a file is named by a pathlib.Path"
         )
     return [
         _Thread("radixkv-database", partial(PostgreSQL, url), carry_out),
