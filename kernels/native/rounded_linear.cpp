@@ -43,6 +43,7 @@ inline Floats from_float16(const uint16_t* from) {
 #if defined(__AVX512VNNI__)
 constexpr int kPerWord = 4;  // adjacent inputs of an output
 constexpr int kRows = 8, kByteRows = 4;  // multiplied together
+constexpr bool kAsks = true;  // for memory ahead
 constexpr int kAheadBytes = 6144;
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
@@ -196,7 +197,8 @@ RADIXKV_WITH_TILES void multiply_in_tiles(const RoundedGroup* x, int num_groups,
 #endif
 #else
 constexpr int kPerWord = 2;
-constexpr int kRows = 8, kByteRows = kRows;  // multiplied with weights that are widened once
+constexpr int kRows = kLanes == 16 ? 8 : 4, kByteRows = kRows;  // multiplied with weights that are widened once
+constexpr bool kAsks = false;
 constexpr int kTogether = kLanes == 16 ? 8 : kLanes == 8 ? 2 : 1;  // of these, rows whose sums stay in registers
 
 void put_digits(Ints value, int first, RoundedGroup& to) {
@@ -449,7 +451,7 @@ void multiply_panels(const RoundedGroup* x, int64_t num_rows, const RoundedWeigh
       continue;
     }
 #endif
-    if (num_rows) row = multiply_rows<true>(x, num_rows, weights, to, stride, adds);
+    if (num_rows) row = multiply_rows<kAsks>(x, num_rows, weights, to, stride, adds);
     while (row < num_rows)
       row += multiply_rows<false>(x + row * num_groups, num_rows - row, weights, to + row * stride, stride, adds);
   }
