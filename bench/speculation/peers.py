@@ -270,10 +270,17 @@ def measure(
         names[peer.name] = setting.name
         with peer.start(None) as plain, peer.start(setting) as drafted:
             speeds[peer.name] = compare(plain, drafted, load, num)
-    over = speeds[OURS].gain / speeds[LLAMA].gain
+    over, missing = (speeds[OURS].gain / speeds[LLAMA].gain, "") if LLAMA in speeds else (None, "llama.cpp is missing")
     fastest = max(max(speed.drafted, speed.plain) for name, speed in speeds.items() if name != OURS)
     report.bars += [
-        Bar(f"{load.name}: gain over plain decode / llama.cpp's", over, LEAST_OVER_LLAMA, "x", at_least=True),
+        Bar(
+            f"{load.name}: gain over plain decode / llama.cpp's",
+            over,
+            LEAST_OVER_LLAMA,
+            "x",
+            True,
+            missing,
+        ),
         Bar(f"{load.name}: tokens/s / the fastest peer's", speeds[OURS].drafted / fastest, 1.0, "x", at_least=True),
     ]
     report.figures[load.name] = {
@@ -300,20 +307,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report("speculation_peers", SEED)
     model = resolve_model(None)
     try:
-        files = find_llama(options.peer == "fetch")
         asked = [
             load
             for load in loads(Material(options.workloads), ChatText(model), num, num_tokens)
             if load.name in options.loads
         ]
-    except (PeerMissingError, WorkloadMissingError) as error:
+    except WorkloadMissingError as error:
         print(f"skipped: {error}", file=sys.stderr)
         return 2
-    transformers = Transformers(str(model))
-    peers = [
-        Peer(LLAMA, settings_of_llama(), partial(llama_player, files)),
-        Peer("transformers", settings_of_transformers(), transformers.start),
-    ]
+    peers = [Peer("transformers", settings_of_transformers(), Transformers(str(model)).start)]
+    try:
+        peers.insert(0, Peer(LLAMA, settings_of_llama(), partial(llama_player, find_llama(options.peer == "fetch"))))
+    except PeerMissingError as error:
+        print(f"llama.cpp is left out: {error}", file=sys.stderr)
     if options.quick:
         peers = [peer._replace(settings=peer.settings[:2]) for peer in peers]
     rows: list[tuple[str, ...]] = []
