@@ -63,7 +63,12 @@ def run_radixkv(told: dict[str, Any]) -> dict[str, Any]:
     from radixkv.worker.run import Worker, WorkerConfig
 
     config = WorkerConfig(
-        model=told["path"], listen=None, num_blocks=128, quantization=told["quantization"], show_progress=False
+        speculation="off",
+        model=told["path"],
+        listen=None,
+        num_blocks=128,
+        quantization=told["quantization"],
+        show_progress=False,
     )
     with Worker(config) as worker:
 
