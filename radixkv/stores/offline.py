@@ -177,7 +177,8 @@ def _models(folder: Path) -> Iterator[Path]:
         try:
             yield model
         finally:
-            os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+            with contextlib.suppress(PermissionError):  # another user's
+                os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _describe(model: Path) -> StoredModel:

@@ -139,10 +139,10 @@ class ModelRunner:
         self._steady: BatchInvariantModel | None = None
         self._native: NativeModel | None = None
         self._is_unwanted: c_int32 | None = None  # of the forward that runs
-        if not rounds or takes_grouped(self.device) or self._adapters.names or (folder and not can_be_known(folder)):
-            folder = None
-        if folder is not None and (known := find_known(folder, self.dtype, quantization)) is not None:
-            self._take_known(known, folder, quantization, kv_format, max_model_len, progress)
+        may_be_known = rounds and not takes_grouped(self.device) and not self._adapters.names
+        kept_in = folder if folder is not None and may_be_known and can_be_known(folder) else None
+        if kept_in is not None and (known := find_known(kept_in, self.dtype, quantization)) is not None:
+            self._take_known(known, kept_in, quantization, kv_format, max_model_len, progress)
         else:
             self._take(
                 model,
@@ -153,8 +153,8 @@ class ModelRunner:
                 is_steady=deterministic,
                 progress=progress,
             )
-            if folder is not None and self._native is not None:
-                keep_known(self, self._model, self._layers, self._specs, folder, quantization)
+            if kept_in is not None and self._native is not None:
+                keep_known(self, self._model, self._layers, self._specs, kept_in, quantization)
         tensors = (*self._model.parameters(), *self._model.buffers())
         self.weight_bytes = sum(share_of(tensor).nbytes for tensor in tensors) + self._adapters.nbytes
         self._shares_reads = not deterministic
