@@ -16,10 +16,10 @@ from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from radixkv.generation.stats import EngineCounters
-from radixkv.worker.generations.branch import Branch, Phase
+from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.scheduling.batch import Row
-from radixkv.worker.speculation.estimates import Acceptance, Outcome, StepTime
+from radixkv.worker.speculation.estimates import Acceptance, StepTime
 from radixkv.worker.speculation.settings import SpeculationSettings
 from radixkv.worker.speculation.sources import Draft, DraftSource, OwnText, Predictions, RecentReplies
 
@@ -31,6 +31,12 @@ _FEW_ROWS = 4
 """Batches up to this size look for drafts in every step: that takes 1% of a small one."""
 _PATIENCE = 8
 """Larger ones look once in so many steps after as many without a draft that paid."""
+_TRIED = (2, 4, 8, 16)
+"""Drafted tokens of steps that are run to learn their time: by shorter ones alone longer ones look worse than they are."""
+_BETWEEN_TRIALS = 256
+"""Drafts until the next, once all have been."""
+_LEAST_TRIED = 0.3
+"""Chance of a draft's first token from which it is used for a trial."""
 
 
 class _Found(NamedTuple):
@@ -38,7 +44,6 @@ class _Found(NamedTuple):
 
     branch: Branch
     draft: Draft
-    last: Outcome
     length: int
 
 
@@ -73,10 +78,10 @@ class Drafter:
         self._sources: Sequence[DraftSource] = ours if sources is None else sources
         self._time = StepTime()
         self._acceptance: dict[str, Acceptance] = {}  # by owner, the latest last: none learns from another's replies
-        self._last: dict[Branch, Outcome] = {}
         self._found: list[_Found] = []
         self._rows: Sequence[Row] = ()
         self._num_plans = self._num_fruitless = 0
+        self._num_trials = self._num_since = 0
         self._clock = clock
         self._planned_s = 0.0
 
@@ -97,8 +102,7 @@ class Drafter:
         for row in rows:
             limit = self._limit(row.branch)
             if limit > 0 and row.branch not in sharing and (draft := self._find(row.branch, limit)) is not None:
-                last = self._last.get(row.branch, Outcome.CAME)
-                self._found.append(_Found(row.branch, draft, last, len(row.branch.tokens)))
+                self._found.append(_Found(row.branch, draft, len(row.branch.tokens)))
         if not self._found:
             return
         numbers = self._choose(max_positions - len(rows))
@@ -113,9 +117,7 @@ class Drafter:
         for found in self._found:
             branch, draft = found.branch, found.draft
             drawn = branch.tokens[found.length :]
-            became = self._acceptance_of(branch).learn(draft, found.last, drawn)
-            if branch.phase is not Phase.FINISHED:
-                self._last[branch] = became
+            self._acceptance_of(branch).learn(draft, drawn)
             if branch.draft:
                 num_accepted = sum(1 for _ in takewhile(_is_same, zip(branch.draft, drawn, strict=False)))
                 self._counters.count_draft(draft.source.value, len(branch.draft), num_accepted)
@@ -127,8 +129,6 @@ class Drafter:
 
     def ended(self, generation: Generation) -> None:
         """A request has ended, however."""
-        for branch in generation.branches:
-            self._last.pop(branch, None)
         if _may_draft(generation):
             for source in self._sources:
                 source.ended(generation)
@@ -174,7 +174,9 @@ class Drafter:
             draft = source.find(branch, limit)
             if draft is not None and (best is None or draft.length > best.length):
                 known = next((at for at, one in enumerate(draft.tokens) if one >= self._vocab_size), len(draft.tokens))
-                best = draft._replace(tokens=draft.tokens[: min(known, limit)]) if known else best
+                length = min(known, limit)
+                tokens, agreements = draft.tokens[:length], draft.agreements[:length]
+                best = draft._replace(tokens=tokens, agreements=agreements) if known else best
         return best
 
     def _choose(self, budget: int) -> list[int]:
@@ -184,7 +186,7 @@ class Drafter:
         gains = [
             (-chance, depth, index)
             for index, found in enumerate(self._found)
-            for depth, chance in enumerate(self._acceptance_of(found.branch).chances(found.draft, found.last))
+            for depth, chance in enumerate(self._acceptance_of(found.branch).chances(found.draft))
         ]
         gains.sort()  # chances fall along a draft, so each prefix of the list holds prefixes of drafts
         gains = gains[: max(0, budget)]
@@ -192,10 +194,21 @@ class Drafter:
         tokens = list(accumulate((-gain for gain, _, _ in gains), initial=float(num_rows)))
         seconds = self._time.expected_s(num_rows, num_rows + len(gains), _context(self._rows))
         best = max(range(len(tokens)), key=lambda number: tokens[number] / seconds[number])
+        best = max(best, self._trial(gains))
         numbers = [0] * len(self._found)
         for _, _, index in gains[:best]:
             numbers[index] += 1
         return numbers
+
+    def _trial(self, gains: Sequence[tuple[float, int, int]]) -> int:
+        """How many tokens are run to learn how long that takes; mostly none."""
+        self._num_since += 1
+        is_due = self._num_trials < len(_TRIED) or self._num_since > _BETWEEN_TRIALS
+        size = _TRIED[self._num_trials % len(_TRIED)]
+        if not is_due or len(gains) < size or -gains[0][0] < _LEAST_TRIED:
+            return 0
+        self._num_trials, self._num_since = self._num_trials + 1, 0
+        return size
 
     def _all_of(self, budget: int) -> list[int]:
         numbers = []

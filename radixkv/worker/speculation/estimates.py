@@ -1,34 +1,23 @@
 """The worth of a draft: the chance that its tokens are drawn, and the time of a step with them. Both are learned while running.
 
-chance    of a source, a length of match, what became of the branch's last draft, and a depth, given all tokens before it
+chance    of a source, a length of match, how far places agree, and a depth, given all tokens before it
 time      a + b n + c max(0, n - 2) + d max(0, n - 4) + e n context, of n positions; weights by recursive least squares
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from itertools import accumulate
 
-from radixkv.worker.speculation.sources import Draft, Source
+from radixkv.worker.speculation.sources import Agreement, Draft, Source
 
-__all__ = ["Acceptance", "Outcome", "StepTime"]
-
-
-class Outcome(IntEnum):
-    """What became of a branch's last draft."""
-
-    MISSED = 0
-    """Its first token was not drawn."""
-    CAME = 1
-    CAME_LONG = 2
-    """More than three of its tokens were drawn."""
+__all__ = ["Acceptance", "StepTime"]
 
 
 _DEPTH_BUCKETS = (0, 1, 2, 2, 3, 3, 3, 3, 4)
 """Of a token's place in its draft; deeper ones are of the last."""
 _NUM_DEPTHS = _DEPTH_BUCKETS[-1] + 1
-_LENGTHS = (6, 12, 24, 48)
+_LENGTHS = (2, 4, 8, 16, 32)
 """Matches are distinguished below and from these lengths on."""
 _FORGETTING = 256
 """Trials at which those so far count half."""
@@ -68,37 +57,38 @@ class Acceptance:
     """
 
     def __init__(self) -> None:
-        self._trials: dict[tuple[Source, int, Outcome], list[_Trials]] = {}
-        self._wider = {source: [_Trials(None) for _ in range(_NUM_DEPTHS)] for source in Source}
+        self._trials: dict[tuple[Source, int], list[list[_Trials]]] = {}
+        self._wider = {source: _by_depth([_Trials(None) for _ in range(_NUM_DEPTHS)]) for source in Source}
 
-    def chances(self, draft: Draft, last: Outcome) -> list[float]:
+    def chances(self, draft: Draft) -> list[float]:
         """Of each of its tokens to be reached and drawn; falling. O(tokens)."""
-        by_bucket = [_FIRST_CHANCE]
-        for trials in self._of(draft, last):
-            by_bucket.append(trials.chance(by_bucket[-1]))
-        chances, reached = [], 1.0
-        for depth in range(len(draft.tokens)):
-            reached *= by_bucket[1 + _bucket(depth)]
+        trials = self._of(draft)
+        chances, reached, chance = [], 1.0, _FIRST_CHANCE
+        for depth, agreement in enumerate(draft.agreements):
+            chance = trials[_bucket(depth)][agreement].chance(chance)
+            reached *= chance
             chances.append(reached)
         return chances
 
-    def learn(self, draft: Draft, last: Outcome, drawn: Sequence[int]) -> Outcome:
-        """Judge a draft by the tokens that were drawn in its place. Returns what became of it."""
-        trials = self._of(draft, last)
-        num_came = 0
-        for depth, (drafted, token) in enumerate(zip(draft.tokens, drawn, strict=False)):
-            trials[_bucket(depth)].add(drafted == token)
+    def learn(self, draft: Draft, drawn: Sequence[int]) -> None:
+        """Judge a draft by the tokens that were drawn in its place."""
+        trials = self._of(draft)
+        for depth, (drafted, agreement, token) in enumerate(zip(draft.tokens, draft.agreements, drawn, strict=False)):
+            trials[_bucket(depth)][agreement].add(drafted == token)
             if drafted != token:
                 break
-            num_came += 1
-        return Outcome.CAME_LONG if num_came > 3 else Outcome.CAME if num_came else Outcome.MISSED
 
-    def _of(self, draft: Draft, last: Outcome) -> list[_Trials]:
-        key = (draft.source, sum(draft.length >= length for length in _LENGTHS), last)
+    def _of(self, draft: Draft) -> list[list[_Trials]]:
+        """By depth and agreement."""
+        key = (draft.source, sum(draft.length >= length for length in _LENGTHS))
         trials = self._trials.get(key)
         if trials is None:
-            trials = self._trials[key] = [_Trials(wider) for wider in self._wider[draft.source]]
+            trials = self._trials[key] = [list(map(_Trials, wider)) for wider in self._wider[draft.source]]
         return trials
+
+
+def _by_depth(widest: list[_Trials]) -> list[list[_Trials]]:
+    return [[_Trials(one) for _ in Agreement] for one in widest]
 
 
 def _bucket(depth: int) -> int:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LONGEST", "NgramIndex", "Place", "index_bytes"]
+__all__ = ["LONGEST", "Match", "NgramIndex", "index_bytes"]
 
-LENGTHS = (3, 6, 16)
+LENGTHS = (1, 4, 16)
 LONGEST = LENGTHS[-1]
 _FACTORS = [pow(0x9E3779B97F4A7C15, 2 * place + 1, 1 << 64) for place in range(LONGEST)]
 _MASK = (1 << 64) - 1
@@ -31,10 +31,10 @@ _MOST_PLACES = 8
 """Places of one n-gram that are looked at, the latest first."""
 
 
-class Place(NamedTuple):
-    """A match: it ends before `end` in the text, and is `length` tokens long as far as it was compared."""
+class Match(NamedTuple):
+    """Places, the latest first: a match ends before each, and is `length` tokens long as far as it was compared."""
 
-    end: int
+    ends: list[int]
     length: int
 
 
@@ -105,19 +105,24 @@ class NgramIndex:
         is_last = np.roll(is_first, -1)
         heads[slots[is_last]] = ends[is_last]
 
-    def find(self, text: Sequence[int], tail: Sequence[int]) -> Place | None:
-        """The place with the longest match among the last ones of the longest n-gram that `tail` ends with. O(1)."""
+    def find(self, text: Sequence[int], tail: Sequence[int]) -> Match | None:
+        """Those with the longest match among the last places of the longest n-gram that `tail` ends with. O(1)."""
         if not self._num_slots:
             return None
         for index, value in reversed(list(enumerate(_hashes(tail[-LONGEST:])))):
             length, end = LENGTHS[index], self._heads[index][value >> self._shift]
-            best, num_seen = Place(0, 0), 0
+            ends: list[int] = []
+            longest = num_seen = 0
             while end >= length and num_seen < _MOST_PLACES:
                 if text[end - length : end] == tail[-length:]:
-                    best = max(best, Place(end, _common(text, end, tail, length)), key=lambda place: place.length)
+                    common = _common(text, end, tail, length)
+                    if common > longest:
+                        ends, longest = [], common
+                    if common == longest:
+                        ends.append(end)
                 end, num_seen = self._before[index][end], num_seen + 1
-            if best.length:
-                return best
+            if ends:
+                return Match(ends, longest)
         return None
 
 

@@ -2,7 +2,9 @@
 
     own       the branch's prompt and reply so far; past their end a repetition goes on
     predicted the text of the request that its reply is expected to repeat
-    recent    replies that ended lately in the same namespace, with the end of their prompts, the newest first
+    recent    replies that ended lately in the same namespace, with the end of their prompts
+
+Of the places with the longest match most decide what may follow, of equally many the latest.
 
 A source never reads another namespace than the branch's, with its salt and adapter.
 """
@@ -10,22 +12,25 @@ A source never reads another namespace than the branch's, with its salt and adap
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple, Protocol
 
 from radixkv.core.namespaces import covers
 from radixkv.core.tokens import TOKEN_BYTES
 from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Generation
-from radixkv.worker.speculation.ngrams import NgramIndex, Place, index_bytes
+from radixkv.worker.speculation.ngrams import Match, NgramIndex, index_bytes
 
-__all__ = ["Draft", "DraftSource", "OwnText", "Predictions", "RecentReplies", "Source"]
+__all__ = ["Agreement", "Draft", "DraftSource", "OwnText", "Predictions", "RecentReplies", "Source"]
 
 _NUM_BEFORE = 48
 """Tokens of the prompt that are kept with a reply, so that its beginning is found."""
 _BETWEEN = 2**32 - 1
-"""Between two replies; no token id."""
+"""Between two replies, and past the end of a text; no token id."""
+_MANY = 4
+"""Places on which a token stands that is likelier than one of fewer."""
 _MOST_OF_ONE = 4
 """A namespace's recent replies take at most this part of the bytes of all."""
 
@@ -38,12 +43,23 @@ class Source(Enum):
     RECENT = "recent"
 
 
+class Agreement(IntEnum):
+    """Of the places where the draft was the same so far, those where its next token is, too."""
+
+    ONE = 0
+    """The only one."""
+    MOST = 1
+    ALL = 2
+    ALL_OF_MANY = 3
+
+
 class Draft(NamedTuple):
-    """Tokens that may follow. `length`: of the match that they follow, in tokens."""
+    """Tokens that may follow. `length`: of the match that they follow, in tokens. `agreements`: for each token."""
 
     source: Source
     length: int
     tokens: Sequence[int]
+    agreements: Sequence[Agreement]
 
 
 class DraftSource(Protocol):
@@ -79,12 +95,10 @@ class OwnText:
         size = index.size_bytes
         index.extend(tokens, end - 1)
         self._num_bytes += index.size_bytes - size
-        place = index.find(tokens, tokens[-_NUM_BEFORE:])
-        if place is None:
+        match = index.find(tokens, tokens[-_NUM_BEFORE:])
+        if match is None:
             return None
-        known = tokens[place.end : place.end + limit]
-        period = len(known)
-        return Draft(Source.OWN, place.length, [known[at % period] for at in range(limit)])
+        return Draft(Source.OWN, match.length, *_following(tokens, match.ends, limit, repeats=True))
 
     def ended(self, generation: Generation) -> None:
         """See `DraftSource`."""
@@ -118,11 +132,10 @@ class Predictions:
             index.extend(text, len(text))
             self._num_bytes += index.size_bytes
         said = branch.tokens[generation.num_prompt_tokens :][-_NUM_BEFORE:]
-        place = index.find(text, said)
-        if place is None and said == text[: len(said)]:
-            place = Place(len(said), len(said))
-        tokens = text[place.end : place.end + limit] if place is not None else ()
-        return Draft(Source.PREDICTED, place.length, tokens) if place is not None and tokens else None
+        match = index.find(text, said)
+        if match is None and said == text[: len(said)]:
+            match = Match([len(said)], len(said))
+        return _draft(Source.PREDICTED, text, match, limit)
 
     def ended(self, generation: Generation) -> None:
         """See `DraftSource`."""
@@ -174,9 +187,9 @@ class RecentReplies:
         replies = self._replies.get(generation.namespace)
         if replies is None or not _is_shared(generation):
             return None
-        place = replies.index.find(replies.text, branch.tokens[-_NUM_BEFORE:])
-        tokens = _after(replies.text, place, limit) if place is not None else ()
-        return Draft(Source.RECENT, place.length, tokens) if place is not None and tokens else None
+        return _draft(
+            Source.RECENT, replies.text, replies.index.find(replies.text, branch.tokens[-_NUM_BEFORE:]), limit
+        )
 
     def ended(self, generation: Generation) -> None:
         """See `DraftSource`: keep its replies."""
@@ -212,6 +225,41 @@ def _is_shared(generation: Generation) -> bool:
     return generation.terms.shares_prefix and generation.sampling.speculation == "all"
 
 
-def _after(text: array[int], place: Place, limit: int) -> Sequence[int]:
-    tokens = text[place.end : place.end + limit]
-    return tokens[: tokens.index(_BETWEEN)] if _BETWEEN in tokens else tokens
+def _draft(source: Source, text: Sequence[int], match: Match | None, limit: int) -> Draft | None:
+    if match is None:
+        return None
+    tokens, agreements = _following(text, match.ends, limit)
+    return Draft(source, match.length, tokens, agreements) if tokens else None
+
+
+def _following(
+    text: Sequence[int], ends: list[int], limit: int, *, repeats: bool = False
+) -> tuple[list[int], list[Agreement]]:
+    """What follows most places. `repeats`: past the end of the text the draft goes on. O(limit · places)."""
+    tokens: list[int] = []
+    agreements: list[Agreement] = []
+    for depth in range(limit):
+        told = [_told(text, tokens, end + depth, repeats) for end in ends]
+        token = told[0]
+        if told.count(token) < len(told):
+            [(token, _)] = Counter(told).most_common(1)
+        if token == _BETWEEN:
+            break
+        agreements.append(_agreement(told.count(token), len(told)))
+        tokens.append(token)
+        ends = [end for end, one in zip(ends, told, strict=True) if one == token]
+    return tokens, agreements
+
+
+def _told(text: Sequence[int], draft: list[int], at: int, repeats: bool) -> int:
+    if at < len(text):
+        return text[at]
+    return draft[at - len(text)] if repeats else _BETWEEN
+
+
+def _agreement(num_same: int, num_places: int) -> Agreement:
+    if num_places == 1:
+        return Agreement.ONE
+    if num_same < num_places:
+        return Agreement.MOST
+    return Agreement.ALL if num_places < _MANY else Agreement.ALL_OF_MANY

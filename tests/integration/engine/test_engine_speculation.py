@@ -30,7 +30,7 @@ from radixkv.worker.model.model import ModelRunner
 from radixkv.worker.scheduling.limits import SchedulerLimits
 from radixkv.worker.speculation.comparison import rows_agree
 from radixkv.worker.speculation.settings import SpeculationSettings
-from radixkv.worker.speculation.sources import Draft, Source
+from radixkv.worker.speculation.sources import Agreement, Draft, Source
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 256
 PROMPT = "one two three one two three one two "
@@ -291,7 +291,8 @@ class SameLie(LyingSource):
         self._lie = lie
 
     def find(self, branch: Branch, limit: int) -> Draft:  # noqa: ARG002
-        return Draft(Source.OWN, 3, [*oracle(branch)[: len(branch.tokens) % 3], *self._lie])
+        tokens = [*oracle(branch)[: len(branch.tokens) % 3], *self._lie]
+        return Draft(Source.OWN, 3, tokens, [Agreement.ONE] * len(tokens))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from radixkv.generation.params import SamplingParams
 from radixkv.worker.generations.branch import Branch
 from radixkv.worker.generations.generation import Generation
 from radixkv.worker.generations.reply import ReplyRules
-from radixkv.worker.speculation.sources import Draft, Source
+from radixkv.worker.speculation.sources import Agreement, Draft, Source
 
 __all__ = ["LyingSource", "a_branch"]
 
@@ -31,7 +31,7 @@ class LyingSource:
         """See `DraftSource`."""
         rng, told = self._rng, self.knows(branch)[: limit + 4]
         tokens = [rng.randrange(self._num_ids) if rng.random() < self.lies else one for one in told]
-        return Draft(Source.OWN, 3, tokens) if tokens else None
+        return Draft(Source.OWN, 3, tokens, [Agreement.ONE] * len(tokens)) if tokens else None
 
     def ended(self, generation: Generation) -> None:
         """Nothing is learned."""

@@ -21,7 +21,7 @@ from radixkv.worker.speculation.sources import RecentReplies
 
 Cost = Callable[[int], float]
 
-ONE_CHAT = {1: 1.0, 2: 1.06, 4: 1.21, 8: 1.84, 16: 3.1, 64: 11.0}
+ONE_CHAT = {1: 1.0, 2: 1.06, 4: 1.21, 8: 1.84, 16: 3.1, 68: 11.8}
 """Relative to a step of one position, as measured."""
 
 
@@ -38,13 +38,19 @@ def steep(num_positions: int) -> float:
 
 
 def tokens_per_s(
-    lies: float, cost: Cost, num_rows: int = 1, settings: SpeculationSettings | None = None, num_steps: int = 500
+    lies: float,
+    cost: Cost,
+    num_rows: int = 1,
+    settings: SpeculationSettings | None = None,
+    num_steps: int = 500,
+    lies_at_first: float | None = None,
 ) -> float:
-    """Of a simulated engine; without settings nothing is drafted. The first 100 steps do not count."""
+    """Of a simulated engine; without settings nothing is drafted. The first 100 steps do not count, and may lie more."""
     now_s, num_tokens, began_s = 0.0, 0, 0.0
     rng = random.Random(5)
     truth = rng.choices(range(1000), k=30_000)
     source = LyingSource(lambda branch: truth[len(branch.tokens) : len(branch.tokens) + 20], lies, 1000, seed=3)
+    source.lies = lies if lies_at_first is None else lies_at_first
     drafter = Drafter(
         settings or SpeculationSettings(),
         vocab_size=1000,
@@ -58,7 +64,7 @@ def tokens_per_s(
         branch.phase, branch.room, branch.block_table = Phase.RUNNING, 100_000, array("i", [0])
     for step in range(num_steps):
         if step == 100:
-            num_tokens, began_s = 0, now_s
+            num_tokens, began_s, source.lies = 0, now_s, lies
         rows = [Row(branch, len(branch.tokens) - 1, len(branch.tokens)) for branch in branches]
         for branch in branches:
             branch.num_computed = len(branch.tokens) - 1
@@ -94,6 +100,15 @@ def test_the_choice_is_about_as_good_as_the_best_fixed_length_in_hindsight(lies:
     for length in (1, 2, 4, 8, 15 if num_rows == 1 else 12):
         fixed.append(tokens_per_s(lies, small_model, num_rows, SpeculationSettings(num_tokens=length, always=True)))
     assert tokens_per_s(lies, small_model, num_rows, SpeculationSettings()) >= 0.95 * max(fixed)
+
+
+@pytest.mark.parametrize("dear", [2, 3, 5])
+def test_sizes_that_are_dear_do_not_keep_those_past_them_from_being_tried(dear: int) -> None:
+    def tiled(num_positions: int) -> float:
+        return 0.01 + 0.0005 * num_positions + (0.005 if num_positions >= dear else 0.0)
+
+    fixed = tokens_per_s(0.0, tiled, settings=SpeculationSettings(num_tokens=16, always=True))
+    assert tokens_per_s(0.0, tiled, settings=SpeculationSettings(), lies_at_first=0.6) >= 0.85 * fixed
 
 
 def test_a_draft_ends_before_what_is_no_token_and_within_the_room() -> None:

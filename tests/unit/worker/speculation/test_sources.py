@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 from drafts import a_branch
 
 from radixkv.worker.speculation.ngrams import index_bytes
-from radixkv.worker.speculation.sources import OwnText, RecentReplies, Source
+from radixkv.worker.speculation.sources import Agreement, Draft, OwnText, Predictions, RecentReplies, Source
 
 
 def noise(seed: int, length: int) -> list[int]:
@@ -18,7 +19,7 @@ def test_a_reply_that_repeats_its_prompt_is_drafted_from_it() -> None:
     text = noise(1, 100)
     draft = OwnText(1 << 20).find(a_branch(text, text[20:40]), 16)
     assert draft is not None
-    assert (draft.source, draft.length, list(draft.tokens)) == (Source.OWN, 20, text[40:56])
+    assert draft == Draft(Source.OWN, 20, text[40:56], [Agreement.ONE] * 16)
 
 
 def test_a_loop_goes_on() -> None:
@@ -63,13 +64,47 @@ def test_a_reply_is_found_by_the_end_of_its_prompt_and_ends_where_it_ended() -> 
     assert source.find(a_branch(prompt, reply), 16) is None, "another reply does not go on from it"
 
 
-def test_the_latest_reply_is_the_one_that_is_drafted() -> None:
-    source, prompt = RecentReplies(1 << 20), noise(1, 100)
-    for seed in (2, 3):
-        source.ended(a_branch(prompt, [7, 8, 9, *noise(seed, 20)]).generation)
-    draft = source.find(a_branch(prompt, [7, 8, 9]), 8)
+def test_most_replies_decide_what_is_drafted_and_of_equally_many_the_latest() -> None:
+    one, many, most, alone = Agreement.ONE, Agreement.ALL_OF_MANY, Agreement.MOST, Agreement.ALL
+    source, prompt, found = RecentReplies(1 << 20), noise(1, 100), []
+    for reply in ([1, 2, 3, 4], [1, 5, 6, 7], [1, 2, 3, 8], [1, 5, 6], [1, 2]):
+        source.ended(a_branch(prompt, [9, *reply]).generation)
+        draft = source.find(a_branch(prompt, [9]), 8)
+        assert draft is not None
+        found.append((draft.tokens, draft.agreements))
+    assert found == [
+        ([1, 2, 3, 4], [one] * 4),
+        ([1, 5, 6, 7], [alone, most, one, one]),
+        ([1, 2, 3, 8], [alone, most, alone, most]),
+        ([1, 5, 6], [many, most, alone]),
+        ([1, 2, 3, 8], [many, most, most, most]),
+    ]
+
+
+def test_one_token_alone_is_a_match() -> None:
+    prompt = noise(1, 50)
+    draft = OwnText(1 << 20).find(a_branch(prompt, [7, prompt[20]]), 3)
     assert draft is not None
-    assert list(draft.tokens) == noise(3, 20)[:8]
+    assert (draft.length, draft.tokens) == (1, prompt[21:24])
+
+
+def test_past_the_end_of_its_text_a_draft_goes_on_with_itself() -> None:
+    text = [1, 2, 30, 41, 1, 2, 30, 42, 1, 2, 50, 43, 1, 2]
+    draft = OwnText(1 << 20).find(a_branch(text[:5], text[5:]), 12)
+    assert draft is not None
+    assert draft.tokens == [30, 42, 1, 2, 50, 43, 1, 2, 30, 42, 1, 2]
+    assert draft.agreements == [Agreement.MOST, Agreement.MOST, *[Agreement.ONE] * 10]
+
+
+def test_a_prediction_is_drafted_from_its_beginning_and_again_where_it_comes_back() -> None:
+    text = array("I", noise(3, 40))
+    branch = a_branch(noise(1, 20), [])
+    branch.generation.rules.prediction = text
+    for said, expected in (([], text[:4]), (text[:3], text[3:7]), ([7, text[9]], text[10:14]), (text[-2:], [])):
+        del branch.tokens[20:]
+        branch.tokens.extend(said)
+        draft = Predictions(1 << 20).find(branch, 4)
+        assert (list(draft.tokens) if draft else []) == list(expected)
 
 
 def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
