@@ -3,7 +3,7 @@
     check         a small model against transformers in fp32; a replayed graph against the same step launched; draws
     steps         1 to 256 sequences of 1k tokens: with and without graphs, and served, with tokens drawn and read each step
     prompts       a prompt next to 31 decodes in one step, with and without a graph
-    drafts        1 to 15 tokens more of each of 1 to 128 sequences in a step, as if drafted: what a draft must be worth to pay
+    drafts        1 to 15 tokens more of each of 1 to 128 sequences in a step, and the share that must be drawn for them to pay
     fan-out       64 branches on a prefix of 8k and of 32k: the prefix read once for all of them, and once for each
     breakdown     device time of products, attention and the rest, by torch's profiler
     transformers  its own attention over its dynamic and its static cache, with the same weights
