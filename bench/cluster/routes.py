@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
+import psutil
+
 from bench.cluster.services import (
     ECHO,
     KEEP,
@@ -19,13 +21,25 @@ from bench.cluster.services import (
     send_routes,
     serve_echo,
 )
-from radixkv import AcquireOp, AcquireResult, ReleaseOp, connect
+from radixkv import AcquireOp, AcquireResult, ReleaseOp, connect, pack_tokens
 from radixkv.client.reader import open_channel
 from radixkv.gateway.backend.routed import RoutedGenerator
 from radixkv.v1 import prefix_cache_pb2 as readers
 from radixkv.v1 import prefix_cache_pb2_grpc
 
-__all__ = ["ALONE", "BESIDE", "COMMON", "RARE", "TRANSPORT", "RouteTimes", "StepTimes", "time_routes", "time_steps"]
+__all__ = [
+    "ALONE",
+    "BESIDE",
+    "COMMON",
+    "RARE",
+    "TRANSPORT",
+    "RouteTimes",
+    "StepTimes",
+    "cpu_of_rankings",
+    "cpu_of_steps",
+    "time_routes",
+    "time_steps",
+]
 
 COMMON, RARE, TRANSPORT = "cached in all pools", "cached in one pool", "transport alone"
 ALONE, BESIDE = "without Routes", "with Routes"
@@ -92,6 +106,28 @@ def time_routes(cell: Cell, num_pools: int, services: Sequence[int], prompts: Pr
                     if round_number >= num_warm_up:
                         samples[name].append(taken_s)  # type: ignore[index]
         return times
+
+
+def cpu_of_rankings(cell: Cell, prompt: bytes, num_calls: int) -> tuple[float, float]:
+    """CPU seconds of a service, and of a gateway's code, for a ranking of its workers."""
+    with RoutedGenerator(cell.addresses[:1], answer_s=_PATIENT_S, rng=random.Random(0)) as router:
+        return _cpu_s(cell, lambda: router.rank(prompt), num_calls)
+
+
+def cpu_of_steps(cell: Cell, num_calls: int) -> tuple[float, float]:
+    """CPU seconds of a service, and of the client, for a Step that acquires and releases a prompt of 16 tokens."""
+    prompt = pack_tokens(range(16))
+    return _cpu_s(cell, lambda: cell.holder.step([AcquireOp(prompt, seq_id=1), ReleaseOp(1)]), num_calls)
+
+
+def _cpu_s(cell: Cell, call: Callable[[], object], num_calls: int) -> tuple[float, float]:
+    service = psutil.Process(cell.pid)
+    before, began_s = service.cpu_times(), time.process_time()
+    for _ in range(num_calls):
+        call()
+    after, ended_s = service.cpu_times(), time.process_time()
+    used_s = after.user + after.system - before.user - before.system
+    return used_s / num_calls, (ended_s - began_s) / num_calls
 
 
 def time_steps(cell: Cell, prompts: Prompts, num_periods: int, routes_per_s: float) -> StepTimes:

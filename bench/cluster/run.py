@@ -4,6 +4,7 @@
                 first 1,024. In turns with an echo of the same messages on the same gRPC and protobuf stack
     ranking     the gateway's own code asks 1, 4 and 16 services at once and ranks all their workers
     Steps       that acquire and release the prompt, on one of 64 pools, in turns with and without 64 Routes a second
+    CPU time    of a service and of its caller, for a Step and for a ranking of its pools: how many a core can do
     first token of cold and warm chats, through two gateways over two services, in turns with one gateway of one worker
 
     python -m bench.cluster             5 minutes on two cores
@@ -30,6 +31,8 @@ from bench.cluster.routes import (
     TRANSPORT,
     RouteTimes,
     StepTimes,
+    cpu_of_rankings,
+    cpu_of_steps,
     time_routes,
     time_steps,
 )
@@ -44,7 +47,7 @@ ROUTE_BOUND_MS = 0.5
 FIRST_TOKEN_BOUND = 1.05
 POOLS, SERVICES = (1, 8, 64), (1, 4, 16)
 QUICK_POOLS, QUICK_SERVICES = (1, 8), (1, 4)
-ROUTE_ROUNDS, STEP_PERIODS, CHATS = 200, 30, 24
+ROUTE_ROUNDS, STEP_PERIODS, CHATS, CPU_CALLS = 200, 30, 24, 200
 QUICK_ROUTE_ROUNDS, QUICK_STEP_PERIODS, QUICK_CHATS = 20, 2, 2
 ROUTES_PER_S = 64.0
 """As if each of 64 workers got a request a second."""
@@ -67,19 +70,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def add_routes(report: Report, is_quick: bool) -> None:
     """Measure Routes, rankings and Steps."""
     pools, services = (QUICK_POOLS, QUICK_SERVICES) if is_quick else (POOLS, SERVICES)
-    prompts, times = Prompts.draw(report.seed), dict[int, RouteTimes]()
+    prompts, times, cpu_s = Prompts.draw(report.seed), dict[int, RouteTimes](), dict[str, tuple[float, float]]()
     progress = Progress("parts", len(pools) + 1)
     with open_cell(max(services), prompts) as cell:
         for num_pools in pools:
             cell.grow(num_pools)
             num_rounds = QUICK_ROUTE_ROUNDS if is_quick else ROUTE_ROUNDS
             times[num_pools] = time_routes(cell, num_pools, services, prompts, num_rounds)
+            cpu_s[f"ranking, {num_pools} pools"] = cpu_of_rankings(cell, prompts.rare, CPU_CALLS)
             progress.advance()
+        cpu_s["Step"] = cpu_of_steps(cell, 10 * CPU_CALLS)
         steps = time_steps(cell, prompts, QUICK_STEP_PERIODS if is_quick else STEP_PERIODS, ROUTES_PER_S)
         progress.advance()
     _report_routes(report, times)
     _report_rankings(report, times)
     _report_steps(report, steps, max(pools))
+    _report_cpu(report, cpu_s)
 
 
 def _report_routes(report: Report, times: dict[int, RouteTimes]) -> None:
@@ -124,6 +130,19 @@ def _report_steps(report: Report, times: StepTimes, num_pools: int) -> None:
         "routes_per_s": times.routes_per_s,
         "pools": num_pools,
         "p50_ratio": summaries[BESIDE].p50 / summaries[ALONE].p50,
+    }
+
+
+def _report_cpu(report: Report, cpu_s: dict[str, tuple[float, float]]) -> None:
+    rows = [
+        (kind, *(cell for each in of_both for cell in (f"{each * S_TO_MS:.2f}", f"{1 / each:,.0f}")))
+        for kind, of_both in cpu_s.items()
+    ]
+    columns = ("CPU time", "service, ms", "a core can do, per second", "caller, ms", "a core can do, per second")
+    report.tables.append(Table("CPU time at one service and its caller", columns, rows))
+    report.figures["cpu_ms"] = {
+        kind: {"service": service_s * S_TO_MS, "caller": caller_s * S_TO_MS}
+        for kind, (service_s, caller_s) in cpu_s.items()
     }
 
 

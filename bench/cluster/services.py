@@ -72,10 +72,11 @@ class Prompts(NamedTuple):
 class Cell(NamedTuple):
     """Running services.
 
-    addresses: of them. holder: of the first pool of the first one. grow: makes every service have so many pools.
+    addresses: of them. pid: of the first one. holder: of its first pool. grow: makes every service have so many pools.
     """
 
     addresses: Sequence[str]
+    pid: int
     holder: RemoteHolder
     pipe: Connection
 
@@ -97,10 +98,12 @@ def open_cell(num_services: int, prompts: Prompts) -> Iterator[Cell]:
     """Start services, hold one pool here, and let another process hold the rest."""
     with ExitStack() as stack:
         addresses = [free_address() for _ in range(num_services)]
-        for address in addresses:
+        pids = [
             stack.enter_context(running("serve", "--listen", address, "--lease-ttl", str(LEASE_TTL_S)))
+            for address in addresses
+        ]
         holder = stack.enter_context(_hold_first(addresses[0], prompts))
-        yield Cell(addresses, holder, stack.enter_context(running_aside(hold, addresses, prompts)))
+        yield Cell(addresses, pids[0], holder, stack.enter_context(running_aside(hold, addresses, prompts)))
 
 
 @contextmanager

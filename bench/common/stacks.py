@@ -133,8 +133,8 @@ def separate_processes(model: str, num_blocks: int, dtype: str) -> Iterator[Stac
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[None]:
-    """Run a `radixkv` command, ready for the duration of the block.
+def running(*arguments: str) -> Iterator[int]:
+    """Run a `radixkv` command, ready for the duration of the block. Yields its process id.
 
     Raises:
         RuntimeError: it ended before it was ready; its output is above.
@@ -145,7 +145,7 @@ def running(*arguments: str) -> Iterator[None]:
             assert process.stdout is not None
             if not process.stdout.readline():
                 raise RuntimeError(f"radixkv {arguments[0]} ended with exit code {process.wait()} before it was ready")
-            yield
+            yield process.pid
         finally:
             process.terminate()
             try:
